@@ -9,7 +9,6 @@ of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +16,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from focalroute.core.errors import PolicyError
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, restored
 from focalroute.observe import layout
 
 OPSET = 17
@@ -94,7 +93,7 @@ def _read(kind: type[_Net], model: bytes) -> _Net:
     try:
         tensors = onnx.load_model_from_string(model).graph.initializer
         arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float32) for tensor in tensors}
-        return kind(**{field.name: arrays[field.name] for field in fields(kind)})
+        return restored(kind, arrays)
     except Exception as error:  # noqa: BLE001 - whatever protobuf and onnx raise on bytes that are no such model
         raise PolicyError(f"not a model written from a {kind.__name__}: {type(error).__name__}: {error}") from None
 

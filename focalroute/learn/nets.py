@@ -13,7 +13,7 @@ onto what lies beside it in each product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -160,6 +160,7 @@ class FusionNet:
         return logits
 
 
+_Arrays = TypeVar("_Arrays", bound="DataclassInstance")
 #: Either of the two.
 Net = TypeVar("Net", DeciderNet, FusionNet)
 
@@ -167,6 +168,11 @@ Net = TypeVar("Net", DeciderNet, FusionNet)
 def parameters(net: DataclassInstance) -> dict[str, F32]:
     """The arrays of a net by name, in the order of its fields."""
     return {field.name: getattr(net, field.name) for field in fields(net)}
+
+
+def restored(kind: type[_Arrays], arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> _Arrays:
+    """The net of this kind from its arrays, whose names begin with the prefix; KeyError if one is missing."""
+    return kind(**{field.name: arrays[prefix + field.name] for field in fields(kind)})
 
 
 def between(start: Net, end: Net, share: float) -> Net:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, Floats, FusionNet, parameters, restored
 from focalroute.learn.trajectory import batch, grown, vocabulary
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
 from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
@@ -258,7 +258,7 @@ def unpack(arrays: Arrays, decider: DeciderNet, fusion: FusionNet) -> Learner:
         PolicyError: the state is not one that `pack` left for such nets.
     """
     try:
-        critic = CriticNet(**{field.name: arrays[f"critic.{field.name}"] for field in fields(CriticNet)})
+        critic = restored(CriticNet, arrays, "critic.")
         moments = {
             "decider": _moments(arrays, "decider", parameters(decider)),
             "fusion": _moments(arrays, "fusion", parameters(fusion)),

@@ -172,20 +172,17 @@ def unlimited(net: DeciderNet) -> DeciderNet:
     )
 
 
-def batch(
-    episodes: Sequence[Episode], names: Sequence[str], *, cost_weight: float | None = None, greedy: bool = False
-) -> Batch:
+def batch(episodes: Sequence[Episode], names: Sequence[str], *, greedy: bool = False) -> Batch:
     """The episodes as arrays.
 
     Args:
         episodes: at least one.
         names: every endpoint's name, in the order of the nets' tables.
-        cost_weight: lambda for all; None: for each decision the one that it saw.
         greedy: whether decisions that were not sampled are among the `Decisions`.
     """
     rows = {name: row for row, name in enumerate(names, 1)}
     ids = [np.array([rows[name] for name in one.trajectory.endpoints], np.int64) for one in episodes]
-    return Batch(_decisions(episodes, ids, greedy), _steps(episodes, cost_weight), _fusions(episodes, ids))
+    return Batch(_decisions(episodes, ids, greedy), _steps(episodes), _fusions(episodes, ids))
 
 
 def _decisions(episodes: Sequence[Episode], ids: Sequence[I64], greedy: bool) -> Decisions:
@@ -234,19 +231,21 @@ def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Head
     )
 
 
-def _steps(episodes: Sequence[Episode], cost_weight: float | None) -> StepBatch:
+def _steps(episodes: Sequence[Episode]) -> StepBatch:
     size, width = len(episodes), _width(episodes)
     states = np.zeros((size, width, STATE), np.float32)
     rewards = np.zeros((size, width), np.float32)
     taken = np.zeros((size, width), np.bool_)
     for row, one in enumerate(episodes):
-        seen = [observation for observation, _ in one.trajectory.decisions]
-        first = width - 1 - len(seen)
+        first = width - 1 - len(one.shares)
         taken[row, first:] = True
-        for column, (observation, share) in enumerate(zip(seen, one.shares, strict=True), first):
+        observation = None
+        for column, ((observation, _), share) in enumerate(
+            zip(one.trajectory.decisions, one.shares, strict=True), first
+        ):
             states[row, column] = decider_state(observation)
-            rewards[row, column] = -share * (_lambda(observation) if cost_weight is None else cost_weight)
-        states[row, -1] = fusion_state(seen[-1] if seen else None, one.trajectory.evidence)
+            rewards[row, column] = -share * float(10.0 ** observation.context[_LAMBDA])
+        states[row, -1] = fusion_state(observation, one.trajectory.evidence)
         rewards[row, -1] = one.reward
     return StepBatch(states, rewards, taken)
 
@@ -279,7 +278,3 @@ def _fusions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Fusions:
 def _width(episodes: Iterable[Episode]) -> int:
     """T: the most decisions of any episode, and the Fusion step."""
     return 1 + max(len(one.trajectory.decisions) for one in episodes)
-
-
-def _lambda(observation: Observation) -> float:
-    return float(10.0 ** observation.context[_LAMBDA])

@@ -86,8 +86,6 @@ def test_steps_fill_rows_from_the_right_and_pay_their_own_lambda() -> None:
     last = fusion_state(LONG.trajectory.decisions[2][0], LONG.trajectory.evidence)
     np.testing.assert_array_equal(steps.states[0, 3], last)
     assert not steps.states[1, :2].any()
-    given = batch([LONG, SHORT], NAMES, cost_weight=2.0).steps.rewards
-    np.testing.assert_allclose(given, [[-1, -0.5, -0.2, -1], [0, 0, -2, 0.5]], rtol=1e-5)
 
 
 def test_the_fusions_padding_is_absent_members_and_candidates_not_offered() -> None:

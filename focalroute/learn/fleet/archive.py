@@ -33,15 +33,13 @@ class Archive:
 
     Args:
         path: the archive, a SQLite file; it can be read like any store.
-        keep: answers that stay in Redis; None: what the store's address says.
 
     Raises:
         StoreError: it cannot be opened.
     """
 
-    def __init__(self, store: RedisStore, path: str | Path, *, keep: int | None = None) -> None:
+    def __init__(self, store: RedisStore, path: str | Path) -> None:
         self._store = store
-        self._keep = store.keep if keep is None else keep
         self._kept: Store = open_store(path)
         FleetPolicy(store).keep_archive(True)
 
@@ -51,16 +49,16 @@ class Archive:
         Raises:
             StoreError: either of the two cannot be used; nothing is lost.
         """
-        while bills := self._store.run(lambda connection: oldest_ledger(connection, self._keep)):
+        while bills := self._store.run(lambda connection: oldest_ledger(connection, self._store.keep)):
             self._take_bills(bills)
             last = bills[-1].entry
-            self._store.run(lambda connection, last=last: drop_ledger(connection, last, self._keep))  # type: ignore[misc]
+            self._store.run(lambda connection, last=last: drop_ledger(connection, last, self._store.keep))  # type: ignore[misc]
         taken = 0
-        while answers := self._store.run(lambda connection: oldest_answers(connection, self._keep)):
+        while answers := self._store.run(lambda connection: oldest_answers(connection, self._store.keep)):
             for _, _, one in answers:
                 self._take_answer(one)
             dropped = [(entry, name) for entry, name, _ in answers]
-            self._store.run(lambda connection, rows=dropped: drop_answers(connection, rows, self._keep))  # type: ignore[misc]
+            self._store.run(lambda connection, rows=dropped: drop_answers(connection, rows, self._store.keep))  # type: ignore[misc]
             taken += len(answers)
         return taken
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Moments
 from focalroute.learn.critic import CriticNet
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, restored
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
 from focalroute.learn.offline.views import Masks
@@ -85,28 +85,24 @@ class Progress:
         Raises:
             KeyError: an array is missing; ValueError: these are other arrays.
         """
-        decider = {name: arrays[f"decider.{name}"] for name in _names(DeciderNet)}
+        decider = restored(DeciderNet, arrays, "decider.")
         phase, done, steps = arrays["counts"].tolist()
         trust, score = arrays["figures"].tolist()
-        first, second = ({name: arrays[f"{part}.{name}"] for name in decider} for part in ("first", "second"))
+        first, second = (parameters(restored(DeciderNet, arrays, part)) for part in ("first.", "second."))
         return cls(
             phase=phase,
             done=done,
             rng=json.loads(str(arrays["rng"])),
             masks=tuple((first, later) for first, later in arrays["masks"]),
-            fusion=FusionNet(**{name: arrays[f"fusion.{name}"] for name in _names(FusionNet)}),
+            fusion=restored(FusionNet, arrays, "fusion."),
             trust=trust,
-            decider=DeciderNet(**decider),
+            decider=decider,
             moments=Moments(steps, first, second),
-            best=DeciderNet(**{name: arrays[f"best.{name}"] for name in _names(DeciderNet)}),
+            best=restored(DeciderNet, arrays, "best."),
             curve=tuple(ValidationPoint(*row) for row in arrays["curve"].tolist()),
             score=score,
-            critic=CriticNet(**{name: arrays[f"critic.{name}"] for name in _names(CriticNet)}),
+            critic=restored(CriticNet, arrays, "critic."),
         )
-
-
-def _names(net: type[DeciderNet | FusionNet | CriticNet]) -> list[str]:
-    return [field.name for field in fields(net)]
 
 
 def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
