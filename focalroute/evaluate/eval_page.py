@@ -33,20 +33,25 @@ def eval_page(report: Report, updates: Section | None = None) -> Page:
 
 
 def _facts(report: Report) -> dict[str, str]:
-    seeds = str(report.seed)
+    seeds, task = str(report.seed), "not shown"
     if report.seeds > 1:
         seeds += f" to {report.seed + report.seeds - 1}"
-    return {
+    if report.show_task:
+        task = "shown"
+    facts = {
         "test queries": f"{report.n_test:,}",
         "before them": f"{report.n_train:,}",
         "split": report.split,
         "seeds": seeds,
         "feedback": str(report.feedback_plan),
-        "task": "shown" if report.show_task else "not shown",
+        "task": task,
         "policy": report.policy,
-        **({"bad rows left out": f"{report.bad_rows:,}"} if report.bad_rows else {}),
-        **({"of unknown price": ", ".join(report.unpriced)} if report.unpriced else {}),
     }
+    if report.bad_rows:
+        facts["bad rows left out"] = f"{report.bad_rows:,}"
+    if report.unpriced:
+        facts["of unknown price"] = ", ".join(report.unpriced)
+    return facts
 
 
 def _lead(report: Report) -> str:
@@ -56,7 +61,9 @@ def _lead(report: Report) -> str:
         for row in report.methods
         if row.name in ("best-single-train", "plurality")
     )
-    warning = f"{trained_on_test(report.seen, report.n_test)} " if report.seen else ""
+    warning = ""
+    if report.seen:
+        warning = f"{trained_on_test(report.seen, report.n_test)} "
     return (
         f"{warning}At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
         f"{point.accuracy:.3f} ({span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; "

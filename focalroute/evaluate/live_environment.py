@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
-from focalroute.core.receipts import Answer
+from focalroute.core.receipts import Answer, Call
 from focalroute.core.records import F32, I64, Bools, Query, Reply
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
@@ -96,10 +96,12 @@ def read_queries(
         if not logged.messages or logged.label is None:
             missing = "label" if logged.messages else "prompt"
             raise ConfigError(f"{path}:{logged.line}: {missing}: is missing; it is needed to ask and to score")
-        closed = logged.choices is not None
-        query = make_query(logged.messages, choices=logged.choices, answer=None if closed else answer, task=logged.task)
-        label = logged.choices[int(logged.label)] if logged.choices is not None else str(logged.label)
-        found.append(LiveQuery(query, label, None if closed else quality))
+        if logged.choices is None:
+            query = make_query(logged.messages, answer=answer, task=logged.task)
+            found.append(LiveQuery(query, str(logged.label), quality))
+        else:
+            query = make_query(logged.messages, choices=logged.choices, task=logged.task)
+            found.append(LiveQuery(query, logged.choices[int(logged.label)]))
     return tuple(found)
 
 
@@ -155,10 +157,10 @@ def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: i
     """
     n = len(queries)
     worth, usd = np.zeros(n), np.zeros(n)
-    made = [
-        [] if answer is None else [call for call in answer.receipt.calls if steps is None or call.round <= steps]
-        for answer in answers
-    ]
+    made: list[list[Call]] = [[] for _ in answers]
+    for calls, answer in zip(made, answers, strict=True):
+        if answer is not None:
+            calls += [call for call in answer.receipt.calls if steps is None or call.round <= steps]
     asked = np.zeros((n, max(map(len, made), default=0)), np.bool_)
     tokens: dict[str, NDArray[np.int64]] = {}
     for row, (live, answer, calls) in enumerate(zip(queries, answers, made, strict=True)):
@@ -318,7 +320,7 @@ class LiveRoutes:
         calls = []
         for row, endpoint in zip(rows.tolist(), endpoints.tolist(), strict=True):
             last = self._last[row]
-            calls.append(ChainCall(int(self._rows[row]), endpoint, None if last is None else last.text))
+            calls.append(ChainCall(int(self._rows[row]), endpoint, last and last.text))
         replies = self._environment.replies(calls)
         for row, endpoint, reply in zip(rows.tolist(), endpoints.tolist(), replies, strict=True):
             self._asked[row, endpoint] += 1

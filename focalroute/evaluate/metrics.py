@@ -106,7 +106,10 @@ def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
 def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed: int = 0) -> Score:
     """Score what was played, one result a seed; ``everybody_usd`` is what asking everybody on these rows costs."""
     paid = float(np.mean([run.usd.sum() for run in runs]))
-    seconds = [run.seconds for run in runs if run.seconds is not None]
+    timed = {}
+    if seconds := [run.seconds for run in runs if run.seconds is not None]:
+        p95 = float(np.mean([np.quantile(run, 0.95) for run in seconds]))
+        timed = {"mean_s": float(np.mean(seconds)), "p95_s": p95}
     return Score(
         name=name,
         accuracy=float(np.mean([run.worth.mean() for run in runs])),
@@ -114,8 +117,7 @@ def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed
         cost_usd_per_query=paid / len(runs[0].usd),
         cost_ratio=paid / everybody_usd if everybody_usd else 0.0,
         calls_per_query=float(np.mean([run.asked.sum(axis=1).mean() for run in runs])),
-        mean_s=float(np.mean(seconds)) if seconds else None,
-        p95_s=float(np.mean([np.quantile(run, 0.95) for run in seconds])) if seconds else None,
+        **timed,
     )
 
 

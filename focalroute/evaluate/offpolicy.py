@@ -141,7 +141,9 @@ def compare_policies(
         )
     log = _Log.of(sampled, seed)
     first, second = _played(log, a), _played(log, b)
-    enough = first.value.enough and second.value.enough
+    difference = None
+    if first.value.enough and second.value.enough:
+        difference = _estimates(second.values - first.values)
     return PolicyComparison(
         rewarded=len(judged),
         episodes=len(sampled),
@@ -150,7 +152,7 @@ def compare_policies(
         labelled=int(log.batch.fusions.labelled.sum()),
         a=first.value,
         b=second.value,
-        difference=_estimates(second.values - first.values) if enough else None,
+        difference=difference,
     )
 
 
@@ -222,12 +224,15 @@ def _played(log: _Log, policy: Policy) -> _Played:
     rewards = _rewards(log, log.worth[each, answer])
     total = rewards.sum(axis=2)
     values = np.stack([weight * total, _normalised(total, weight), _robust(log, rewards, ratio)])
+    estimates = None
+    if size >= ENOUGH and abs(mean - 1) <= UNTRIED:
+        estimates = _estimates(values)
     value = PolicyValue(
         effective_sample_size=size,
         mean_ratio=mean,
         changed=int(((answer != fusions.answered) & (fusions.answered >= 0)).sum()),
         guessed=int((~log.known[each, answer]).sum()),
-        estimates=_estimates(values) if size >= ENOUGH and abs(mean - 1) <= UNTRIED else None,
+        estimates=estimates,
     )
     return _Played(value, values)
 
@@ -401,21 +406,24 @@ def _show(store: str, names: dict[str, str], found: PolicyComparison) -> None:
 def _show_estimates(columns: Sequence[Estimates | None]) -> None:
     rows = []
     for measure in MEASURES:
+        title = _TITLES[measure]
         for how in ESTIMATORS:
-            title = _TITLES[measure] if how == ESTIMATORS[0] else ""
-            cells = [_cell(None if part is None else part[measure][how], _UNITS[measure]) for part in columns]
-            rows.append((title, how, *cells))
+            rows.append((title, how, *(_cell(part, measure, how) for part in columns)))
+            title = ""
     output.console(_PIPED_WIDTH).print(output.table(("", "", "A", "B", "B minus A"), rows))
 
 
 def _evidence(value: PolicyValue, episodes: int) -> str:
-    size = f"effective sample size {value.effective_sample_size:.0f} of {episodes}, mean ratio {value.mean_ratio:.2f}"
-    return size if value.enough else f"{size}: insufficient evidence"
+    said = f"effective sample size {value.effective_sample_size:.0f} of {episodes}, mean ratio {value.mean_ratio:.2f}"
+    if not value.enough:
+        said += ": insufficient evidence"
+    return said
 
 
-def _cell(one: Estimate | None, unit: float) -> str:
-    if one is None:
+def _cell(part: Estimates | None, measure: str, how: str) -> str:
+    if part is None:
         return "-"
+    one, unit = part[measure][how], _UNITS[measure]
     return f"{one.value * unit:.2f} ({one.low * unit:.2f} to {one.high * unit:.2f})"
 
 

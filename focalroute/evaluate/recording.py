@@ -16,13 +16,13 @@ from focalroute.core.progress import gathered, progress_bar
 from focalroute.core.records import I64
 from focalroute.evaluate import output
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine, shares_files
-from focalroute.evaluate.outcomes import digest, read_log
+from focalroute.evaluate.outcomes import Output, digest, read_log
 from focalroute.evaluate.table import LogTable, SplitKind, join, learning_order
 from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
 from focalroute.learn.offline.checkpoint import Checkpoint, made_for
-from focalroute.learn.offline.recorded import F32, RecordedLog
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained, train
 from focalroute.learn.online import pack
@@ -52,11 +52,15 @@ def read_table(
         PoolError: the embedder failed.
     """
     file = load_pool(pool)
-    bad_rows: list[str] = []
-    queries = read_log(log, bad_rows=bad_rows if skip_bad_rows else None)
-    table = replace(join(queries, file, log), bad_rows=len(bad_rows))
+    bad_rows: list[str] | None = None
+    if skip_bad_rows:
+        bad_rows = []
+    table = join(read_log(log, bad_rows=bad_rows), file, log)
+    table = replace(table, bad_rows=len(bad_rows or ()))
     embedder = embedder or embedder_from_pool_file(file, pool)
-    return table if embedder is None else with_embedder(table, embedder, shown=shown)
+    if embedder is not None:
+        table = with_embedder(table, embedder, shown=shown)
+    return table
 
 
 def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = False) -> LogTable:
@@ -81,15 +85,16 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
     if not len(rows):
         raise ConfigError("settings.validation: a log of 0 queries leaves none to train on; give a longer one")
     worth = table.worths(rows).astype(np.float32)
-    outputs = [[table.queries[row].outputs.get(name) for name in table.names] for row in rows.tolist()]
-
-    def each(of: Callable[[Any], float]) -> F32:
-        return np.array([[0.0 if o is None else of(o) for o in row] for row in outputs], np.float32)
-
-    tasks = [table.queries[row].task for row in rows.tolist()]
+    queries = [table.queries[row] for row in rows.tolist()]
+    outputs = [[query.outputs.get(name, Output()) for name in table.names] for query in queries]
+    tasks = None
+    if show_task:
+        tasks = np.array([query.task or "" for query in queries])
     prices = [typical_cost(endpoint) for endpoint in table.endpoints]
     there = table.there[rows]
-    mass = table.masses(rows, worth.shape[1])
+    masses, mass = table.masses(rows, worth.shape[1]), None
+    if not np.isnan(masses).all():
+        mass = masses
     return RecordedLog(
         names=table.names,
         prices=np.array(prices, np.float64),  # None becomes NaN
@@ -97,15 +102,15 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
         replied=there & ~table.failed[rows],
         candidate=table.candidate[rows],
         size=table.size[rows],
-        closed=np.array([table.queries[row].choices is not None for row in rows.tolist()]),
+        closed=np.array([query.choices is not None for query in queries]),
         value=np.where(there, np.nan_to_num(table.value[rows]), 0).astype(np.float32),
         worth=worth,
         usd=table.usd[rows].astype(np.float32),
-        tokens=each(lambda output: output.completion_tokens),
-        latency_s=each(lambda output: output.latency_s or 0.0),
-        mass=None if np.isnan(mass).all() else mass,
+        tokens=np.array([[output.completion_tokens for output in row] for row in outputs], np.float32),
+        latency_s=np.array([[output.latency_s or 0.0 for output in row] for row in outputs], np.float32),
+        mass=mass,
         vectors=np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()]),
-        tasks=np.array([task or "" for task in tasks]) if show_task else None,
+        tasks=tasks,
         embedder=name_of(table.embed),
     )
 
@@ -264,7 +269,9 @@ class TrainOptions:
     def settings(self) -> OfflineSettings:
         """How the networks are trained."""
         settings = OfflineSettings()
-        return settings if self.iterations is None else replace(settings, iterations=self.iterations)
+        if self.iterations is not None:
+            settings = replace(settings, iterations=self.iterations)
+        return settings
 
 
 def train_command(
@@ -327,7 +334,7 @@ def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
     """The pool file of each log."""
     if len(pools) not in (1, len(logs)):
         raise ConfigError(f"pool: give one for all {len(logs)} logs, or one for each, not {len(pools)}")
-    return pools if len(pools) == len(logs) else list(pools) * len(logs)
+    return list(pools) * (len(logs) // len(pools))
 
 
 def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:

@@ -188,10 +188,14 @@ def _report(
         one = score(name, other, everybody, seed=seed)
         beside = beside_curve(one, other, points, ours, seed=seed)
         methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
-    scored = "score" if all(query.label is None for query in table.queries) else "accuracy"
-    served = "trained"
+    scored, served, seen = "accuracy", "trained", 0
+    if all(query.label is None for query in table.queries):
+        scored = "score"
     if policy is not None:
-        served = "cold" if options.cold else f"version {policy.version}"
+        served = f"version {policy.version}"
+        seen = sum(digest(table.queries[row]) in policy.trained_on for row in runs.test)
+    if options.cold:
+        served = "cold"
     return Report(
         **{each.name: getattr(options, each.name) for each in dataclasses.fields(ReplayOptions)},
         log=log,
@@ -207,7 +211,7 @@ def _report(
         methods=tuple(methods),
         focalroute=tuple(points),
         unfused=unfused,
-        seen=0 if policy is None else sum(digest(table.queries[row]) in policy.trained_on for row in runs.test),
+        seen=seen,
         figures=figures(runs, points[runs.shown].title, scored),
         runs=runs,
     )

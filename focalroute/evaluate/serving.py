@@ -169,7 +169,8 @@ class Serving:
             return
         said = feedback_on(stored, turn, revealed)
         outcome = credit(stored, said)
-        outcome = outcome if said.label is not None else self._graded(outcome, revealed)
+        if said.label is None:
+            outcome = self._graded(outcome, revealed)
         turns = len(self.history) - 1
         self.changes += [(turns, name, change) for name, change in self._observer.learn(outcome).items()]
         if isinstance(self.policy, Baseline):
@@ -274,16 +275,21 @@ def _askable(query: Query) -> Query:
 
 
 def _reply(name: str, reply: RecordedReply, turn: Turn) -> Reply:
-    output = reply.output
-    usable = reply.candidate >= 0
-    failure = None if usable else Failure("unusable", "no answer in the reply")
+    output, failure, text, choice = reply.output, None, None, None
+    if reply.candidate >= 0:
+        text = name
+        if isinstance(output.answer, str):
+            text = output.answer
+        if turn.choices:
+            choice = reply.candidate
+    elif output.error is None:
+        failure = Failure("unusable", "no answer in the reply")
     if output.error is not None:
         failure = Failure("connection", output.error)
-    text = output.answer if isinstance(output.answer, str) else name
     return Reply(
         endpoint=name,
-        text=text if usable else None,
-        choice=reply.candidate if usable and turn.choices else None,
+        text=text,
+        choice=choice,
         probabilities=output.probabilities,
         usage=Usage(output.prompt_tokens, output.completion_tokens),
         cost=Decimal(reply.usd),

@@ -182,11 +182,11 @@ def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) 
     dearer are larger and slower; of unknown price: s = 1). Every call varies by a factor whose logarithm is normal with
     a deviation of 0.3, and one in twenty takes three times as long.
     """
-    outputs = [[query.outputs.get(endpoint.name) for endpoint in endpoints] for query in queries]
-    recorded = np.array([[(o and o.latency_s) or 0.0 for o in row] for row in outputs], np.float64)
+    outputs = [[query.outputs.get(endpoint.name, Output()) for endpoint in endpoints] for query in queries]
+    recorded = np.array([[output.latency_s or 0.0 for output in row] for row in outputs], np.float64)
     if recorded.any():
         return recorded
-    tokens = np.array([[o.completion_tokens if o else 0 for o in row] for row in outputs], np.float64)
+    tokens = np.array([[output.completion_tokens for output in row] for row in outputs], np.float64)
     prices = np.array([float(e.price.completion) if e.price else 0.0 for e in endpoints])
     median = float(np.median(prices[prices > 0])) if prices.any() else 1.0
     slowness = (np.where(prices > 0, prices, median) / median) ** (1 / 3)

@@ -139,7 +139,9 @@ def _names(rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> tuple[str, ...]:
 def _confidence(answer: StoredAnswer, receipt: _Receipt) -> float:
     """As it was told; before it was kept, it was the posterior."""
     told = receipt.get("confidence")
-    return float(answer.probabilities[answer.answered] if told is None else told)
+    if told is None:
+        told = answer.probabilities[answer.answered]
+    return float(told)
 
 
 def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> Iterable[EndpointRecord]:
@@ -159,10 +161,13 @@ def _timelines(receipts: Sequence[_Receipt]) -> Iterable[AskTimeline]:
     """Two answers of known times; older receipts have none."""
     timed = [one for one in receipts if one["calls"] and all(call.get("queued_s") is not None for call in one["calls"])]
     timed.sort(key=lambda receipt: float(receipt["latency_s"]))
-    for name, share in _TIMED.items() if timed else ():
+    if not timed:
+        return
+    for name, share in _TIMED.items():
         receipt = timed[int(share * len(timed))]
-        paid = f", ${float(receipt['cost']):.3g}" if receipt["cost"] is not None else ""
-        title = f"{name}: {receipt['latency_s']:.3g} s{paid}"
+        title = f"{name}: {receipt['latency_s']:.3g} s"
+        if receipt["cost"] is not None:
+            title += f", ${float(receipt['cost']):.3g}"
         yield AskTimeline(title, [_span(call) for call in receipt["calls"]], receipt["latency_s"])
 
 

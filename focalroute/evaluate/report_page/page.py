@@ -411,7 +411,9 @@ def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> 
     """Describe whom which tasks ask, with ``left`` tasks left out; ``missing`` is said where there are none."""
     if drawing is None:
         return Section(missing)
-    left_out = f" The {left} smallest tasks are left out." if left else ""
+    left_out = ""
+    if left:
+        left_out = f" The {left} smallest tasks are left out."
     return Section(
         "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
         f"difference to whom it asks.{left_out}",

@@ -79,10 +79,13 @@ def updates_section(folder: str) -> Section:
     lines = [Series(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
     latest = max(found)
     rows = [(title, _shown(found[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
+    drawing = None
+    if len(found) > 1:
+        drawing = VersionHistories(tuple(found), lines)
     return Section(
         f"The {len(found)} versions that {name} keeps of those that its updates published. focalroute policy show has "
         "what became of the others.",
-        VersionHistories(tuple(found), lines) if len(found) > 1 else None,
+        drawing,
         TextTable(("", f"version {latest}", "what it means"), rows, words=True),
     )
 
@@ -137,10 +140,15 @@ def report_command(
     """
     check_extra()
     check_writable(out)
-    updates = None if policy is None else _updates(policy)
+    updates, written = None, f"{out}: written"
+    if policy is not None:
+        updates = _updates(policy)
     page = _page(evaluation, store, last, updates)
     write_file(out, html(page))
-    drawn = [] if png is None else _write_pngs(page, png)
+    drawn: list[Path] = []
+    if png is not None:
+        drawn = _write_pngs(page, png)
+        written += f", and {len(drawn)} PNGs to {png}"
     missing = {name: section.caption for name, section in page.sections.items() if section.empty}
     if out == STANDARD_OUTPUT:
         return
@@ -149,7 +157,7 @@ def report_command(
         print(json.dumps(summary, indent=2))
         return
     print(page.lead)
-    print(f"{out}: written" + (f", and {len(drawn)} PNGs to {png}" if png else ""))
+    print(written)
     if missing:
         print(f"without data, each says what it needs: {', '.join(missing)}")
 
@@ -161,7 +169,9 @@ def _page(evaluation: Path | None, store: str | None, last: int, updates: Sectio
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - one of both is there
     with closing(open_store(require_existing(store))) as opened:
-        name = display_name(store) if is_redis(store) else Path(store).name
+        name = display_name(store)
+        if not is_redis(store):
+            name = Path(store).name
         return store_page(read_history(opened.recent(last)), name, updates)
 
 
@@ -184,7 +194,9 @@ def _updates(folder: str) -> Section:
         raise ConfigError(
             f"{folder}: there is no such folder; give the folder of policy bundles that updates publish to"
         )
-    return updates_section(folder) if bundle.versions(folder) else Section(f"{folder} holds no policy yet.")
+    if not bundle.versions(folder):
+        return Section(f"{folder} holds no policy yet.")
+    return updates_section(folder)
 
 
 def _write_pngs(page: Page, folder: Path) -> list[Path]:

@@ -42,9 +42,13 @@ def store_page(history: History, name: str, updates: Section | None = None) -> P
         updates: what is known of a policy folder's updates.
     """
     rated, labelled = len(history.worth), int(history.labelled.sum())
-    few = Section(_NO_FEEDBACK.format(few=FEW, n=rated)) if rated < FEW else None
-    unlabelled = Section(_NO_LABELS.format(few=FEW, n=labelled)) if labelled < FEW else None
-    asked = history.answers > 0
+    few = unlabelled = unasked = None
+    if rated < FEW:
+        few = Section(_NO_FEEDBACK.format(few=FEW, n=rated))
+    if labelled < FEW:
+        unlabelled = Section(_NO_LABELS.format(few=FEW, n=labelled))
+    if not history.answers:
+        unasked = Section("Needs answers: nothing was asked with this store yet.")
     return Page(
         title=f"focalroute: {name}",
         facts=_facts(history),
@@ -55,12 +59,12 @@ def store_page(history: History, name: str, updates: Section | None = None) -> P
             "errors": unlabelled or _errors(history),
             "when-right": unlabelled or _when_right(history),
             "calibration": few or _calibration(history),
-            "rounds": _rounds(history) if asked else Section("Needs answers: nothing was asked with this store yet."),
+            "rounds": unasked or _rounds(history),
             "timeline": _timeline(history),
             "diversity": unlabelled or _diversity(history),
             "tasks": _tasks(history),
             "updates": updates or Section(_NO_FOLDER),
-            "figures": _figures(history) if asked else Section("Needs answers: ask with this store first."),
+            "figures": unasked or _figures(history),
         },
     )
 
