@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from examples.router_arena.router import ArenaRouter
 from focalroute import ConfigError, Endpoint
-from focalroute.evaluate.router_arena import ArenaRouter
 from focalroute.sim import stream
 
 POOL = [

@@ -72,7 +72,7 @@ class ArenaRouter:
             view=self._observer.begin(query),
             ask_budget=self._guard.ask_budget(None, query.id),
             deadline=math.inf,
-            rng=random.Random(prompt),  # noqa: S311 - ties, no secret
+            rng=random.Random(prompt),
         )
         decision = ask.decide(
             ask.observe(self._cost_weight), order=self._observer.order(), eligible=lambda *_: True, explore=False
