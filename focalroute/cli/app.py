@@ -214,6 +214,9 @@ def evaluate(
     from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate_command
     from focalroute.policy.references import load_reference
 
+    served = None
+    if policy:
+        served = load_reference(policy)
     options = EvalOptions(
         split_by=split,
         train_fraction=train_fraction,
@@ -227,7 +230,7 @@ def evaluate(
         show_task=show_task,
         usd_per_second=usd_per_second,
         operating_points=cost_ratios(operating_points),
-        policy=load_reference(policy) if policy else None,
+        policy=served,
         presets=preset or (),
         skip_bad_rows=skip_bad_rows,
     )
@@ -268,7 +271,9 @@ def main() -> None:
         app()
     except FocalrouteError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        if isinstance(error, ConfigError):
+            sys.exit(2)
+        sys.exit(1)
 
 
 def _with_bare_json(arguments: list[str]) -> list[str]:

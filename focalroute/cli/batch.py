@@ -66,11 +66,11 @@ def batch(
         with progress_bar("asking", len(to_ask), shown=not as_json) as advance:
             failed = asyncio.run(_ask(pool, settings, to_ask, answers, advance, (concurrency, tag)))
     result = {"out": str(out), "before": before, "asked": len(to_ask), "failed": len(failed)}
+    usd = None if answers.unpriced else answers.usd
     if as_json:
-        print(json.dumps({**result, "usd": None if answers.unpriced else str(answers.usd)}))
+        print(json.dumps({**result, "usd": usd}, default=str))
     else:
-        cost = dollars(None if answers.unpriced else answers.usd)
-        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {cost} in all; {out}")
+        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {dollars(usd)} in all; {out}")
         for message in sorted(set(failed))[:3]:
             print(f"  {message}")
     if failed:

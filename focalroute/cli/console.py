@@ -63,10 +63,10 @@ def ask(
         return
     print(_shown(str(fused.value)))
     _note(_line(fused))
-    for call in fused.receipt.calls if verbose else ():
-        _note(
-            f"  round {call.round}: {call.endpoint}: {_said(fused, call)}, {dollars(call.cost)}, {call.latency_s:.2f} s"
-        )
+    if verbose:
+        for call in fused.receipt.calls:
+            said, cost = _said(fused, call), dollars(call.cost)
+            _note(f"  round {call.round}: {call.endpoint}: {said}, {cost}, {call.latency_s:.2f} s")
     for shortfall in fused.degraded:
         _note(f"note: {shortfall}")
 
@@ -176,8 +176,7 @@ class _Chat:
         self.last = answer
         self.paid = None if self.paid is None or answer.cost is None else self.paid + answer.cost
         if self.as_json:
-            total = None if self.paid is None else str(self.paid)
-            self._print_json({**answer.to_dict(), "total_cost_usd": total})
+            self._print_json({**answer.to_dict(), "total_cost_usd": self.paid})
         else:
             _note(f"{_line(answer)}; paid {dollars(self.paid)} so far")
 
@@ -193,8 +192,11 @@ class _Chat:
             return stream.answer
 
     def _feedback(self, word: str) -> None:
-        if self.last is None or word not in _REWARDS:
-            _note("/feedback: say good or bad" if word not in _REWARDS else "/feedback: there is no answer yet")
+        if word not in _REWARDS:
+            _note("/feedback: say good or bad")
+            return
+        if self.last is None:
+            _note("/feedback: there is no answer yet")
             return
         try:
             self.ensemble.feedback(self.last, reward=_REWARDS[word])
@@ -212,7 +214,7 @@ class _Chat:
         _note(f"error: {error}")
 
     def _print_json(self, values: Mapping[str, Any]) -> None:
-        print(json.dumps(values, separators=(",", ":")), flush=True)
+        print(json.dumps(values, separators=(",", ":"), default=str), flush=True)
 
 
 def _params(given: list[str] | None) -> dict[str, Any]:

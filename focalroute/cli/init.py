@@ -66,7 +66,7 @@ def init(
         with Ensemble.from_toml(pool, store=None) as ensemble:
             answer = ensemble.ask(_QUESTION, answer="number")
     if as_json:
-        said = None if answer is None else answer.to_dict()
+        said = answer and answer.to_dict()
         names = [one.endpoint for one in checked]
         print(json.dumps({"pool": str(pool), "endpoints": names, "problems": problems, "answer": said}, indent=2))
     else:
@@ -95,7 +95,9 @@ def _questions(
 
 def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, str]]:
     """The endpoints of hosted services: those wanted, else of each key that is set the models that are listed."""
-    for text in wanted if wanted is not None else [f"{name}/" for name in found]:
+    if wanted is None:
+        wanted = [f"{name}/" for name in found]
+    for text in wanted:
         name, _, model = text.partition("/")
         try:
             service = find_service(name)
@@ -140,15 +142,21 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
     from focalroute.core.pool import load_pool
     from focalroute.money.prices import listed_prices, write_prices
 
-    budget = "" if usd_total is None else f"\n[budget]\nusd_total = {parse_usd(usd_total, 'usd_total'):f}\n"
+    budget = ""
+    if usd_total is not None:
+        budget = f"\n[budget]\nusd_total = {parse_usd(usd_total, 'usd_total'):f}\n"
     names: Counter[str] = Counter()
     text = ""
     for table in tables:
         name = table["model"].rsplit("/", 1)[-1].lower()
         names[name] += 1
-        values = {"name": name if names[name] == 1 else f"{name}-{names[name]}", **table}
+        if names[name] > 1:
+            name += f"-{names[name]}"
+        values = {"name": name, **table}
         text += "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
-        text += "\n" if "service" in table else "input_usd_per_1m = 0\noutput_usd_per_1m = 0\n\n"
+        if "service" not in table:
+            text += "input_usd_per_1m = 0\noutput_usd_per_1m = 0\n"
+        text += "\n"
     pool.write_text(text, "utf-8")
     write_prices(pool, listed_prices(load_pool(pool).endpoints))
     if budget and any(endpoint.price is None for endpoint in load_pool(pool).endpoints):

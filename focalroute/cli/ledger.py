@@ -93,7 +93,9 @@ def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Litera
 
 
 def _plain(record: Any) -> Iterator[str | int | None]:
-    for value in record if isinstance(record, tuple) else astuple(record):
+    if not isinstance(record, tuple):
+        record = astuple(record)
+    for value in record:
         yield f"{value:f}" if isinstance(value, Decimal) else value
 
 

@@ -132,11 +132,14 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
         require_existing(store)
     endpoints = with_prices(load_pool(pool).endpoints)
     pool_settings(pool, {})
+    failed: dict[str, str] = {}
     with closing(open_store(store)) as opened:
-        probed = asyncio.run(probe_pool(endpoints, opened)) if learn else []
+        if learn:
+            failed = {one.endpoint: one.detail for one in asyncio.run(probe_pool(endpoints, opened)) if one.detail}
         found = check_pool(endpoints, opened)
-    failed = {one.endpoint: one.detail for one in probed}
-    found = [_unless_failed(one, failed.get(one.endpoint, "")) for one in found]
+    for n, one in enumerate(found):
+        if one.state == "ok" and one.endpoint in failed:  # nothing spoke against asking it
+            found[n] = replace(one, state="failed", detail=failed[one.endpoint])
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
     else:
@@ -239,11 +242,6 @@ def _is_listed(endpoint: Endpoint, service: _Service) -> bool | None:
     return None if service.more or not service.models else False
 
 
-def _unless_failed(one: Checked, detail: str) -> Checked:
-    """Return what a check found, or why a probe failed that it expected to succeed."""
-    return dataclasses.replace(one, state="failed", detail=detail) if detail and one.state == "ok" else one
-
-
 def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None, str]:
     said = capabilities.declared(endpoint)
     if said is not None:
@@ -271,8 +269,7 @@ def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False
     with closing(open_store(store)) as opened:
         found = asyncio.run(probe_pool(endpoints, opened))
     if as_json:
-        plain = [dataclasses.asdict(one) | {"cost": None if one.cost is None else f"{one.cost:f}"} for one in found]
-        print(json.dumps(plain, indent=2))
+        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2, default="{:f}".format))
     else:
         _show_probed(found)
     return all(one.state == "ok" for one in found)
@@ -331,11 +328,15 @@ _YES_NO = {True: "yes", False: "no", None: "unknown"}
 def _show_checked(found: Sequence[Checked]) -> None:
     rows = []
     for one in found:
-        accepted = "not set" if one.state == "key" else _YES_NO[one.accepted]
-        rows.append((
-            one.endpoint, _YES_NO[one.reachable], accepted if one.key else "none", _YES_NO[one.listed],
-            "known" if one.priced else "unknown", _can(one.capabilities) or "unknown: pool probe",
-        ))  # fmt: skip
+        accepted, price = _YES_NO[one.accepted], "unknown"
+        if not one.key:
+            accepted = "none"
+        elif one.state == "key":
+            accepted = "not set"
+        if one.priced:
+            price = "known"
+        able = _can(one.capabilities) or "unknown: pool probe"
+        rows.append((one.endpoint, _YES_NO[one.reachable], accepted, _YES_NO[one.listed], price, able))
     _show(("endpoint", "reachable", "key accepted", "model listed", "price", "can do"), rows)
     for one in found:
         if one.remedy:

@@ -78,18 +78,20 @@ def _step_on_file(store: Store, folder: str | Path, every: int, seed: int | None
     from focalroute.learn.online import update_policy
 
     received = 0
-    steps = 0
+    following = seed
 
     def on_feedback(rows: Any) -> None:
         nonlocal received
         received += len(rows)
 
     def step() -> UpdateReport | None:
-        nonlocal received, steps
+        nonlocal received, following
         if received < every:
             return None
-        received, steps = 0, steps + 1
-        return update_policy(store, folder, seed=None if seed is None else seed + steps - 1)
+        received, used = 0, following
+        if following is not None:
+            following += 1
+        return update_policy(store, folder, seed=used)
 
     store.subscribe(on_feedback, last=0)
     return step

@@ -72,17 +72,20 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
     Raises:
         Refused: something in it is wrong, not known to the service, or more than the model can do.
     """
-    unknown = sorted(set(body) - dialect.fields) if dialect.fields is not None else []
-    if unknown:
+    if dialect.fields is not None and (unknown := sorted(set(body) - dialect.fields)):
         raise RequestRefused(400, f"Unrecognized request argument supplied: {unknown[0]}")
     dialect.refuse(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise RequestRefused(400, "'messages' must be a non-empty list of messages.")
     _require_able(body, messages, dialect, model)
-    asked = last_user_text(messages)
-    result = messages[-1].get("content") if messages[-1].get("role") == "tool" else None
-    prompt = read_prompt(asked) if result is None else read_result(str(result))
+    asked, called = last_user_text(messages), None
+    if messages[-1].get("role") == "tool" and (result := messages[-1].get("content")) is not None:
+        prompt = read_result(str(result))
+    else:
+        prompt = read_prompt(asked)
+        if dialect.tools:
+            called = calling(body, asked)
     options = body.get("stream_options")
     try:
         allowed = allowed_replies(body, dialect.structured, prompt) or told_schema(asked, prompt)
@@ -99,8 +102,8 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
         allowed=allowed,
         stream=body.get("stream") is True,
         usage_asked=isinstance(options, dict) and options.get("include_usage") is True,
-        calling=calling(body, asked) if result is None and dialect.tools else None,
-        thinking=0 if dialect.thinking is None else round(model.thinking * _EFFORTS.get(_effort(body), 1.0)),
+        calling=called,
+        thinking=round(dialect.thinking.tokens * model.thinking * _EFFORTS.get(_effort(body), 1.0)),
     )
 
 
@@ -137,10 +140,11 @@ def _integer(body: Mapping[str, Any], name: str, least: int | None) -> int | Non
     value = body.get(name)
     if value is None:
         return None
+    expected = "an integer"
+    if least is not None:
+        expected += f" of at least {least}"
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise RequestRefused(
-            400, f"Invalid value for '{name}': expected an integer{'' if least is None else f' of at least {least}'}."
-        )
+        raise RequestRefused(400, f"Invalid value for '{name}': expected {expected}.")
     return value
 
 
@@ -238,7 +242,9 @@ class Composer:
         """The payloads of a stream, in order, samples interleaved."""
         when = self.dialect.stream_usage
         tells = when in ("always", "last") or (when == "asked" and self.request.usage_asked)
-        head = self._head("chat.completion.chunk") | ({"usage": None} if tells and self.dialect.usage_null else {})
+        head = self._head("chat.completion.chunk")
+        if tells and self.dialect.usage_null:
+            head["usage"] = None
         for i in range(len(self.replies)):
             yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._said("", "")}, None)]}
         for i, reply in enumerate(self.replies):
@@ -256,22 +262,24 @@ class Composer:
 
     def _thought(self, reply: SimulatedReply) -> Json:
         """The thinking, where a field of its own has it."""
-        how = self.dialect.thinking
-        return {how.field: _joined(reply.thought)} if how is not None and how.field and reply.thought else {}
+        field = self.dialect.thinking.field
+        return {field: _joined(reply.thought)} if field and reply.thought else {}
 
     def _written(self, reply: SimulatedReply) -> tuple[str, str]:
         """Return the text before and after the answer in the content."""
         how = self.dialect.thinking
-        if how is None or how.field != "" or not reply.thought:
+        if how.field != "" or not reply.thought:
             return "", ""
         begun = how.before + _joined(reply.thought)
         if not reply.tokens:
             return begun, ""
-        return begun + how.after, "" if reply.cut else how.end
+        if reply.cut:
+            return begun + how.after, ""
+        return begun + how.after, how.end
 
     def _thought_pieces(self, reply: SimulatedReply) -> Iterator[Json]:
         how = self.dialect.thinking
-        if how is None or how.field is None or not reply.thought:
+        if how.field is None or not reply.thought:
             return
         if how.field:
             yield from ({how.field: token.text} for token in reply.thought)
@@ -329,10 +337,10 @@ class Composer:
         prompt, answer = self.request.prompt_tokens, sum(len(reply.tokens) for reply in self.replies)
         thought = sum(len(reply.thought) for reply in self.replies)
         luck = uniforms("usage", self.model, self.request.prompt.key)[0]
-        counted = "in" if self.dialect.thinking is None else self.dialect.thinking.counted
+        counted = self.dialect.thinking.counted
         usage = {
             "prompt_tokens": prompt,
-            "completion_tokens": answer + (thought if counted in ("in", "details") else 0),
+            "completion_tokens": answer + thought * (counted in ("in", "details")),
             "total_tokens": prompt + answer + thought,
             **self.dialect.usage(self.cost, luck),
         }
@@ -359,19 +367,15 @@ def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fau
         Refused: the service refuses the request.
     """
     asked = parse_request(body, dialect, served.model)
-    calls = [(text, text) for text in asked.calling.arguments] if asked.calling else None
-    voice = Voice(
-        served.model,
-        asked.prompt,
-        allowed=calls or asked.allowed,
-        drifted=served.drifted,
-        room=None if asked.room is None else asked.room - asked.thinking,
-        right=0 if calls else None,
-    )
+    room, allowed, right = asked.room, asked.allowed, None
+    if room is not None:
+        room -= asked.thinking
+    if asked.calling is not None:
+        allowed, right = [(text, text) for text in asked.calling.arguments], 0
+    voice = Voice(served.model, asked.prompt, allowed=allowed, drifted=served.drifted, room=room, right=right)
     replies = [_after_thinking(voice, i, asked) for i in range(asked.n)]
-    starved = "" if dialect.thinking is None else dialect.thinking.starved
-    if starved and not replies[0].tokens:
-        raise RequestRefused(400, starved)
+    if dialect.thinking.starved and not replies[0].tokens:
+        raise RequestRefused(400, dialect.thinking.starved)
     cost = served.bill(asked.prompt_tokens, sum(len(reply.thought) + len(reply.tokens) for reply in replies), fault)
     return Composer(dialect, served.model.name, asked, replies, cost)
 

@@ -149,11 +149,14 @@ def _top_deepinfra(body: Mapping[str, Any]) -> int | None:
     return 0 if body.get("logprobs") else None
 
 
+def _openai_error(message: str, param: str | None, code: str | None, kind: str = "invalid_request_error") -> Json:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
 def _error(status: int, message: str, kind: str) -> Json:
-    code = kind if kind in ("model_not_found", "invalid_api_key", "rate_limit_exceeded") else None
-    return {
-        "error": {"message": message, "type": "invalid_request_error" if code else kind, "param": None, "code": code}
-    }
+    if kind in ("model_not_found", "invalid_api_key", "rate_limit_exceeded"):
+        return _openai_error(message, None, kind)
+    return _openai_error(message, None, None, kind)
 
 
 def _error_numbered(status: int, message: str, kind: str) -> Json:
@@ -218,6 +221,7 @@ class Thinking:
         counted: in the usage: among the completion tokens and by itself ("details"), among them alone ("in"), by itself
             alone ("apart"), or nowhere but in the total ("total").
         starved: the refusal of a request whose limit leaves no room for an answer; "": the reply is empty.
+        tokens: how many times a model's own thinking it is.
     """
 
     field: str | None = None
@@ -226,6 +230,7 @@ class Thinking:
     end: str = ""
     counted: Literal["details", "in", "apart", "total"] = "details"
     starved: str = ""
+    tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +259,7 @@ class Dialect:
         tools: whether it knows of tools; otherwise they are ignored.
         unable: status and message of a refusal, from what a model cannot do, in two wordings, and its name.
         refuse: refuses a request for its fields, by `RequestRefused`.
-        thinking: how it tells the thinking of a model that thinks; None: its models do not.
+        thinking: how it tells the thinking of a model that thinks; by default its models do not.
     """
 
     top: Callable[[Mapping[str, Any]], int | None] = _top
@@ -277,15 +282,11 @@ class Dialect:
     tools: bool = True
     unable: Callable[[str, str, str], tuple[int, str]] = lambda what, _, name: (400, f"{name} does not support {what}")
     refuse: Callable[[Mapping[str, Any]], None] = lambda body: None
-    thinking: Thinking | None = None
+    thinking: Thinking = Thinking(counted="in", tokens=0)
 
     def tells_logprobs(self, *key: object) -> bool:
         """Whether the log-probabilities of this request come back at all."""
         return self.logprobs is not None and (not self.silent or uniforms("silent", *key)[0] >= self.silent)
-
-
-def _openai_error(message: str, param: str | None, code: str | None) -> Json:
-    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
 
 
 def _refuse_openai(body: Mapping[str, Any], *, logprobs: int) -> None:

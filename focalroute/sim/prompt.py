@@ -83,23 +83,25 @@ def read_prompt(text: str) -> Prompt:
     shown = _EARLIER.search(text)
     if shown:
         text = text[: shown.start()] + text[shown.end() :]
-    found, brief, after, key = find(text), None, 0, text
+    found, brief, told, after, key = find(text), None, None, 0, text
+    drafts: tuple[str, ...] = ()
     if found:
         after, key = found.end, found.question
-    elif (brief := find_brief(text)) is not None:
-        key = brief.request
+    else:
+        told = next((m[1] for m in _TOLD.finditer(text) if m[1] not in _PLACEHOLDERS), None)
+        if (brief := find_brief(text)) is not None:
+            key, drafts = brief.request, drafts_in(text)
     lettered = _lettered(text, after) or _lettered(text, 0) or _listed(text, after)
-    told = next((m[1] for m in _TOLD.finditer(text) if m[1] not in _PLACEHOLDERS), None)
     return Prompt(
         key=key,
         found=found,
         letters=tuple(letter for letter, _ in lettered),
         texts=tuple(choice for _, choice in lettered),
         terse=_ONLY.search(text) is not None,
-        told=None if found else told,
-        earlier=shown[2].strip() if shown else None,
+        told=told,
+        earlier=shown and shown[2].strip(),
         brief=brief,
-        drafts=drafts_in(text) if brief else (),
+        drafts=drafts,
     )
 
 

@@ -99,7 +99,7 @@ def _two_hops(model: SimulatedModel, found: FoundQuestion, earlier: str | None, 
         spoken += [f" X is {x}. The answer is {y}." for y in ys]
         p += [mass * share for share in py]
     said = [match[1] for match in (x_shown, y_shown) if match]
-    return Options(tuple(spoken), tuple(p), 0, " ".join(said) if said or earlier is None else "?")
+    return Options(tuple(spoken), tuple(p), 0, _seen(" ".join(said), earlier))
 
 
 def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: bool) -> Options:
@@ -112,7 +112,14 @@ def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: 
         spoken.append(summed_up(request, dict(zip(FACTS, texts, strict=True))))
         p.append(prod(masses))
     said = [text for text in shown.values() if text is not None]
-    return Options(tuple(spoken), tuple(p), 0, ", ".join(said) if said or earlier is None else "?")
+    return Options(tuple(spoken), tuple(p), 0, _seen(", ".join(said), earlier))
+
+
+def _seen(said: str, earlier: str | None) -> str:
+    """What an earlier answer says; "?" where that is nothing known."""
+    if earlier is not None:
+        return said or "?"
+    return said
 
 
 def _hop(
@@ -130,8 +137,9 @@ def _shown(earlier: str | None, letters: Sequence[str], texts: Sequence[str]) ->
     """Which of the answers somebody else gave, by its words or by its letter."""
     if earlier is None:
         return None
-    stated = _STATED.search(earlier)
-    said = (stated[1] if stated else earlier).strip()
+    said = earlier.strip()
+    if stated := _STATED.search(earlier):
+        said = stated[1].strip()
     lettered = _LETTER.match(said)
     if lettered and lettered[1] in letters:
         return letters.index(lettered[1])
@@ -313,7 +321,10 @@ def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) ->
             mass[following] = mass.get(following, 0.0) + p[i]
         total = sum(mass.values())
         rivals = sorted(((text, m / total) for text, m in mass.items() if text), key=lambda rival: -rival[1])
-        tokens += [SimulatedToken(word, mass[word] / total, tuple(rivals))] if len(rivals) > 1 else _certain([word])
+        if len(rivals) > 1:
+            tokens.append(SimulatedToken(word, mass[word] / total, tuple(rivals)))
+        else:
+            tokens += _certain([word])
         alive = [i for i in alive if at < len(options[i]) and options[i][at] == word]
     return tokens
 
