@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from focalroute.core.records import Feedback, Trajectory
 from focalroute.learn.reward import outranks
@@ -58,7 +57,9 @@ class Costs:
 
         So without any price a call costs an N-th of asking all: unknown is not free.
         """
-        return self.usd.get(endpoint, sum(self.usd.values()) / len(self.usd) if self.usd else 1.0)
+        if not self.usd:
+            return 1.0
+        return self.usd.get(endpoint, sum(self.usd.values()) / len(self.usd))
 
     def ask_all(self, endpoints: Sequence[str]) -> float:
         """C, USD of asking all of a pool once."""
@@ -68,10 +69,13 @@ class Costs:
         """c_k / C of each decision; 0 where the whole pool is free."""
         rounds: dict[int, float] = {}
         for endpoint, number, usd in _calls(answer):
-            rounds[number] = rounds.get(number, 0.0) + (self.typical(endpoint) if usd is None else usd)
+            if usd is None:
+                usd = self.typical(endpoint)
+            rounds[number] = rounds.get(number, 0.0) + usd
         everything = self.ask_all(trajectory.endpoints)
-        asked = (rounds.get(decision.round, 0.0) for _, decision in trajectory.decisions)
-        return tuple([usd / everything if everything > 0 else 0.0 for usd in asked])
+        if everything <= 0:
+            rounds, everything = {}, 1.0
+        return tuple([rounds.get(decision.round, 0.0) / everything for _, decision in trajectory.decisions])
 
 
 def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
@@ -102,13 +106,15 @@ def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode |
     trajectory, label = answer.trajectory, feedback.right
     if trajectory is None or not _fits(trajectory):
         return None
-    keys = answer.keys[: len(trajectory.evidence.candidates)]  # what was written from them is none of them
+    keys, right = answer.keys[: len(trajectory.evidence.candidates)], None  # what was written from them is none of them
+    if label in keys:
+        right = keys.index(label)
     return Episode(
         id=answer.id,
         trajectory=trajectory,
         shares=costs.shares(answer, trajectory),
         reward=feedback.reward,
-        right=keys.index(label) if label is not None and label in keys else None,
+        right=right,
         labelled=label is not None,
     )
 
@@ -130,12 +136,11 @@ def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
     calls = json.loads(answer.receipt).get("calls")
     if calls is None:
         return [(name, m.round, None if m.usd is None else float(m.usd)) for name, m in answer.members.items()]
-    return [
-        (call["endpoint"], call["round"], None if call["cost"] is None or _given_up(call) else float(call["cost"]))
-        for call in calls
-        if call["attempts"] or call["cost"] is not None
-    ]
-
-
-def _given_up(call: Mapping[str, Any]) -> bool:
-    return call["error"] is not None and call["cost_source"] == "reserved"
+    found: list[tuple[str, int, float | None]] = []
+    for call in calls:
+        given_up = call["error"] is not None and call["cost_source"] == "reserved"
+        if call["cost"] is not None and not given_up:
+            found.append((call["endpoint"], call["round"], float(call["cost"])))
+        elif call["attempts"] or call["cost"] is not None:
+            found.append((call["endpoint"], call["round"], None))
+    return found

@@ -139,7 +139,8 @@ def _challenged(
 ) -> UpdateReport:
     """Learn a challenger, and put it on trial."""
     rng = np.random.default_rng(seed)
-    settings = settings or (STARTING if policy.experience is None else REFINING)
+    if settings is None:
+        settings = STARTING if policy.experience is None else REFINING
     held, rest = _split(episodes, rng)
     if len(rest) + len(held) < LEAST:
         reason = f"only {len(rest) + len(held)} answers with feedback to learn from; {LEAST} are needed"

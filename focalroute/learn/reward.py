@@ -116,9 +116,13 @@ def judged(
             raise unknown from None
         if better not in answer.keys or other is None:
             raise unknown
-        return (1.0, preference(better, other)) if better == given else (-1.0, preference(better, given))
+        if better == given:
+            return 1.0, preference(better, other)
+        return -1.0, preference(better, given)
     key = _key_at(label_index, answer) if label is None else label_key(label, answer)
-    return (1.0 if key == given else -1.0), key
+    if key == given:
+        return 1.0, key
+    return -1.0, key
 
 
 def score_reward(score: float) -> float:
@@ -192,12 +196,16 @@ def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
     calibrated by a right choice that is drawn from the fused posterior, the same whenever the answer is read again
     (stochastic EM; Celeux & Diebolt 1985).
     """
-    text, masses = _text_of(answer), _masses(answer, _drawn(answer) if answer.kind == "choice" else None)
+    text, masses = _text_of(answer), None
+    if answer.kind == "choice":
+        masses = _masses(answer, _drawn(answer))
     answer = _with_probes(answer)
     outcome = Outcome(answer.id, answer.members, {}, masses=masses, **text)
     if answer.kind in ("text", SYNTHESIS):
         return outcome, None
-    return outcome, len(answer.keys) if answer.kind == "choice" else OPEN_CHOICES
+    if answer.kind == "choice":
+        return outcome, len(answer.keys)
+    return outcome, OPEN_CHOICES
 
 
 def _text_of(answer: StoredAnswer) -> dict[str, Any]:
@@ -290,6 +298,8 @@ def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None
             return 0.0, True
         if len(answer.keys) == 2:
             return 1.0, True
-        return (min(1.0, answer.probabilities[candidate] / rest) if rest > 1e-9 else 1 / (len(answer.keys) - 1)), False
+        if rest <= 1e-9:
+            return 1 / (len(answer.keys) - 1), False
+        return min(1.0, answer.probabilities[candidate] / rest), False
 
     return infer

@@ -32,9 +32,10 @@ def update_in_subprocess(store: Path, root: str | Path, *, seed: int | None = No
     Raises:
         PolicyError: it failed; the message is its own.
     """
-    options = {"store": store, "policy": Path(root).absolute(), **({} if seed is None else {"seed": seed})}
     command = [sys.executable, "-P", "-m", "focalroute", "update", "--json"]
-    command += [f"--{name}={value}" for name, value in options.items()]
+    command += [f"--store={store}", f"--policy={Path(root).absolute()}"]
+    if seed is not None:
+        command.append(f"--seed={seed}")
     here = os.pathsep.join(map(str, sys.path))  # what can be imported here can be there
     environment = {**os.environ, "PYTHONPATH": here}
     try:

@@ -42,8 +42,11 @@ def _files(store: RedisStore, version: int | None = None) -> tuple[int, dict[str
     from focalroute.store.redis.fleet_policy import FleetPolicy  # only a fleet needs anything of Redis
 
     fleet_policy = FleetPolicy(store)
-    version = fleet_policy.state().current if version is None else version
-    return version, fleet_policy.files(version, without=_LEARNERS_OWN) if version else {}
+    if version is None:
+        version = fleet_policy.state().current
+    if not version:
+        return version, {}
+    return version, fleet_policy.files(version, without=_LEARNERS_OWN)
 
 
 class Follower:
@@ -101,5 +104,7 @@ def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = F
         if not fleet_policy.roll_back(version):
             kept = ", ".join(map(str, state.versions))
             raise ConfigError(f"{store.name}: version {version} is not kept; give one of {kept}")
-        said = f"{store.name}: version {version} serves now"
-        print(json.dumps({"store": store.name, "version": version}) if as_json else said)
+    if as_json:
+        print(json.dumps({"store": store.name, "version": version}))
+    else:
+        print(f"{store.name}: version {version} serves now")

@@ -65,16 +65,16 @@ class FleetLearner:
         self._who = secrets.token_hex(8)
         self._next_tidy = 0.0
 
-    def step(self, *, at_least: int | None = None) -> UpdateReport | None:
+    def step(self) -> UpdateReport | None:
         """Update once, if this is the learner and there is enough feedback; None: there was nothing to do.
-
-        Args:
-            at_least: feedbacks that are enough; None: ``every``.
 
         Raises:
             StoreError: Redis is away.
             PolicyError: the fleet's policy is damaged.
         """
+        return self._step(self._every)
+
+    def _step(self, at_least: int) -> UpdateReport | None:
         token = self._fleet_policy.lease("take", self._who, self._lease_s)
         if not token:
             return None
@@ -82,13 +82,13 @@ class FleetLearner:
             self._begin()
             self._tidy()
             entries = self._fleet_policy.unlearned(_MOST)
-            if len(entries) < (self._every if at_least is None else at_least):
+            if len(entries) < at_least:
                 return None
             return self._update(token, entries)
 
     def run(self) -> UpdateReport:
         """Update now, with whatever feedback there is."""
-        report = self.step(at_least=0)
+        report = self._step(0)
         if report is not None:
             return report
         current = self._fleet_policy.state().current
