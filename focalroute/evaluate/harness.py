@@ -54,27 +54,8 @@ class _Sample:
     prompt: str = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A question, as its first model was asked it, and what every model said."""
-
-    sample: _Sample
-    outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def line(self) -> Mapping[str, Any]:
-        """As the log has it."""
-        one = self.sample
-        asked = {"id": one.id, "task": one.task, "prompt": one.prompt, "choices": one.choices, "label": one.label}
-        return {**asked, "outputs": self.outputs}
-
-    def add(self, model: str, sample: _Sample, output: Mapping[str, Any]) -> None:
-        """Add another model's answer to the same question."""
-        if sample != self.sample or len({sample.digest, self.sample.digest} - {None}) > 1:
-            raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
-        if model in self.outputs:
-            raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}")
-        self.outputs[model] = output
+#: A question as its first model was asked it, and what every model said.
+_Question = tuple[_Sample, dict[str, Mapping[str, Any]]]
 
 
 def import_samples(
@@ -104,30 +85,38 @@ def import_samples(
         raise ConfigError("files: give at least one, as MODEL=FILE")
     questions, bad_rows = _gathered(files, skip_bad_rows=skip_bad_rows)
     if not questions:
-        raise ConfigError(bad_rows[0] if bad_rows else "files: hold no question")
-    _write(target, [question.line for question in questions.values()])
-    has = {name: [one for one in questions.values() if name in one.outputs] for name in files}
-    right = {name: sum(one.outputs[name]["answer"] == one.sample.label for one in has[name]) for name in files}
-    return Imported(len(questions), {name: len(has[name]) for name in files}, right, len(bad_rows))
+        raise ConfigError((bad_rows or ["files: hold no question"])[0])
+    columns = ("id", "task", "prompt", "choices", "label")
+    _write(target, [{**{name: getattr(one, name) for name in columns}, "outputs": said} for one, said in questions])
+    answered, right = dict.fromkeys(files, 0), dict.fromkeys(files, 0)
+    for sample, outputs in questions:
+        for name, output in outputs.items():
+            answered[name] += 1
+            right[name] += output["answer"] == sample.label
+    return Imported(len(questions), answered, right, len(bad_rows))
 
 
 def _gathered(
     files: Mapping[str, Sequence[str | Path]], *, skip_bad_rows: bool
-) -> tuple[dict[str, _Question], list[str]]:
-    """The questions by id, in the order in which they are met, and what is wrong with the rows that are left out."""
+) -> tuple[Sequence[_Question], list[str]]:
+    """The questions in the order in which they are met, and what is wrong with the rows that are left out."""
     found: dict[str, _Question] = {}
     bad_rows: list[str] = []
-    for model, paths in files.items():
-        for path in map(Path, paths):
-            for where, row in json_objects(path):
-                try:
-                    sample, output = _read(row, _task(path))
-                    found.setdefault(sample.id, _Question(sample)).add(model, sample, output)
-                except ConfigError as error:
-                    if not skip_bad_rows:
-                        raise ConfigError(f"{where}: {error}") from None
-                    bad_rows.append(f"{where}: {error}")
-    return found, bad_rows
+    rows = ((model, file, *row) for model, paths in files.items() for file in paths for row in json_objects(Path(file)))
+    for model, file, where, row in rows:
+        try:
+            sample, output = _read(row, _task(Path(file)))
+            first, outputs = found.setdefault(sample.id, (sample, {}))
+            if sample != first or len({sample.digest, first.digest} - {None}) > 1:
+                raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
+            if model in outputs:
+                raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}")
+            outputs[model] = output
+        except ConfigError as error:
+            if not skip_bad_rows:
+                raise ConfigError(f"{where}: {error}") from None
+            bad_rows.append(f"{where}: {error}")
+    return tuple(found.values()), bad_rows
 
 
 def _task(path: Path) -> str:
