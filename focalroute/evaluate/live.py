@@ -83,11 +83,6 @@ class LiveOptions:
     publish_to: Path | None = None
 
 
-def der_name(alpha: float) -> str:
-    """The row of DER at this price of cost."""
-    return f"der @ alpha {alpha:g}"
-
-
 def play_all(
     endpoints: Sequence[Endpoint],
     train: Sequence[LiveQuery],
@@ -129,7 +124,7 @@ def play_all(
             settings = replace(options.settings, max_steps=options.max_steps, alpha=alpha)
             train_der(root, environment, endpoints, settings, seed=seed)
             answers = asked(endpoints, warm, policy=root, explore=False, probe_share=0)
-            played[der_name(alpha)] = cut(test, answers)
+            played[f"der @ alpha {alpha:g}"] = cut(test, answers)
     return played
 
 

@@ -133,7 +133,9 @@ def compare_policies(
         raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
     costs = Costs.of(answer for answer, _ in judged)
     read = [(answer, one) for answer, said in judged if (one := episode(answer, said, costs))]
-    sampled = [(answer, one) for answer, one in read if _sampled(one)]
+    sampled = [
+        (answer, one) for answer, one in read if all(step.log_mu is not None for _, step in one.trajectory.decisions)
+    ]
     if not sampled:
         raise ConfigError(
             f"none of the {len(judged)} rewarded answers can count: {len(read)} were decided greedily (explore=False), "
@@ -154,10 +156,6 @@ def compare_policies(
         b=second.value,
         difference=difference,
     )
-
-
-def _sampled(one: Episode) -> bool:
-    return all(decision.log_mu is not None for _, decision in one.trajectory.decisions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +37,6 @@ class Palette:
     third: str
     muted: str
 
-
-Draw = Callable[["Figure", Palette], None]
 
 _STAND_INS = Palette("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
 _RESOLVED = Palette("currentColor", "var(--grid)", "var(--ours)", "var(--second)", "var(--third)", "var(--muted)")
@@ -83,10 +80,22 @@ def check_extra() -> None:
         ) from None
 
 
-def _svg(name: str, size: tuple[float, float], draw: Draw) -> str:
-    """One drawing as an ``svg`` element: size in inches, ids that start with its name, colours by the style sheet."""
+_WIDTH = 4.6
+_MOST_NUMBERED = 16
+_BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
+_MOST_LABELLED_EVENTS = 12
+_THICK, _THIN = 0.55, 0.12  # of a call's bar
+
+
+def as_svg(name: str, drawing: drawings.Drawing, *, narrow: bool = False) -> str:
+    """One drawing as an ``svg`` element, with colours by the style sheet.
+
+    Args:
+        name: begins all ids in the drawing.
+        narrow: for a phone; only `CostQuality` looks different then.
+    """
     bare = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    text = _rendered(size, draw, _STAND_INS, "none", format="svg", metadata=bare).decode()
+    text = _rendered(drawing, _STAND_INS, "none", narrow=narrow, format="svg", metadata=bare).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| (width|height)="[\d.]+pt"| version="1.1"', "", text, count=5)
@@ -96,12 +105,7 @@ def _svg(name: str, size: tuple[float, float], draw: Draw) -> str:
     return text.replace("<svg", '<svg aria-hidden="true"', 1)
 
 
-def _png(size: tuple[float, float], draw: Draw) -> bytes:
-    """One drawing on white."""
-    return _rendered(size, draw, _LIGHT, "#ffffff", format="png", dpi=_PNG_DPI, metadata={"Software": None})
-
-
-def _rendered(size: tuple[float, float], draw: Draw, ink: Palette, paper: str, **written: Any) -> bytes:
+def _rendered(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bool = False, **written: Any) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -109,32 +113,10 @@ def _rendered(size: tuple[float, float], draw: Draw, ink: Palette, paper: str, *
     style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(inked, ink.ink)}
     file = io.BytesIO()
     with rc_context(style):
-        figure = Figure(figsize=size, layout="constrained", dpi=72)
-        draw(figure, ink)
+        figure = Figure(figsize=_size(drawing, narrow), layout="constrained", dpi=72)
+        _BY_KIND[type(drawing)](drawing, figure, ink)
         figure.savefig(file, **written)
     return file.getvalue()
-
-
-_WIDTH = 4.6
-_MOST_NUMBERED = 16
-_BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
-_MOST_LABELLED_EVENTS = 12
-_THICK, _THIN = 0.55, 0.12  # of a call's bar
-
-
-def as_svg(name: str, drawing: drawings.Drawing, *, narrow: bool = False) -> str:
-    """Draw for a page.
-
-    Args:
-        name: begins all ids in the drawing.
-        narrow: for a phone; only `CostQuality` looks different then.
-    """
-    return _svg(name, _size(drawing, narrow), partial(_draw, drawing))
-
-
-def as_png(drawing: drawings.Drawing) -> bytes:
-    """Draw for a file."""
-    return _png(_size(drawing, False), partial(_draw, drawing))
 
 
 def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
@@ -156,11 +138,6 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
             return _WIDTH, 0.5 + 1.15 * -(-len(drawing.lines) // 2)
         case _:
             return _WIDTH, 3.6
-
-
-def _draw(drawing: drawings.Drawing, figure: Figure, ink: Palette) -> None:
-    draw: Callable[[Any, Figure, Palette], None] = _BY_KIND[type(drawing)]
-    draw(drawing, figure, ink)
 
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
@@ -463,7 +440,10 @@ def pngs(page: Page) -> Iterator[tuple[str, bytes]]:
     check_extra()
     for name, section in page.sections.items():
         if section.drawing is not None:
-            yield name, as_png(section.drawing)
+            yield (
+                name,
+                _rendered(section.drawing, _LIGHT, "#ffffff", format="png", dpi=_PNG_DPI, metadata={"Software": None}),
+            )
 
 
 def _body(page: Page) -> Iterator[str]:

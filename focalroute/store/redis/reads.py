@@ -321,9 +321,9 @@ def _oldest(connection: RedisConnection, stream: str, keep: int) -> Entries:
 def find_problems(connection: RedisConnection) -> tuple[str, ...]:
     """See `EngineReads`."""
     found: list[str] = []
-    for check in (_damaged_answers, _wrong_balances):
+    for check in (_damaged_answers, partial(reconcile, repair=False)):
         try:
-            found.extend(check(connection))
+            found.extend(map(str, check(connection)))
         except (ValueError, KeyError, TypeError, StoreError) as error:
             found.append(f"could not all be read ({type(error).__name__})")
     return tuple(found)
@@ -344,12 +344,10 @@ def _damage(entry: bytes, answer_id: str, found: AnswerHash) -> Iterator[str]:
         json.loads(found.answer.receipt)
         json.loads(found.answer.texts or "null")
         found.feedback()
-    except (StoreError, ValueError) as error:
-        yield str(error) if isinstance(error, StoreError) else f"answer {answer_id}: not JSON"
-
-
-def _wrong_balances(connection: RedisConnection) -> Iterator[str]:
-    return map(str, reconcile(connection, repair=False))
+    except StoreError as error:
+        yield str(error)
+    except ValueError:
+        yield f"answer {answer_id}: not JSON"
 
 
 def reconcile(connection: RedisConnection, *, repair: bool) -> list[BalanceDifference]:

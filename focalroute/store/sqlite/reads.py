@@ -148,9 +148,10 @@ def find_capabilities(db: sqlite3.Connection, key: str) -> CapabilityRow | None:
     """See `EngineReads`."""
     query = "SELECT key, probed_at, capability_values FROM capabilities WHERE key = ?"
     row = db.execute(query, (key,)).fetchone()
-    if row is None or not _is_json(row[2]):
+    try:
+        return row and CapabilityRow(row[0], row[1], json.loads(row[2]))
+    except (ValueError, TypeError):
         return None
-    return CapabilityRow(row[0], row[1], json.loads(row[2]))
 
 
 def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
@@ -251,11 +252,3 @@ def _damaged_answers(db: sqlite3.Connection) -> Iterator[str]:
             continue
         if crc is not None and checksum((*row[:3], head(row[3]), *row[4:])) != crc:
             yield f"answers: the row of {row[0]!r} was changed after it was written"
-
-
-def _is_json(text: Any) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, TypeError):
-        return False
-    return True
