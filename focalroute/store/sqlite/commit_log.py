@@ -38,25 +38,27 @@ class CommitLog:
     loss of power any time.
 
     Args:
-        path: of the database.
+        path: of the database; None: it is in memory, and nothing is kept.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = Path(f"{os.path.realpath(path)}-commits")
+    def __init__(self, path: Path | None) -> None:
         self._file: int | None = None
         self._latest: Mark | None = None  # not written yet
         self._next = 0.0  # when it may be written again (monotonic)
+        if path is not None:
+            self._open(path)
+
+    def _open(self, path: Path) -> None:
+        beside = Path(f"{os.path.realpath(path)}-commits")
         try:
             mode = path.stat().st_mode & 0o777
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, mode)
+            self._file = os.open(beside, os.O_RDWR | os.O_CREAT, mode)
             if os.fstat(self._file).st_size < _ENTRIES * _ENTRY.size:
                 os.fchmod(self._file, mode)  # the same users may write both
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, bytes(_ENTRIES * _ENTRY.size), 0)
         except OSError as error:
-            _log.warning(
-                "%s: cannot be used (%s), so lost transactions would not be noticed", self._path, error.strerror
-            )
+            _log.warning("%s: cannot be used (%s), so lost transactions would not be noticed", beside, error.strerror)
             self.close()
 
     def latest(self, store: int) -> int:
@@ -67,9 +69,12 @@ class CommitLog:
         entries = [_ENTRY.unpack_from(data, at) for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size)]
         return max((commits for of, commits, crc in entries if of == store and crc == _crc(of, commits)), default=0)
 
-    def add(self, mark: Mark) -> None:
-        """Say that a transaction is committed; it is written now if none was lately, else by the next `write`."""
-        self._latest = mark
+    def add(self, mark: Mark | None) -> None:
+        """Say that a transaction is committed; it is written now if none was lately, else by the next `write`.
+
+        None: it has no mark.
+        """
+        self._latest = mark or self._latest
         if time.monotonic() >= self._next:
             self.write()
 

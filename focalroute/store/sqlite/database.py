@@ -59,12 +59,12 @@ def _code(error: Exception) -> int:
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def open_database(path: Path | None, name: str, log: CommitLog | None, *, full: bool) -> sqlite3.Connection:
+def open_database(path: Path | None, name: str, log: CommitLog, *, full: bool) -> sqlite3.Connection:
     """Open a database and bring its schema up to date; one in memory for None.
 
     Args:
         name: the database's, for errors.
-        log: of its latest commits, if it has one.
+        log: of its latest commits.
         full: whether a committed row must survive the loss of power.
 
     Raises:
@@ -135,7 +135,7 @@ def _require_own_log(path: Path) -> None:
         )
 
 
-def _connect(path: Path | None, name: str, log: CommitLog | None, full: bool) -> sqlite3.Connection:
+def _connect(path: Path | None, name: str, log: CommitLog, full: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
@@ -160,8 +160,7 @@ def _connect(path: Path | None, name: str, log: CommitLog | None, full: bool) ->
         except BaseException:
             roll_back(db)
             raise
-        if log is not None:
-            _compare(db, name, log)
+        _compare(db, name, log)
         db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
     except BaseException:
         db.close()
@@ -216,10 +215,10 @@ class OpenedFile:
     SQLite goes on in a file that was deleted or replaced, where no other process sees what it writes.
 
     Args:
-        path: absolute; the database must be open. One that leads to no file (SQLite's ":memory:") is not checked.
+        path: absolute; the database must be open. One that leads to no file is not checked, nor is None.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._identity = _identity(path)
         self._next_check = time.monotonic() + _FILE_CHECK_S
@@ -245,8 +244,10 @@ class OpenedFile:
             self.require_in_place()
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path | None) -> tuple[int, int] | None:
     """The device and the number of the file at a path; None: there is none."""
+    if path is None:
+        return None
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -38,7 +38,7 @@ from focalroute.store.base import (
 )
 from focalroute.store.engine import QueuedStore
 from focalroute.store.sqlite import database, reads
-from focalroute.store.sqlite.checksums import Chain, Mark
+from focalroute.store.sqlite.checksums import Chain
 from focalroute.store.sqlite.commit_log import CommitLog
 from focalroute.store.sqlite.database import (
     FAILURES,
@@ -131,10 +131,10 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._poll_s = poll_s
         if self._path is not None:
             database.prepare(self._path)
-        self._commit_log = None if self._file is None else CommitLog(self._file)
+        self._commit_log = CommitLog(self._file)
         self._connection = database.open_database(self._path, self._name, self._commit_log, full=durability == "full")
         self._chain = Chain(self._connection)
-        self._opened_file = None if self._file is None else OpenedFile(self._file)
+        self._opened_file = OpenedFile(self._file)
         self._using = threading.Lock()  # the connection
         self._copying = threading.Lock()
         self._slow_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
@@ -169,7 +169,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """See `Store.reserve`."""
 
         def work(_: sqlite3.Connection, balances: AccountBalances) -> ReservationResult:
-            if limits and self._opened_file is not None:
+            if limits:
                 self._opened_file.require_in_place()
             return balances.reserve(reservation, limits)
 
@@ -283,14 +283,12 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                     if time.monotonic() >= next_settling:
                         self._commit([_changing(AccountBalances.settle_overdue)])
                         next_settling = time.monotonic() + SETTLE_EVERY_S
-                    if self._commit_log is not None:
-                        self._commit_log.write()
+                    self._commit_log.write()
                     next_poll = time.monotonic() + self._poll_s
             self._queue.done(len(jobs))
         with self._using:
             self._connection.close()
-            if self._commit_log is not None:
-                self._commit_log.close()
+            self._commit_log.close()
 
     def _watch_clock(self, before: float) -> float:
         """Warn of a clock that was set far ahead; how far it is ahead of a monotonic one."""
@@ -331,7 +329,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """
         db = self._connection
         try:
-            self._check_file()
+            self._opened_file.require_in_place_lately()
             chain = self._chain
             chain.begin()
             balances = AccountBalances(db, time.time(), chain)
@@ -347,16 +345,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._prune()
             mark = chain.save()
             db.execute("COMMIT")
-            self._noted(mark)
+            self._commit_log.add(mark)
         except Exception as error:  # noqa: BLE001 - every future gets it, and the store goes on
             roll_back(db)
             results = [error if isinstance(error, StoreError) else self._error(error) for _ in units]
         return results
-
-    def _check_file(self) -> None:
-        """Once a second, see that the file is still the one that was opened; StoreError if it is not."""
-        if self._opened_file is not None:
-            self._opened_file.require_in_place_lately()
 
     def _unit(self, unit: Unit, balances: AccountBalances, *, savepoint: bool) -> Any:
         """Do the work of one call; its result, or why it cannot be done.
@@ -388,11 +381,6 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._unchecked += len(unit.rows) or 1
         return result
 
-    def _noted(self, mark: Mark | None) -> None:
-        """Say beside the file that a transaction is committed."""
-        if self._commit_log is not None and mark is not None:
-            self._commit_log.add(mark)
-
     def _prune(self) -> None:
         if self._keep is not None and self._prunable:
             prune(self._connection, self._keep, self._chain)
@@ -411,7 +399,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._prune()
                 mark = self._chain.save()
                 self._connection.execute("COMMIT")
-                self._noted(mark)
+                self._commit_log.add(mark)
             if self._unchecked >= _CHECKPOINT_EVERY:
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 self._unchecked, self._restarted = 0, self._path is not None
@@ -422,7 +410,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def _look(self, job: ReadJob) -> None:
         """Read in one transaction, so that all of it sees the same rows."""
         try:
-            self._check_file()
+            self._opened_file.require_in_place_lately()
             with patient(self._connection):
                 self._connection.execute("BEGIN")
                 result = job.work(self._connection)
