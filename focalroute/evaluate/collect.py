@@ -152,7 +152,7 @@ def _line(question: LabelledQuestion, outputs: _Outputs) -> str:
 
 
 def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
-    """What the log says of a reply: the ``answer`` (the index of the choice, or the text in normal form; None: there is
+    """A reply as the log has it: the ``answer`` (the index of the choice, or the text in normal form; None: there is
     none in it), or the ``error`` of a call that came to nothing."""
     usage = reply.usage or Usage(0, 0)
     output: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}

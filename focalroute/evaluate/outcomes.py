@@ -268,7 +268,7 @@ def _output(field: str, found: Any, row: _Line) -> Output:
 
 
 def _check_answer(field: str, value: object, choices: Sequence[str] | None) -> None:
-    """Refuse what is no answer: of a closed question an index, of another one a text."""
+    """Refuse all but an index into the choices, or a text where there are none."""
     if value is None:
         return
     if choices is None and not isinstance(value, str):
