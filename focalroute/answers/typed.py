@@ -102,7 +102,10 @@ def choice_text(choice: object) -> str:
     if isinstance(choice, enum.Enum):
         return choice.value if isinstance(choice.value, str) else choice.name
     if isinstance(choice, str | int | float | Decimal | date):
-        return str(choice)
+        try:
+            return str(choice)
+        except ValueError:  # an integer of more digits than Python prints
+            raise ConfigError("choices: a number is too long; give it as text") from None
     raise ConfigError(
         f"choices: give strings, numbers, bools, dates or members of an Enum, got {type(choice).__name__}"
     )

@@ -29,6 +29,11 @@ def test_many_choices_are_checked_in_linear_time() -> None:
     assert time.process_time() - started < 0.5
 
 
+def test_an_integer_that_python_does_not_print_is_refused_as_a_choice() -> None:
+    with pytest.raises(ConfigError, match="choices: a number is too long; give it as text"):
+        make_query("?", choices=[10**5000, 1])
+
+
 def test_a_long_text_is_not_taken_apart() -> None:
     """A tuple was made of its characters: 128 MB, and a tenth of a second of the event loop."""
     text = "a" * 2**24
