@@ -27,6 +27,8 @@ from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import long_run
 from focalroute.learn.online import unpack
+from focalroute.money.cost import typical_cost
+from focalroute.observe import Observer
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.observe.memory import Expectation
@@ -335,6 +337,17 @@ def test_many_good_endpoints_that_agree_on_free_answers_are_trained_and_served(t
         serving = Serving(policy, table.endpoints, seed=0)
         assert play(serving, table, np.arange(60)).worth.all()
         assert 0.5 < serving.confidence[-1] <= 1
+
+
+def test_an_endpoint_that_the_log_never_asked_costs_what_its_price_says(tmp_path: Path) -> None:
+    table = table_of(tmp_path, stream(60, {"a": 0.5, "b": 0.9}), {"a": 1.0, "b": 2.0, "new": 40.0})
+    publish_trained(tmp_path / "policy", train_on(table, np.arange(60), settings=SMALL), settings=SMALL)
+    policy = load(tmp_path / "policy")
+    assert policy.experience is not None
+    assert np.isnan(policy.experience.usd).tolist() == [False, False, True]
+    observer = Observer(table.names, [typical_cost(endpoint) for endpoint in table.endpoints])
+    observer.adopt(policy.experience)
+    assert observer.order() == (0, 1, 2)
 
 
 def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTable) -> None:

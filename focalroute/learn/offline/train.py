@@ -345,7 +345,7 @@ def _experience(recorded: RecordedLog) -> Experience:
     accuracy, prior = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.replied, recorded.value, np.nan).astype(np.float32)
     told = np.asarray(recorded.vectors.any(axis=1))
-    usd = prior.usd.astype(np.float32)
+    usd = np.where(recorded.there.any(axis=0), prior.usd, np.nan).astype(np.float32)  # never asked is not free
     some = np.flatnonzero(told)[spread(int(told.sum()))]
     vectors, costs = recorded.vectors[some], relative_usd(recorded)[some]
     return Experience(recorded.names, accuracy, usd, vectors, values[some], costs, book(recorded), recorded.embedder)
