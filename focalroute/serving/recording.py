@@ -93,7 +93,7 @@ def select_answer(ask: Ask) -> Selection:
         return Selection(tool_reply.text or "", text, form, kind, confidence, best, tool_reply.tool_calls)
     if isinstance(structure, Structure):
         fused, election = structure.fuse(ask.view.forms, posterior)
-        confidence = min(election.shares.values(), default=confidence)
+        confidence = min(map(ask.view.confidence, election.shares.values()), default=confidence)
         value = structure.value(fused)
         return Selection(fused, value, fused, kind, confidence, election.candidate, shares=election.shares)
     return Selection(text, _value(query, best, text, form), form, kind, confidence, best)
