@@ -183,6 +183,8 @@ class EndpointClient:
                 while (piece := await _next(pieces, deadline)) is not None:
                     if piece:
                         yield piece
+            if last := decoder.end():
+                yield last
         except TimeoutError:
             raise _timed_out(decoder.usage) from None
         except CallFailed as error:

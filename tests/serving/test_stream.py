@@ -59,6 +59,7 @@ class Service:
         breaks: models whose streams are cut after their pieces.
         holds: models whose streams stop after the first piece until `go_on` is set.
         hanging: models that answer nothing.
+        whole: models that do not stream, though they are asked to.
     """
 
     says: dict[str, list[str]] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Service:
     breaks: set[str] = field(default_factory=set)
     holds: set[str] = field(default_factory=set)
     hanging: set[str] = field(default_factory=set)
+    whole: set[str] = field(default_factory=set)
     go_on: threading.Event = field(default_factory=threading.Event)
     left: dict[str, threading.Event] = field(default_factory=dict)
 
@@ -89,7 +91,7 @@ class Service:
         if name in self.hanging:
             await asyncio.sleep(LONG_S)
         pieces = self.says.get(name, ["two", " pieces"])
-        if not body.get("stream"):
+        if not body.get("stream") or name in self.whole:
             return json_reply(completion("".join(pieces), usage=USAGE))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -152,6 +154,16 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_does_not_stream_is_heard_at_its_end(service: Service, server: Server) -> None:
+    service.whole.add("a")
+    with Ensemble(pool(server, "a"), policy="best-single", probe_share=0) as ensemble:
+        with ensemble.stream(QUESTION) as stream:
+            assert list(stream) == ["two pieces"]
+        assert cost(ensemble, "a") == stream.answer.cost == PAID
+    assert stream.answer.text == "two pieces"
+    assert len(server.received) == 1
 
 
 def test_a_single_member_is_heard_while_it_still_speaks(service: Service, server: Server) -> None:

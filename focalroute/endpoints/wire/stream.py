@@ -77,6 +77,8 @@ class StreamDecoder:
         if line.startswith("data:"):
             self._data.append(line[5:].removeprefix(" "))
             return ""
+        if line.startswith("{") and not self._parts:  # a service that does not stream replies with the whole at once
+            self._data, line = [line], ""
         if line or not self._data:
             return ""
         data, self._data = "\n".join(self._data), []
@@ -107,7 +109,7 @@ class StreamDecoder:
         return "".join([self._piece(choice) for choice in choices or ()])
 
     def _piece(self, choice: object) -> str:
-        delta = choice.get("delta") if isinstance(choice, dict) else None
+        delta = choice.get("delta", choice.get("message")) if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(delta, dict | None):
             raise self._failed("a stream choice is not an object")
         index = count_of(choice.get("index", 0))
@@ -121,13 +123,17 @@ class StreamDecoder:
         text = self._parts[index].add(text, choice, delta or {})
         return text if index == 0 else ""
 
+    def end(self) -> str:
+        """The stream has ended: the new text in a last event that has no empty line after it."""
+        return self.feed(b"\n\n")
+
     def finish(self) -> Completion:
         """The whole reply, once the stream has ended.
 
         Raises:
             CallFailed: the stream was cut; ``.usage`` is what had been reported by then.
         """
-        self.feed(b"\n\n")  # a last event without its empty line
+        self.end()
         parts = [self._parts[index] for index in sorted(self._parts)]
         if not parts or any(part.finish_reason is None for part in parts):
             raise self._failed("the stream was cut short")
