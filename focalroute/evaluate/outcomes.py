@@ -203,6 +203,7 @@ class _Line:
     outputs: Mapping[str, Any] | None = None
 
 
+_WHY_NEEDED = {"answer": "; give null where the reply holds none", "score": ", and the query has no label"}
 _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 
@@ -254,7 +255,7 @@ def _output(field: str, found: Any, row: _Line) -> Output:
             needed += ["prompt_tokens", "completion_tokens"]
         for name in needed:
             if found.get(name) is None and not (name == "answer" and name in found):  # there is none in the reply
-                raise _Breach(f"{field}.{name}", "is missing")
+                raise _Breach(f"{field}.{name}", f"is missing{_WHY_NEEDED.get(name, '')}")
     if output.probabilities is None:
         return output
     if len(output.probabilities) != len(row.choices or ()):
