@@ -194,7 +194,8 @@ class Memory:
         if not self._size or vector.size != self._vectors.shape[1] or not np.count_nonzero(vector):
             return Expectation(np.zeros(self._n, np.float32), np.ones(self._n, np.float32))
         offset = vector - self._mean
-        along = _along(self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
+        # einsum keeps to this thread, and to one order of adding up wherever the arrays lie: BLAS does neither
+        along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
         weights = kernel(along * self._scale[: self._size] * _scale(offset @ offset))
         total = float(weights.sum())
         self._typical += (_FORGET if self._typical else 1.0) * (total - self._typical)
@@ -241,7 +242,7 @@ class Memory:
     def _centre(self) -> None:
         """Take the mean of the texts again, and how far each is from it: |x_r - m|^2 = 1 - 2 x_r . m + |m|^2."""
         self._mean = mean_text(self._total, self._size)
-        along = _along(self._vectors[: self._size], self._mean)
+        along = np.einsum("md,d->m", self._vectors[: self._size], self._mean)
         self._scale[: self._size] = _scale(1 - 2 * along + self._mean @ self._mean)
         self._centred_at = self._added
 
@@ -250,16 +251,6 @@ def _dots(a: F32, b: F32) -> F32:
     """Of each row of the one with that of the other; a single row goes with all."""
     dots: F32 = np.einsum("sd,sd->s", a, b)
     return dots
-
-
-def _along(texts: F32, direction: F32) -> F32:
-    """The dot product of each text (M, D) with one direction (D,).
-
-    As M products of vectors, which are quicker than einsum and keep to this thread, too: with BLAS's own threads one
-    product of a matrix as small as this waits for a busy machine.
-    """
-    along: F32 = (texts[:, None] @ direction[:, None])[:, 0, 0]
-    return along
 
 
 def _scale(square: F32) -> F32:

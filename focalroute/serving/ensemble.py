@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
@@ -420,12 +420,11 @@ class AsyncEnsemble:
                 others (those already answered are in the store).
             common: arguments of `ask` for all of them.
         """
-        shared: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, Iterator) else one for name, one in common.items()
-        }
-        make_query("?", **shared)  # a mistake in what all of them have is told once, before any is asked
+        lasting = {name: tuple(one) for name, one in common.items() if isinstance(one, Iterator)}
+        common.update(cast("AskArguments", lasting))  # all queries read it
+        make_query("?", **common)  # a mistake in what all of them have is told once, before any is asked
         return await ask_all(
-            self.ask, queries, shared, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
+            self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
         )
 
     # -- learning ----------------------------------------------------------------------------------------------------

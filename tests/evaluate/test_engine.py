@@ -177,7 +177,7 @@ def test_several_logs_need_folders_and_pools(given: tuple[Path, Path], tmp_path:
     with pytest.raises(ConfigError, match="two are called 'log'"):
         train_command([log, log], [pool], tmp_path)
     with pytest.raises(ConfigError, match="one for all 3 logs, or one for each, not 2"):
-        train_command([log] * 3, [pool] * 2, tmp_path)
+        train_command([log, tmp_path / "b.jsonl", tmp_path / "c.jsonl"], [pool] * 2, tmp_path)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import threading
 import urllib.error
 import urllib.request
@@ -29,7 +30,13 @@ def callers(max_concurrency: int = 100, requests_per_minute: int | None = None) 
 
 
 def asked(url: str, key: str, **fields: Any) -> tuple[int, Any]:
-    return post(f"{url}/v1/chat/completions", ask(**fields), Authorization=f"Bearer {key}")
+    """Status and body; of a stream, its text."""
+    if not fields.get("stream"):
+        return post(f"{url}/v1/chat/completions", ask(**fields), Authorization=f"Bearer {key}")
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(ask(**fields)).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return response.status, response.read().decode()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -182,7 +182,7 @@ def test_a_blocking_ensemble_works_inside_a_running_loop(pool: SimulatedPool) ->
 
 
 def test_one_ensemble_serves_many_threads(pool: SimulatedPool) -> None:
-    questions = list(stream(60, seed=4))
+    questions = list(stream(24, seed=4))  # too few for an endpoint to be found changed, and forgotten
     with Ensemble(pool.endpoints, seed=0, probe_share=0) as ensemble, ThreadPoolExecutor(12) as threads:
         answers = list(threads.map(lambda q: ensemble.ask(q.text, choices=q.choices), questions))
         list(
@@ -191,7 +191,7 @@ def test_one_ensemble_serves_many_threads(pool: SimulatedPool) -> None:
             )
         )
         seen = sum(endpoint.seen for endpoint in ensemble.stats().endpoints.values())
-    assert len({answer.id for answer in answers}) == 60
+    assert len({answer.id for answer in answers}) == 24
     assert seen == sum(len(answer.replies) for answer in answers)
 
 
