@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import errno
-import os
-import stat
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from focalroute.core.files import read_regular
 
 MAX_BYTES = 2**20
 MAX_DOTS = 200  # of a line: tomllib takes time and memory by the square of the parts of a key
 
 
 def read_file(path: Path) -> bytes:
-    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is not a regular file.
-
-    Opening a pipe does not wait for its writer.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return os.read(descriptor, MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is not a regular file."""
+    data = read_regular(path, MAX_BYTES + 1)
+    if data is None:
+        raise OSError(errno.EINVAL, "not a regular file")
+    return data
 
 
 def read_toml(data: bytes) -> dict[str, Any]:

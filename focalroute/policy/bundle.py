@@ -20,7 +20,6 @@ import io
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import PolicyError
+from focalroute.core.files import read_regular
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, Evidence, Observation
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
@@ -277,19 +277,17 @@ def digest(manifest: Mapping[str, Any]) -> str:
 def read_file(path: Path, root: Path, most: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file in ``root``; PolicyError if it is something else, or longer than ``most``.
 
-    Links are followed within ``root`` only. Opening a pipe does not wait for its writer.
+    Links are followed within ``root`` only.
     """
     place = os.path.realpath(path)
     if COLD not in path.parents and not Path(place).is_relative_to(os.path.realpath(root)):  # installers may link ours
         raise PolicyError(f"{path}: is a link out of {root}; put the file itself there")
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - by its descriptor
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise PolicyError(f"{path}: is not a regular file; {_AGAIN}")
-            data = file.read(most + 1)
+        data = read_regular(place, most + 1, os.O_NOFOLLOW)
     except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error.strerror}; {_AGAIN}") from None
+    if data is None:
+        raise PolicyError(f"{path}: is not a regular file; {_AGAIN}")
     if len(data) > most:
         raise PolicyError(f"{path}: is larger than {most} bytes; {_AGAIN}")
     return data
