@@ -211,9 +211,8 @@ def _read(path: Path) -> list[Caller]:
     keys = tables.pop("key", None)
     if tables or not isinstance(keys, list):
         raise ConfigError("a file of keys has tables [[key]], and nothing else")
-    heads = [
-        number for number, line in enumerate(data.decode().splitlines(), 1) if line.split("#")[0].strip() == "[[key]]"
-    ]
+    lines = data.decode("utf-8-sig").splitlines()
+    heads = [number for number, line in enumerate(lines, 1) if line.split("#")[0].strip() == "[[key]]"]
     callers = []
     for i, table in enumerate(keys):
         try:

@@ -76,6 +76,12 @@ def test_what_is_wrong_with_a_file_of_keys_is_said_without_a_key(
     assert not any(secret in str(failed.value) for secret in ("sk-secret", KEY, OTHER))
 
 
+def test_a_wrong_key_is_found_by_its_line_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text("[[key]]\nusb = 1\n", "utf-8-sig")
+    with pytest.raises(ConfigError, match=r"keys\.toml: line 1: key\[0\]: unknown key 'usb'"):
+        Callers.from_toml(tmp_path / "keys.toml")
+
+
 def test_a_file_of_keys_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys.toml")
     with pytest.raises(ConfigError, match=r"keys\.toml: cannot be read: not a regular file"):
