@@ -39,7 +39,7 @@ _Asked = tuple[str, _Outputs]
 _PICO = Decimal("1e-12")
 _SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # of a question, as of an ensemble
 _SPENT = "the budget leaves too little for another question"
-_IN_VAIN = 10  # questions in a row of which every call failed: there is no point in going on
+_IN_VAIN = 10  # questions in a row of which every call failed: then it stops
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ _Count = Annotated[StrictInt, Field(ge=0)]
 _Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
 
 _LONGEST_LINE = 16 * 2**20  # bytes
-_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # a log may unpack to so many bytes, or to so many times its file
+_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # what a packed log may unpack to: bytes, or times its size
 _MOST_CHOICES = 1000  # as in serving
 _MOST_PARTS = 200_000  # objects and lists in a line, each of which takes many times its text
 _ROUNDING = 1e-3  # how far below 1 probabilities may add up that were rounded

@@ -116,7 +116,7 @@ def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: 
 
 
 def _seen(said: str, earlier: str | None) -> str:
-    """What an earlier answer says; "?" where that is nothing known."""
+    """What an earlier answer says; "?" where it is not recognised."""
     if earlier is not None:
         return said or "?"
     return said

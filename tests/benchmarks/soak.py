@@ -36,8 +36,8 @@ CALLERS = 8
 SIZE, SECONDS = 200_000, 1.0  # of large replies in characters, of slow ones
 SETTINGS = "\n[ensemble]\ndeadline_s = 2\n"
 
-#: glibc gives memory back at its fixed thresholds. By default it raises them as larger blocks come, and then keeps more
-#: for later after each rise of the load, which is no leak and cannot be told from one.
+#: Fixed thresholds make glibc give memory back. By default it raises them as larger blocks come, and then keeps more
+#: for later after each rise of the load, which looks like a leak from outside.
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
 
 

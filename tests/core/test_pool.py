@@ -121,7 +121,7 @@ def test_a_pool_file_that_would_take_gigabytes_or_minutes_is_refused(tmp_path: P
 
 @pytest.mark.parametrize("put_there", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_a_pool_file_that_is_no_file_is_refused_at_once(tmp_path: Path, put_there: Callable[[Path], None]) -> None:
-    """A pipe that nobody writes to was waited for without end."""
+    """A pipe without a writer blocked the caller forever."""
     path = tmp_path / "pool.toml"
     put_there(path)
     with pytest.raises(ConfigError, match=f"{path}: cannot be read: not a regular file; focalroute init writes a pool"):
