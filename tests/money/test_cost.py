@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_such_a_warning_comes_once_a_minute_for_each_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: now))  # this module's clock alone
     monkeypatch.setattr(cost, "_warned_at", {})
     dear = Usage(10, 10, cost_usd=Decimal(7))
     for now, name in ((0.0, "a"), (59.0, "a"), (59.0, "b"), (60.0, "a")):  # noqa: B007 - read by the clock
