@@ -9,6 +9,7 @@ of 1, 2, 4, ... outcomes, two or three of each size, so that time and memory are
 When queries get harder all are right less often, and none changed. So a cut must also gain as much over the
 hypothesis that the endpoint went along with the other members of the same queries: that its log-odds moved as theirs
 (the model without a three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5).
+Where it was asked alone, the others' outcomes since its own last one stand for those members.
 
 Nor did it change where it is only asked about something else. So what an `Observer` takes for a change must be as
 surprising to its memory of texts, too (`focalroute.observe.memory.Memory.surprise`).
@@ -20,6 +21,7 @@ after 200 outcomes is found after a median of 43 outcomes, a rise from .4 to .7 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +35,7 @@ _SIZES = 9  # of blocks: 1 to 256 outcomes, so that the last 1,000 or more are r
 _LEAST = 8  # outcomes on either side of a cut
 _STEADY = 1.0  # peers, right and wrong, older and newer, that are made up: nobody moves far without reason
 _SCALINGS = 25
+_REFUSED = 4  # outcomes after which a change that was not confirmed is looked at again
 
 _COUNTS = np.arange(_BLOCKS * 2**_SIZES + 1)
 _N_LOG_N: NDArray[np.float64] = _COUNTS * np.log(np.maximum(_COUNTS, 1))
@@ -66,14 +69,22 @@ class Detector:
 
     def __init__(self) -> None:
         self._levels: list[list[Block]] = [[]]  # level k: blocks of 2**k outcomes, newest first
+        self._quiet = 0  # outcomes to come before it looks again
 
-    def push(self, right: bool, peers: int = 0, peers_right: int = 0) -> Change | None:
+    def push(
+        self,
+        right: bool,
+        peers: int = 0,
+        peers_right: int = 0,
+        confirmed: Callable[[Change], bool] = lambda _: True,
+    ) -> Change | None:
         """Take in an outcome; the change, if it shows one.
 
         Args:
             right: whether the endpoint was right.
             peers: other members of the same query of which it is known whether they were right.
             peers_right: how many of these were.
+            confirmed: whether nothing else explains a change; where something does, nothing is forgotten.
         """
         self._levels[0].insert(0, (1, int(right), peers, peers_right))
         for level, blocks in enumerate(self._levels):
@@ -85,7 +96,15 @@ class Detector:
             self._levels[level + 1].insert(0, _added(oldest, older))
         if len(self._levels) > _SIZES:
             self._levels.pop()
-        return self._change()
+        self._quiet -= 1
+        change = self._change() if self._quiet < 0 else None
+        if change is None:
+            return None
+        if not confirmed(change):
+            self._quiet = _REFUSED - 1
+            return None
+        self._keep(change.since)
+        return change
 
     def _change(self) -> Change | None:
         sums = np.array([block for blocks in self._levels for block in blocks]).cumsum(axis=0)
@@ -101,7 +120,6 @@ class Detector:
         if gain[best] < THRESHOLD:
             return None
         (since, right), (size, was_right) = newer[best, :2].tolist(), older[best, :2].tolist()
-        self._keep(since)
         return Change(was_right / size, right / since, since)
 
     def _keep(self, newest: int) -> None:

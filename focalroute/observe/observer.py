@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -100,6 +101,8 @@ class Observer:
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
         self._changes: dict[str, Change] = {}
+        self._told = (0, 0)  # outcomes known so far of all endpoints, and the right ones of them
+        self._told_before: dict[str, tuple[int, int]] = {}  # these when each endpoint's last one came
         self._agreed_version = 0
         self._learned = 0  # outcomes
         self._unsettled_until = 0  # of these
@@ -251,11 +254,21 @@ class Observer:
     def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
         """Show the detectors what is known that was not before; a correction of what was is not taken up."""
         known = self._window.known(answer_id)
+        new = [name for name in known if name not in before]
+        known_right = sum(known.values())
+        asked, right = self._told
+        self._told = asked + len(new), right + sum(known[name] for name in new)
         changes = {}
-        for name in [name for name in known if name not in before]:
+        for name in new:
+            peers, peers_right = len(known) - 1, known_right - known[name]
+            if not peers:  # asked alone: what is known of others since its last outcome
+                since, right_since = self._told_before.get(name, (asked, right))
+                peers, peers_right = asked - since, right - right_since
+            self._told_before[name] = self._told
             detector = self._detectors.setdefault(name, Detector())
-            change = detector.push(known[name], len(known) - 1, sum(known.values()) - known[name])
-            if change is not None and self._surprising(name, change):
+            confirmed = partial(self._surprising, name)
+            change = detector.push(known[name], peers, peers_right, confirmed)
+            if change is not None:
                 changes[name] = self._changes[name] = change._replace(at=at)
                 self._forget(name, change.since)
         return changes

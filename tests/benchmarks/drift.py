@@ -1,13 +1,14 @@
 """What the change detector and probing are worth when an endpoint silently changes: Markdown tables.
 
-    python -m tests.benchmarks.drift [detector] [synthetic] [recorded]
+    python -m tests.benchmarks.drift [detector] [synthetic] [exchanged] [recorded]
 
-``detector``: its false alarms and delays; ``synthetic``: streams of independent outcomes; ``recorded``: 4,000 queries
-of mmlupro12, if ../shared/data has it. Without an argument all three.
+``detector``: its false alarms and delays; ``synthetic``: streams of independent outcomes; ``exchanged``: a policy
+trained on two endpoints that are then both exchanged; ``recorded``: 4,000 queries of mmlupro12, if ../shared/data has
+it. Without an argument all four.
 
-Everything is played prequentially by the cold start, half of each stream before the change and half after. Differences
-are in points of accuracy, paired with neither detector nor probing on the same stream; intervals as in
-`focalroute.evaluate.metrics`.
+Everything is played prequentially, but for ``exchanged`` by the cold start; half of each stream comes before the change
+and half after. Differences are in points of accuracy, paired with what has no detector on the same stream; intervals as
+in `focalroute.evaluate.metrics`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from focalroute.core.config import Endpoint
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
+from focalroute.evaluate.playing import price_at, trained
 from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
+from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.drift import Detector
 from focalroute.policy.bundle import cold
 
@@ -39,6 +42,11 @@ QUERIES = 2000
 RECORDED = 4000
 SOON = 500  # queries after the change
 CHOICES = ("A", "B", "C", "D")
+COSTS = (0.1, 0.2, 0.3, 0.5)
+PRIMES = 1500
+WARM = 500  # queries before the change that fill the window
+#: The skills in the first half, and in the second: who was the better one is the worse one.
+EXCHANGED: Sequence[Mapping[str, float]] = ({"cheap": 0.5, "dear": 0.87}, {"cheap": 0.76, "dear": 0.46})
 SKILLS = {"a": 0.85, "b": 0.75, "c": 0.7, "d": 0.65, "e": 0.6, "f": 0.5, "g": 0.45, "h": 0.4}
 PRICES = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "e": 1.0, "f": 2.0, "g": 0.5, "h": 1.0}
 
@@ -186,13 +194,60 @@ def every_scenario() -> None:
             table(scenario, partial(synthetic, scenario), explore)
 
 
+def exchanged() -> None:
+    """Print what a trained policy makes of two endpoints that both change: the dear one falls, the cheap one rises."""
+    print("| | " + " | ".join(f"held at {cost:g}" for cost in COSTS) + " |\n|---" + "|---" * len(COSTS) + "|")
+    cells: dict[bool, list[list[ReplayResult]]] = {detect: [[] for _ in COSTS] for detect in (False, True)}
+    for seed in SEEDS:
+        stream = _primes(seed)
+        half = len(stream.queries) // 2
+        policy = trained(stream, np.arange(half), seed=seed, settings=OfflineSettings(), advance=lambda _: None)
+        for detect, columns in cells.items():
+            for cost, runs in zip(COSTS, columns, strict=True):
+                serving = Serving(
+                    policy, stream.endpoints, seed=seed, detect=detect, cost_weight=price_at(policy, cost)
+                )
+                for rows in (np.arange(half - WARM, half), np.arange(half, 2 * half)):
+                    serving.hold(stream.held(rows, cost))
+                    played = play(serving, stream, rows)
+                runs.append(played)
+    for detect, columns in cells.items():
+        shown = [_against(runs, plain, slice(None)) for runs, plain in zip(columns, cells[False], strict=True)]
+        print(f"| {'detector' if detect else 'without'} | {' | '.join(shown)} |", flush=True)
+
+
+def _primes(seed: int) -> LogTable:
+    """A stream of one kind of question, to two endpoints."""
+    rng, queries = random.Random(f"primes {seed}"), []
+    for n in range(PRIMES):
+        label = rng.randrange(2)
+        skills = EXCHANGED[2 * n // PRIMES]
+        right = {name: rng.random() < skill for name, skill in skills.items()}
+        outputs = {
+            name: Output(label if right[name] else 1 - label, None, None, 40, rng.randrange(60, 300), None, 1.0, None)
+            for name in skills
+        }
+        message = {"role": "user", "content": f"Is {rng.randrange(1000, 20000)} a prime number? Think step by step."}
+        queries.append(LoggedQuery(f"q{n}", None, (message,), ("Yes", "No"), label, outputs, n + 1))
+    endpoints = (
+        Endpoint("cheap", model="m", input_usd_per_1m="1.5", output_usd_per_1m="2"),
+        Endpoint("dear", model="m", input_usd_per_1m="30", output_usd_per_1m="60"),
+    )
+    return join(queries, PoolFile(endpoints, {}, None), "primes")
+
+
 def recorded() -> None:
     """Print the recorded stream, if it is there."""
     if (DATA / "mmlupro12.jsonl.gz").exists():
         table("mmlupro12, two endpoints swapped half-way", swapped, explore=True)
 
 
-PARTS: Mapping[str, Callable[[], None]] = {"detector": detector, "synthetic": every_scenario, "recorded": recorded}
+PARTS: Mapping[str, Callable[[], None]] = {
+    "detector": detector,
+    "synthetic": every_scenario,
+    "exchanged": exchanged,
+    "recorded": recorded,
+}
 
 
 def main() -> None:

@@ -53,6 +53,20 @@ def test_what_was_before_is_forgotten() -> None:
     assert str(Change(0.75, 0.2, 10)) == "right 20% of the last 10 times, 75% before"
 
 
+def test_a_change_that_is_not_confirmed_is_looked_at_again_and_nothing_is_forgotten() -> None:
+    detector, seen = Detector(), list[Change]()
+    assert not any(detector.push(True) for _ in range(100))
+
+    def confirmed(change: Change) -> bool:
+        seen.append(change)
+        return change.since > 20
+
+    change = next(change for _ in range(60) if (change := detector.push(False, confirmed=confirmed)) is not None)
+    assert change == seen[-1]
+    assert change.before == 1.0
+    assert len(seen) < 6  # texts are compared each time
+
+
 def test_when_everybody_is_right_less_often_nobody_changed() -> None:
     """The queries got harder. Without looking at the peers the same outcomes are a change."""
     rng = random.Random(1)
