@@ -41,6 +41,7 @@ _log = logging.getLogger("focalroute")
 
 _REFEREED_WINDOWS = 4  # so many times the window's rows are compared by agreement, which tells less than a label
 _AGREED_AT_ONCE = 8  # outcomes without feedback after which the numbers are renewed: one of them tells little
+_AGREED_SHARE = 16  # and less the more there are: they are at least one in this many of those in the window
 _FIRST_AGREED = 32  # of which each of the first is shown at once
 _UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
 
@@ -195,7 +196,8 @@ class Observer:
             for row in self._agreed.push(outcome):
                 self._changed.update(self._here(row))
             self._unseen += 1
-            if self._unseen >= _AGREED_AT_ONCE or len(self._agreed) <= _FIRST_AGREED:
+            known = len(self._agreed)
+            if self._unseen >= max(_AGREED_AT_ONCE, known // _AGREED_SHARE) or known <= _FIRST_AGREED:
                 self._unseen = 0
                 self._agreed_version = self._agreed.version
                 self._renew()  # the next verdict rests on it
