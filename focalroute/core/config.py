@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 from focalroute.core.dollars import Amount, parse_decimal, parse_usd_per_period, parse_usd_per_tag, positive_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import find_service, is_within, thinking_params
-from focalroute.core.spelling import did_you_mean
+from focalroute.core.spelling import advice, did_you_mean
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
 
@@ -128,11 +128,9 @@ def _describe(what: str, names: Sequence[str], error: ValidationError) -> str:
         if isinstance(first, int):
             first = names[first]
         where = ".".join(map(str, (first, *rest)))
-        message = item["msg"].removeprefix("Value error, ")
+        message = advice(item)
         if item["type"] == "unexpected_keyword_argument":
             message = f"unknown key; {did_you_mean(where, names, INSTEAD.get(what))}"
-        elif item["type"] in ("missing", "missing_argument"):
-            message = "required"
         problems.append(f"{where}: {message}".removeprefix(": "))
     return f"{what}: " + "; ".join(problems)
 

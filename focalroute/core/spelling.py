@@ -1,15 +1,49 @@
-"""Suggests the closest known name for an unknown one, also where a call does not fit its method's signature."""
+"""Says what is wrong with a name or a value, and what to give instead, in this package's words."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from focalroute.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+#: What to give, by pydantic's kind of problem.
+_INSTEAD: Mapping[str, str] = {
+    "missing": "required",
+    "missing_argument": "required",
+    "greater_than": "give more than {gt}",
+    "greater_than_equal": "give at least {ge}",
+    "less_than": "give less than {lt}",
+    "less_than_equal": "give at most {le}",
+    "finite_number": "give a finite number",
+    "literal_error": "give {expected}",
+    "too_short": "give at least {min_length}",
+    "too_long": "give at most {max_length}",
+    "string_too_short": "give at least {min_length} characters",
+    "string_too_long": "give at most {max_length} characters",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "decimal_type", "decimal_parsing"), "give a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "give true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "give a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "give names and their values"),
+    "string_type": "give a string",
+}
+
+
+def advice(problem: ErrorDetails) -> str:
+    """Return what pydantic found wrong with a value, as advice; its own message where there is none of ours."""
+    said = _INSTEAD.get(problem["type"])
+    if said is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return said.format_map(problem.get("ctx", {}))
 
 
 def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] | None = None) -> str:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64
+from focalroute.core.spelling import advice
 from focalroute.evaluate.metrics import PairedDifference, Score
 from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan
@@ -290,7 +291,7 @@ def read_eval(found: object, name: str) -> Report:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise ConfigError(
-            f"{name}: is not a report of focalroute eval: {where}: {first['msg']}; give the file that --json wrote"
+            f"{name}: is not a report of focalroute eval: {where}: {advice(first)}; give the file that --json wrote"
         ) from None
     if not 0 <= report.figures.shown < len(report.focalroute):
         raise ConfigError(f"{name}: is not a report of focalroute eval: it has no operating point of focalroute")

@@ -20,6 +20,7 @@ from pydantic import Field, SkipValidation, StrictInt, StrictStr, TypeAdapter, V
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32
+from focalroute.core.spelling import advice
 
 _T = TypeVar("_T")
 _Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -232,7 +233,7 @@ def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
         return kind.validate_python({name: one for name, one in value.items() if one is not None})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise _Breach(".".join(filter(None, (field, *map(str, first["loc"])))), first["msg"]) from None
+        raise _Breach(".".join(filter(None, (field, *map(str, first["loc"])))), advice(first)) from None
 
 
 def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.errors import ConfigError
+from focalroute.core.spelling import advice
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.openai_api.refusals import Refused
 
@@ -300,22 +301,20 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         param = ".".join(map(str, problem["loc"]))[:_LONGEST_NAME]
-        why = _explained(problem["type"], problem["msg"], param)
+        why = _explained(problem["type"], advice(problem), param)
         raise Refused(400, f"{param}: {why}", param=param) from None
 
 
 def _explained(kind: str, message: str, param: str) -> str:
     if param in ("n", "logprobs"):
         return "is not given: the answer is one, fused from several replies; see focalroute.probabilities in the reply"
-    if kind == "missing":
-        return "required"
     if kind == "too_short":
         return "is empty"
     if kind == "too_long" and param == "messages":
         return f"at most {_MOST_MESSAGES}"
     if kind == "extra_forbidden":
         return 'unknown field; leave it out (what is focalroute\'s own goes into the object "focalroute")'
-    return message.removeprefix("Value error, ")
+    return message
 
 
 # -- the format of the answer ------------------------------------------------------------------------------------------
