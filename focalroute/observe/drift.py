@@ -40,7 +40,7 @@ _REFUSED = 4  # outcomes after which a change that was not confirmed is looked a
 _COUNTS = np.arange(_BLOCKS * 2**_SIZES + 1)
 _N_LOG_N: NDArray[np.float64] = _COUNTS * np.log(np.maximum(_COUNTS, 1))
 
-#: Outcomes, the right ones of them, outcomes of other members on the same queries, the right ones of those.
+#: Outcomes, the right ones of them, outcomes of others to compare them with, the right ones of those.
 Block = tuple[int, int, int, int]
 F64 = NDArray[np.float64]
 
@@ -82,8 +82,8 @@ class Detector:
 
         Args:
             right: whether the endpoint was right.
-            peers: other members of the same query of which it is known whether they were right.
-            peers_right: how many of these were.
+            peers: outcomes of others to compare with: on the same query or, where it was asked alone, since its last.
+            peers_right: how many of these were right.
             confirmed: whether nothing else explains a change; where something does, nothing is forgotten.
         """
         self._levels[0].insert(0, (1, int(right), peers, peers_right))
