@@ -51,6 +51,8 @@ def init(
 
     if pool.exists():
         raise ConfigError(f"{pool}: is there already; give another --pool")
+    if not os.access(pool.parent, os.W_OK):
+        raise ConfigError(f"{pool}: cannot be written; give --pool a file in a folder that you may write to")
     found = [name for name in _MODELS if os.environ.get(SERVICES[name].api_key_env or "")]
     if sys.stdin.isatty() and not as_json:
         model, local, usd_total = _questions(found, model, local, usd_total)

@@ -121,7 +121,7 @@ def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
     """The listing of the endpoint's service, or why it cannot be had."""
     try:
         return read_listing(fetch_models(endpoint), endpoint.spoken)
-    except NotListed as error:
+    except (NotListed, ConfigError) as error:  # such as a key that is not set
         return str(error)
 
 

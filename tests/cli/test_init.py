@@ -58,6 +58,10 @@ def test_what_cannot_be_asked_is_said(
     assert "set OPENAI_API_KEY to a key that api.openai.com accepts" in capsys.readouterr().out
     (endpoint,) = load_pool("pool.toml").endpoints
     assert (endpoint.service, endpoint.model, endpoint.spoken) == ("openai", "gpt-4o-mini", "openai")
+    assert run(monkeypatch, "init", "--model", "together/m", "--pool", "second.toml") == 1  # its prices need the key
+    assert "set TOGETHER_API_KEY to a key" in capsys.readouterr().out
+    assert run(monkeypatch, "init", "--local", local, "--pool", "no/pool.toml") == 2
+    assert "no/pool.toml: cannot be written; give --pool a file in a folder" in capsys.readouterr().err
 
 
 def test_in_a_terminal_it_asks_three_questions(

@@ -122,6 +122,16 @@ def test_a_listing_that_cannot_be_had_says_why(answer: web.Response, detail: str
     assert (one.state, one.detail) == ("failed", "could not be fetched (ConnectError)")
 
 
+def test_a_key_that_is_not_set_leaves_the_other_endpoints_their_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
+    model = SimulatedModel("m", input_usd_per_1m=Decimal("0.25"), output_usd_per_1m=Decimal("1.5"))
+    with SimulatedPool([model], dialects="together") as pool:
+        keyless, other = listed_prices([Endpoint("a", model="m", service="together"), *pool.endpoints])
+    assert keyless.state == "failed"
+    assert "TOGETHER_API_KEY is not set" in keyless.detail
+    assert other.state == "same"
+
+
 @pytest.mark.parametrize("dialect", ["together", "deepinfra", "openrouter"])
 def test_the_simulated_services_list_what_they_charge(dialect: Any) -> None:
     model = SimulatedModel("m", input_usd_per_1m=Decimal("0.25"), output_usd_per_1m=Decimal("1.5"))
