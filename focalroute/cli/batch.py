@@ -20,11 +20,10 @@ from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, gi
 from focalroute.core.answer_list import error_text
 from focalroute.core.dollars import Dollars, dollars
 from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.core.files import hold_file
 from focalroute.core.progress import progress_bar
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from focalroute.core.config import Budget
     from focalroute.core.receipts import Answer
 
@@ -135,23 +134,30 @@ class _Answers:
         usd: USD of all answers in the file, ``unpriced`` of which have an unknown cost.
 
     Raises:
-        ConfigError: it is there and not to be resumed, is of other questions, or cannot be written.
+        ConfigError: it is there and not to be resumed, is of other questions, is being written, or cannot be.
     """
 
     def __init__(self, path: Path, digests: list[str], *, resume: bool) -> None:
         if path.exists() and not resume:
             raise ConfigError(f"{path}: is there already; give --resume to go on with it, or another name")
+        if path.exists() and not path.is_file():  # such as /dev/null, which would be replaced
+            raise ConfigError(f"{path}: is not a file; give another name")
         self._path, self._digests = path, digests
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0
-        kept = self._kept() if path.exists() else []
-        try:
-            beside = path.with_name(path.name + ".part")
-            beside.write_bytes(b"".join(kept))  # without those that failed, and a half line at its end
-            beside.replace(path)
-            self._file: BinaryIO = path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        with contextlib.ExitStack() as opened:
+            try:
+                hold_file(opened.enter_context(path.open("ab")), path)
+                kept = self._kept()
+                beside = path.with_name(path.name + ".part")
+                self._file = opened.enter_context(beside.open("wb"))
+                hold_file(self._file, path)
+                self._file.writelines(kept)  # without those that failed, and a half line at its end
+                self._file.flush()
+                beside.replace(path)
+            except OSError as error:
+                raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+            self._opened = opened.pop_all()
 
     def _kept(self) -> list[bytes]:
         kept = []
@@ -183,8 +189,10 @@ class _Answers:
     def __enter__(self) -> _Answers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed and not self._file.tell():  # the same command, put right, can be given again
+            self._path.unlink()
+        self._opened.close()
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

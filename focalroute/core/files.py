@@ -1,10 +1,14 @@
-"""Reads files that a stranger may have put in place of the expected ones."""
+"""Reads files that a stranger may have put in place of the expected ones, and holds those that are written."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import IO
+
+from focalroute.core.errors import ConfigError
 
 
 def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
@@ -24,3 +28,16 @@ def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
             return file.read(most)
     finally:
         os.close(descriptor)
+
+
+def hold_file(file: IO[bytes], path: Path) -> None:
+    """Keep other processes that hold it from writing a file while it is open here; ``path`` is its name.
+
+    Raises:
+        ConfigError: another process holds it.
+        OSError: it cannot be locked.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{path}: another process is writing it; wait for its end, or give another name") from None

@@ -17,6 +17,7 @@ from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
+from focalroute.core.files import hold_file
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.records import Reply, Usage
@@ -76,7 +77,7 @@ class LogFile:
         collected: what came of it so far.
 
     Raises:
-        ConfigError: it is there and not to be resumed, holds other questions, or cannot be written.
+        ConfigError: it is there and not to be resumed, holds other questions, is being written, or cannot be.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class LogFile:
         with ExitStack() as opened:
             try:
                 self._file = opened.enter_context(path.open("ab+"))
+                hold_file(self._file, path)
                 self._file.seek(0)
                 self._file.truncate(self._file.read().rfind(b"\n") + 1)  # a process that died may have left half a line
                 if self._file.seek(0, os.SEEK_END):
@@ -135,11 +137,11 @@ class LogFile:
         self._file.seek(0)
         lines = self._file.readlines()
         ordered = sorted(lines, key=lambda line: order[json.loads(line)["id"]])
-        self._file.close()
         if lines != ordered:
             beside = self._path.with_name(self._path.name + ".sorted")
             beside.write_bytes(b"".join(ordered))
             beside.replace(self._path)
+        self._file.close()
 
 
 def _line(question: LabelledQuestion, outputs: _Outputs) -> str:

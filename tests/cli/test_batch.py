@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from focalroute.cli.app import main
+from focalroute.cli.batch import _Answers
 from tests.loopback import completion, json_reply, serving
 
 QUESTIONS: list[Any] = ["What is 17 + 25?", {"query": "What is 6 * 7?", "choices": ["42", "43"]}, "What is 2 + 2?"]
@@ -117,6 +119,37 @@ def test_answers_to_other_questions_are_left_alone(
         assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--resume") == 2
         assert says in capsys.readouterr().err
         assert (folder / "out.jsonl").read_text() == text
+
+
+WRONG = [("--pool", "no.toml"), ("--max-usd", "much"), ("--policy", "none"), ("--store", ".")]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_command_that_was_wrong_can_be_given_again(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: tuple[str, str]
+) -> None:
+    assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file, *wrong) != 0
+    assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
+
+
+def test_what_is_not_a_file_is_named_and_stays(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo("pipe")
+    for out in (".", "pipe"):
+        assert run(monkeypatch, "batch", "in.jsonl", out, "--pool", pool_file, "--resume") == 2
+        assert f"{out}: is not a file; give another name" in capsys.readouterr().err
+    assert (folder / "pipe").is_fifo()
+
+
+def test_a_second_run_does_not_take_the_file_from_the_first(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch = ("batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--resume")
+    with _Answers(folder / "out.jsonl", [], resume=False):
+        assert run(monkeypatch, *batch) == 2
+        assert "out.jsonl: another process is writing it; wait for its end" in capsys.readouterr().err
+    assert run(monkeypatch, *batch) == 0
 
 
 def test_ask_takes_a_system_message_and_parameters_and_says_who_said_what(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from aiohttp import web
 
 from focalroute import ConfigError, Endpoint
 from focalroute.core.pool import load_pool
-from focalroute.evaluate.collect import collect
+from focalroute.evaluate.collect import LogFile, collect
 from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
@@ -199,6 +200,18 @@ def test_a_log_of_something_else_is_left_alone(tmp_path: Path, pool: SimulatedPo
     with pytest.raises(ConfigError, match="cannot be written"):
         collect(pool.endpoints, questions, tmp_path / "no" / "log.jsonl")
     assert out.read_bytes() == there
+
+
+def test_a_second_process_does_not_write_into_a_log_that_is_under_way(
+    tmp_path: Path, pool: SimulatedPool, dataset: Path
+) -> None:
+    log, questions = tmp_path / "log.jsonl", read_dataset(dataset)
+    with (
+        closing(LogFile(log, questions, resume=False, advance=lambda _: None)),
+        pytest.raises(ConfigError, match=r"log\.jsonl: another process is writing it; wait for its end"),
+    ):
+        collect(pool.endpoints, questions, log, resume=True)
+    assert collect(pool.endpoints, questions[:2], log, resume=True).asked == 2
 
 
 def test_the_budget_holds_over_all_resumptions(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
