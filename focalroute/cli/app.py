@@ -274,6 +274,9 @@ def main() -> None:
         if isinstance(error, ConfigError):
             sys.exit(2)
         sys.exit(1)
+    except OSError as error:  # such as a disk that is full; what belongs to a setting is a ConfigError
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
 
 
 def _with_bare_json(arguments: list[str]) -> list[str]:

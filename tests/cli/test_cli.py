@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -271,6 +272,13 @@ def test_the_version_and_the_module_are_there() -> None:
 
     result = focalroute_apart("--version")
     assert (result.returncode, result.stdout.strip()) == (0, __version__)
+
+
+def test_output_that_cannot_be_written_is_an_error_and_not_a_traceback() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "focalroute", "policy", "show", "cold"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
 def test_a_pool_that_does_not_answer_is_exit_code_1(tmp_path: Path) -> None:

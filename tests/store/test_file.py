@@ -188,6 +188,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     before = path.read_bytes()
     fails(path, "not a database; name another file")
     assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
@@ -196,6 +197,7 @@ def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
     before = path.read_bytes()
     fails(path, "database of something else; name another file")
     assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,18 @@ class CommitLog:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._file: int | None = None
         self._latest: Mark | None = None  # not written yet
         self._next = 0.0  # when it may be written again (monotonic)
-        if path is not None:
-            self._open(path)
 
-    def _open(self, path: Path) -> None:
-        beside = Path(f"{os.path.realpath(path)}-commits")
+    def open(self) -> None:
+        """Open it, or make it, once the database is known to be ours; nothing is read or written before."""
+        if self._path is None:
+            return
+        beside = Path(f"{os.path.realpath(self._path)}-commits")
         try:
-            mode = path.stat().st_mode & 0o777
+            mode = self._path.stat().st_mode & 0o777
             self._file = os.open(beside, os.O_RDWR | os.O_CREAT, mode)
             if os.fstat(self._file).st_size < _ENTRIES * _ENTRY.size:
                 os.fchmod(self._file, mode)  # the same users may write both

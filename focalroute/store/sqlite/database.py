@@ -160,6 +160,7 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool) -> sqlite
         except BaseException:
             roll_back(db)
             raise
+        log.open()
         _compare(db, name, log)
         db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
     except BaseException:
