@@ -64,6 +64,8 @@ def ledger(
             typer.echo(show_differences(found, form))
             if found and not repair:
                 raise typer.Exit(1)
+            if found:
+                typer.echo("repaired: these balances are now what the ledger adds up to", err=True)
         elif pool is not None:
             typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
         else:
@@ -121,7 +123,7 @@ _DIFFERENCE = ("tag", "period_s", "spent", "reserved", "ledger_spent", "ledger_r
 
 
 def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
-    """As a table, as CSV, or as a JSON list; USD exact as they are kept, null: damaged."""
+    """As a table, as CSV, or as a JSON list; USD exact, as a difference may be small; null: damaged."""
     rows = []
     for one in found:
         kept = (None, None) if one.kept is None else (one.kept.spent, one.kept.reserved)
@@ -135,7 +137,7 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
         name = tag or "(all)"
         if period_s:
             name += f" in {period_s} s"
-        lines.append(_line(name, ("damaged" if usd is None else f"{usd:.6f}" for usd in amounts)))
+        lines.append(_line(name, ("damaged" if usd is None else f"{usd:f}" for usd in amounts)))
     return "\n".join(lines)
 
 

@@ -303,7 +303,7 @@ def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
     All else in the file, comments and layout included, stays as it is.
 
     Raises:
-        ConfigError: the file cannot be edited safely; it is left as it was.
+        ConfigError: the file cannot be edited safely, or not be written; it is left as it was.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
@@ -337,9 +337,13 @@ def _toml_values(listed: ListedPrice) -> tuple[str, ...]:
 
 
 def _replace(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).chmod(path.stat().st_mode)
-    Path(file.name).replace(path)
+    path = path.resolve()  # a link stays one
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as beside, (Path(beside) / path.name).open("wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(path.stat().st_mode)
+            Path(file.name).replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; may you write to its folder?") from None

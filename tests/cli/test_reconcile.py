@@ -46,15 +46,15 @@ def spend(engine: Engine) -> None:
         store.reserve(hold(1, "0.25", ("team",)), LIMITS).result(10)
 
 
-def damage(engine: Engine, *, unreadable: bool = False) -> None:
-    """The balance of all calls is 0.125 and nothing reserved; or one that cannot be read."""
+def damage(engine: Engine, *, spent_pico: int = 125 * 10**9, unreadable: bool = False) -> None:
+    """The balance of all calls is 0.125, or what is given, and nothing reserved; or one that cannot be read."""
     if isinstance(engine, SqliteEngine):
         with closing(SqliteStore(engine.path)) as store:
-            spent = "x" if unreadable else str(125 * 10**9)
+            spent = "x" if unreadable else str(spent_pico)
             change(store, "balances", f"spent = '{spent}', reserved = '0' WHERE tag = ''")
         return
     with closing(engine.open()) as opened:
-        text = "0 x" if unreadable else "0 125000 0 0 0"
+        text = "0 x" if unreadable else "0 {} {} 0 0".format(*divmod(spent_pico, 10**6))
         opened.run(lambda connection: connection.command("HSET", connection.keys["balances"], "0 ", text))
 
 
@@ -83,13 +83,22 @@ def test_a_difference_is_printed_and_fails_until_it_is_repaired(engine: Engine) 
         assert store.verify() == ()
 
 
+def test_a_small_difference_can_be_seen_and_a_repair_says_that_it_was_one(engine: Engine) -> None:
+    spend(engine)
+    damage(engine, spent_pico=5 * 10**11 - 1)
+    table = command(engine, "--reconcile")
+    assert table.stdout.splitlines()[1].split() == ["(all)", "0.499999999999", "0", "0.5", "0.25"]
+    assert "repaired" not in table.stderr
+    assert "repaired: these balances are now what the ledger adds up to" in command(engine, "--repair").stderr
+
+
 def test_a_balance_that_cannot_be_read_is_built_anew(engine: Engine) -> None:
     spend(engine)
     damage(engine, unreadable=True)
     with closing(engine.open()) as store:
         assert any("is damaged" in problem for problem in store.verify())
     table = command(engine, "--reconcile")
-    assert table.stdout.splitlines()[1].split() == ["(all)", "damaged", "damaged", "0.500000", "0.250000"]
+    assert table.stdout.splitlines()[1].split() == ["(all)", "damaged", "damaged", "0.5", "0.25"]
     (row,) = csv.DictReader(io.StringIO(command(engine, "--repair", "--csv").stdout))
     assert (row["spent"], row["ledger_spent"]) == ("", "0.5")
     with closing(engine.open()) as store:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
+import tempfile
 import tomllib
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -214,6 +217,35 @@ def test_a_file_that_cannot_be_edited_safely_is_left_alone(tmp_path: Path, monke
     with pytest.raises(ConfigError, match="write the prices into it by hand"):
         write_prices(path, [found("a", price("1", "1"))])
     assert path.read_text() == POOL
+
+
+def test_prices_are_written_through_a_link_and_nothing_else_is_left(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    path, link = tmp_path / "real" / "pool.toml", tmp_path / "pool.toml"
+    path.write_text(POOL)
+    path.chmod(0o640)
+    link.symlink_to(path)
+    write_prices(link, [found("a", price("1", "2"))])
+    assert link.is_symlink()
+    assert load_pool(path).endpoints[0].price == price("1", "2")
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_that_may_not_be_written_to_is_named() -> None:
+    """In a process without the rights of root, for which nothing is read-only."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom focalroute.money.prices import _replace\n"
+        "os.geteuid() or os.seteuid(65534)\ntry:\n    _replace(Path(sys.argv[1]), '')\nexcept Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pool.toml"
+        path.write_text(POOL)
+        Path(folder).chmod(0o555)
+        done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+        assert f"ConfigError {path}: cannot be written: Permission denied; may you write to its folder?" in done.stdout
+        assert path.read_text() == POOL
 
 
 def test_old_prices_are_flagged_and_undated_ones_are_the_users_word(caplog: pytest.LogCaptureFixture) -> None:

@@ -163,7 +163,7 @@ class Checkpoint:
         other = [what for what, value in self.made_for.items() if kept.get(what) != value]
         if other:
             raise ConfigError(
-                f"{self.path}: belongs to a training with another {' and '.join(other)}; "
+                f"{self.path}: belongs to another training, which differs in {' and '.join(other)}; "
                 "give the same again, or train without resume"
             )
         return progress

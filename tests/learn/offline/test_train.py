@@ -307,10 +307,10 @@ def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, Any], na
     kept: list[Progress] = []
     train(log, seed=1, settings=SMALL, keep=kept.append)
     _checkpoint(tmp_path, log).write(kept[0])
-    with pytest.raises(ConfigError, match=rf"kept\.npz: belongs to a training with another {named};"):
+    with pytest.raises(ConfigError, match=rf"kept\.npz: belongs to another training, which differs in {named};"):
         _checkpoint(tmp_path, log, **changed).read()
     other = replace(log, value=1 - log.value)
-    with pytest.raises(ConfigError, match="another log;"):
+    with pytest.raises(ConfigError, match="differs in log;"):
         _checkpoint(tmp_path, other).read()
 
 
