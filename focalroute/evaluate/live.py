@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import Answer
@@ -98,6 +98,9 @@ def play_all(
     Args:
         ask: makes the calls that DER is trained with.
         advance: called with the queries played.
+
+    Raises:
+        FocalrouteError: no endpoint answered any of them.
     """
     warm, chain = train[-_WARM:], range(1, options.max_steps + 1)
     played: dict[str, LiveResult] = {}
@@ -113,6 +116,8 @@ def play_all(
         played[f"single {endpoint.name}"] = cut(test, answers, 1)
         for steps in chain[1:]:
             played[f"self-correction {endpoint.name} @ {steps}"] = cut(test, answers, steps)
+    if not any(one.asked.any() for one in played.values()):
+        raise FocalrouteError("no endpoint answered any of the questions; focalroute pool probe says why")
     answers = asked(endpoints, (), policy="sequential-round-robin")
     played |= {f"round-robin @ {steps}": cut(test, answers, steps) for steps in chain}
     for name, policy in (("plurality", "plurality"), ("focalroute", None)):
@@ -212,6 +217,7 @@ def live_command(
 
     Raises:
         ConfigError: an argument, the queries or the pool is wrong, or a file cannot be written.
+        FocalrouteError: no endpoint answered any of the queries.
     """
     if queries is None:
         raise ConfigError("--queries: give the file of queries that --live is to ask")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from focalroute import ConfigError, Ensemble
+from focalroute import ConfigError, Ensemble, FocalrouteError
 from focalroute.cli.app import app
 from focalroute.evaluate.live import LiveOptions, evaluate_live, live_command, live_report
 from focalroute.evaluate.live_environment import (
@@ -233,6 +233,14 @@ def test_what_the_command_lacks_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "q.jsonl", HOPS)
     with pytest.raises(ConfigError, match=r"quality.*rouge-l"):
         live_command("sim", file, LiveOptions(quality="beauty"))
+
+
+def test_a_pool_that_does_not_answer_is_an_error_and_not_a_table_of_zeros(tmp_path: Path) -> None:
+    pool, out = tmp_path / "pool.toml", tmp_path / "policies"
+    pool.write_text('[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n')
+    with pytest.raises(FocalrouteError, match="no endpoint answered any of the questions; focalroute pool probe says"):
+        live_command(str(pool), write(tmp_path / "q.jsonl", HOPS[:10]), replace(QUICK, publish_to=out))
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("form", [["--free-form"], []])
