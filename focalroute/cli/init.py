@@ -63,20 +63,20 @@ def init(
     _write(pool, tables, usd_total)
     checked = check_pool(load_pool(pool).endpoints)
     problems = [f"{one.endpoint}: {one.remedy} ({one.detail})" for one in checked if one.state != "ok"]
+    names = [one.endpoint for one in checked]
+    if not as_json:  # before it asks, which may fail
+        print(f"{pool}: {len(names)} endpoints: {', '.join(names)}")
+        for problem in problems:
+            print(f"  {problem}")
     answer = None
     if ask and not problems:
         with Ensemble.from_toml(pool, store=None) as ensemble:
             answer = ensemble.ask(_QUESTION, answer="number")
     if as_json:
         said = answer and answer.to_dict()
-        names = [one.endpoint for one in checked]
         print(json.dumps({"pool": str(pool), "endpoints": names, "problems": problems, "answer": said}, indent=2))
-    else:
-        print(f"{pool}: {len(checked)} endpoints: {', '.join(one.endpoint for one in checked)}")
-        for problem in problems:
-            print(f"  {problem}")
-        if answer is not None:
-            print(f"{_QUESTION} {answer.value} (confidence {answer.confidence:.2f}, {dollars(answer.cost)})")
+    elif answer is not None:
+        print(f"{_QUESTION} {answer.value} (confidence {answer.confidence:.2f}, {dollars(answer.cost)})")
     if problems:
         raise typer.Exit(1)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from focalroute.core.pool import load_pool
 from focalroute.sim import SimulatedPool
 from tests.cli.test_batch import run
+from tests.loopback import json_reply, serving
 
 KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "TOGETHER_API_KEY", "DEEPINFRA_API_KEY")
 
@@ -62,6 +64,19 @@ def test_what_cannot_be_asked_is_said(
     assert "set TOGETHER_API_KEY to a key" in capsys.readouterr().out
     assert run(monkeypatch, "init", "--local", local, "--pool", "no/pool.toml") == 2
     assert "no/pool.toml: cannot be written; give --pool a file in a folder" in capsys.readouterr().err
+
+
+def test_a_pool_that_does_not_answer_was_written_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def handler(request: Any, _: Any) -> Any:
+        return json_reply({"data": [{"id": "m"}]}) if request.method == "GET" else json_reply({}, status=401)
+
+    with serving(handler) as server:
+        assert run(monkeypatch, "init", "--local", server.url) == 1
+    said = capsys.readouterr()
+    assert said.out == "pool.toml: 1 endpoints: m\n"
+    assert "name the variable of its key in api_key_env" in said.err
 
 
 def test_in_a_terminal_it_asks_three_questions(
