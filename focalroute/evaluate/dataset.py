@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from focalroute.answers import AnswerKind, normal_form
+from focalroute.answers import AnswerKind, normal_form, normaliser
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.outcomes import numbered_lines
 from focalroute.serving.query import make_query
@@ -63,8 +63,9 @@ def read_dataset(
         kind: of free-form answers; labels are brought to its normal form.
 
     Raises:
-        ConfigError: it cannot be read, or a row lacks something or cannot be asked; the message names row and field.
+        ConfigError: the kind is unknown, it cannot be read, or a row is wrong; the message names row and field.
     """
+    normaliser(kind)  # one that is unknown is an error, even where every question has choices
     chosen = dict(columns or {})
     unknown = sorted(set(chosen) - set(FIELDS))
     if unknown:

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
 from focalroute import ConfigError, Endpoint
+from focalroute.answers import AnswerKind
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.collect import LogFile, collect
 from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
@@ -138,6 +139,11 @@ def test_columns_of_other_names_and_fields_that_do_not_exist(tmp_path: Path) -> 
     assert (question.prompt, question.label) == ("?", "x")
     with pytest.raises(ConfigError, match="unknown field 'labels'"):
         read_dataset(path, columns={"labels": "gold"})
+
+
+def test_an_unknown_kind_is_an_error_where_every_question_has_choices_too(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match="answer: unknown kind 'numbr'"):
+        read_dataset(dataset, kind=cast("AnswerKind", "numbr"))
 
 
 def test_a_hugging_face_dataset_without_the_package_says_what_to_install() -> None:
