@@ -60,7 +60,7 @@ def test_choices_are_as_many_as_serving_takes(tmp_path: Path) -> None:
     """One query's choices widen the arrays of all queries."""
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"id": "a", "choices": ["x"] * 1001}) + "\n")
-    refused(path, r"log.jsonl:1: choices: .*at most 1000 items.*1001")
+    refused(path, r"log.jsonl:1: choices: give at most 1000$")
 
 
 def test_a_wide_query_in_a_long_log_is_refused_before_its_arrays_are_made(tmp_path: Path) -> None:

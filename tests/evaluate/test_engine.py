@@ -123,8 +123,9 @@ def _assert_jobs_run_elsewhere(engine: Engine) -> None:
     assert os.getpid() not in engine.each(where, None, [1])
 
 
+@pytest.mark.slow
 def test_jobs_run_on_the_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray as a user without a cluster has it; the same on a cluster, and what runs on it, are slow tests."""
+    """Ray as a user without a cluster has it."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed (pip install 'focalroute[ray]')")
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # it starts a process for each core

@@ -50,6 +50,7 @@ def online(root: Path, table: LogTable, count: int, *, explore: bool = False) ->
         return strategy, play(strategy, table, np.arange(count))
 
 
+@pytest.mark.slow
 def test_it_tries_versions_out_and_serves_those_that_are_better(tmp_path: Path) -> None:
     """An update every hundred feedbacks: learned, tried, published; greedy ones leave the Decider alone."""
     root = believing_in(0, tmp_path / "policy")
