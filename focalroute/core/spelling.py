@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
 #: What to give, by pydantic's kind of problem.
-_INSTEAD: Mapping[str, str] = {
+_ADVICE: Mapping[str, str] = {
     "missing": "required",
     "missing_argument": "required",
     "greater_than": "give more than {gt}",
@@ -40,7 +39,7 @@ _INSTEAD: Mapping[str, str] = {
 
 def advice(problem: ErrorDetails) -> str:
     """Return what pydantic found wrong with a value, as advice; its own message where there is none of ours."""
-    said = _INSTEAD.get(problem["type"])
+    said = _ADVICE.get(problem["type"])
     if said is None:
         return problem["msg"].removeprefix("Value error, ")
     return said.format_map(problem.get("ctx", {}))

@@ -96,8 +96,10 @@ class Detector:
             self._levels[level + 1].insert(0, _added(oldest, older))
         if len(self._levels) > _SIZES:
             self._levels.pop()
-        self._quiet -= 1
-        change = self._change() if self._quiet < 0 else None
+        if self._quiet:
+            self._quiet -= 1
+            return None
+        change = self._change()
         if change is None:
             return None
         if not confirmed(change):

@@ -40,8 +40,8 @@ F64 = NDArray[np.float64]
 _log = logging.getLogger("focalroute")
 
 _REFEREED_WINDOWS = 4  # so many times the window's rows are compared by agreement, which tells less than a label
-_AGREED_AT_ONCE = 8  # outcomes without feedback after which the numbers are renewed: one of them tells little
-_AGREED_SHARE = 16  # and less the more there are: they are at least one in this many of those in the window
+_AGREED_AT_ONCE = 8  # outcomes without feedback after which the numbers are renewed: one of them tells little,
+_AGREED_SHARE = 16  # and the less the more there are: it waits for one in this many of those in the window
 _FIRST_AGREED = 32  # of which each of the first is shown at once
 _UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
 

@@ -116,7 +116,7 @@ def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: 
 
 
 def _seen(said: str, earlier: str | None) -> str:
-    """What an earlier answer says; "?" where it is not recognised."""
+    """Return what was found in an earlier answer; "?" if there is one and nothing was found."""
     if earlier is not None:
         return said or "?"
     return said
