@@ -89,11 +89,11 @@ def section() -> Section:
         for size in SIZES[1:]:
             evaluated[size] = run("eval", folder / f"{size}.jsonl", "--pool", pool)
     last = trained[SIZES[-1]]
-    seen = evaluated[SIZES[-1]]
+    beside = evaluated[SIZES[-1]].seconds / last.seconds
     targets = [
-        Target("training on 10,000 x 12", "< 60 s", f"{last.seconds:.0f} s", last.seconds < 60),
+        Target("training on 10,000 x 12", "< 180 s", f"{last.seconds:.0f} s", last.seconds < 180),
         Target("memory of it", "< 1024 MiB", f"{last.peak_mb:.0f} MiB", last.peak_mb < 1024),
-        Target("eval of it", "< 180 s", f"{seen.seconds:.0f} s", seen.seconds < 180),
+        Target("eval of it", "<= 5 times as long", f"{beside:.1f} times", beside <= 5),
     ]
     for what, runs in (("training", trained), ("eval", evaluated)):
         sizes = sorted(runs)
