@@ -41,11 +41,11 @@ class ToolOffer:
         named = {f["name"]: f for f in functions if isinstance(f, Mapping) and isinstance(f.get("name"), str)}
         schemas = {name: f["parameters"] for name, f in named.items() if isinstance(f.get("parameters"), Mapping)}
         choice = params.get("tool_choice")
-        return cls(
-            frozenset(named) or None,
-            schemas,
-            choice in ("required", "any") or isinstance(choice, Mapping),
-        )
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            allowed = choice.get("allowed_tools")
+            choice = allowed.get("mode") if isinstance(allowed, Mapping) else None
+        required = choice in ("required", "any") or isinstance(choice, Mapping)
+        return cls(frozenset(named) or None, schemas, required)
 
     def refusal(self, calls: Sequence[ToolCall]) -> str | None:
         """Explain why a reply with these calls (from `parse_calls`) cannot be used; None: it can."""

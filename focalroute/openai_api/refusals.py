@@ -23,9 +23,9 @@ from focalroute.core.errors import (
 from focalroute.core.records import Reply
 
 _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
-#: Names of arguments of ``ask`` in a request.
-_REQUEST_NAMES = {"query": "messages", "params": None, "label": "label", "reward": "reward"}
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
+#: Arguments of ``ask`` whose name in a request is another one.
+_REQUEST_NAMES = {"query": "messages", **{name: f"focalroute.{name}" for name in _OWN}}
 _REFUSES = (400, 404, 413, 422)  # a request as it stands, whoever sends it
 _RETRY_AFTER_S = 1
 
@@ -88,13 +88,12 @@ def refusal_of(error: FocalrouteError) -> Refused:
 
 def _invalid(message: str) -> Refused:
     """400, with the field that the message names, by its name in the request."""
+    message = message.removeprefix("params: ")
     found = _FIELD.match(message)
-    param = None
-    if found is not None and found[1] in _REQUEST_NAMES:
-        param = _REQUEST_NAMES[found[1]]
-    elif found is not None and found[1] in _OWN:
-        param = f"focalroute.{found[1]}"
-    if found is not None and found[1] == "query":
+    if found is None:
+        return Refused(400, message)
+    param = _REQUEST_NAMES.get(found[1], found[1])
+    if found[1] == "query":
         message = f"{param}: {message[found.end() :]}"
     return Refused(400, message, param=param)
 

@@ -29,9 +29,19 @@ _LONGEST_INTEGER = 400  # characters: parsing takes time that grows with their s
 #: Sent on to every endpoint; nothing else is: it might cost more than a budget reserves, or concern the service alone.
 _PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "reasoning_effort",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "reasoning_effort", "verbosity",
     "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
+
+_NO_LOGPROBS = "leave it out: a fused answer has no tokens of its own; focalroute.probabilities are those of choices"
+#: What to do about fields of OpenAI's API that are not taken.
+_INSTEAD = {
+    "n": "give 1, or leave it out: the answer is one, fused from several replies",
+    "logprobs": _NO_LOGPROBS,
+    "top_logprobs": _NO_LOGPROBS,
+    "functions": "give tools instead",
+    "function_call": "give tool_choice instead",
+}
 
 _STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
@@ -80,12 +90,12 @@ class _Extras(BaseModel):
 
     model_config = _STRICT
     choices: list[str] | None = None
-    answer: Annotated[Any, AfterValidator(_named_or_object)] = None
+    answer: Annotated[Any, AfterValidator(_named_or_object)] | None = None
     samples: int | None = None
     combine: Literal["choose", "pick", "synthesise"] = "choose"
     task: Annotated[str, Field(max_length=200)] | None = None
     tags: list[str] | None = None
-    max_usd: Annotated[Any, AfterValidator(_amount)] = None
+    max_usd: Annotated[Any, AfterValidator(_amount)] | None = None
     deadline_s: Annotated[float, Field(ge=_SHORTEST_S, le=_LONGEST_S)] | None = None
     receipt: bool = False
 
@@ -104,15 +114,16 @@ class _Chat(BaseModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: Annotated[Any, AfterValidator(_stop)] = None
+    stop: Annotated[Any, AfterValidator(_stop)] | None = None
     seed: int | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Annotated[Any, AfterValidator(_named_or_object)] = None
+    tool_choice: Annotated[Any, AfterValidator(_named_or_object)] | None = None
     parallel_tool_calls: bool | None = None
     # One answer is given, without log-probabilities; what else OpenAI has and no answer depends on is not sent on.
     n: Literal[1] | None = None
@@ -289,9 +300,10 @@ def read_feedback(body: object) -> FeedbackRequest:
 
 
 def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
-    """The body as a model, and as it came."""
+    """The body as a model, and as it came; an unknown field that is null, as clients write what is not set, is none."""
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
+    body = {name: value for name, value in body.items() if value is not None or name in model.model_fields}
     unknown = next((name for name in body if name not in model.model_fields), None)
     if unknown is not None:  # the first will do: pydantic would describe each of 100,000
         unknown = unknown[:_LONGEST_NAME]
@@ -306,8 +318,8 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
 
 
 def _explained(kind: str, message: str, param: str) -> str:
-    if param in ("n", "logprobs"):
-        return "is not given: the answer is one, fused from several replies; see focalroute.probabilities in the reply"
+    if param in _INSTEAD:
+        return _INSTEAD[param]
     if kind == "too_short":
         return "is empty"
     if kind == "too_long" and param == "messages":

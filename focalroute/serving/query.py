@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
+from focalroute.answers.tool_calls import ToolOffer
 from focalroute.answers.typed import TYPES, choice_text, members_of
 from focalroute.core.config import MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.errors import ConfigError
@@ -183,6 +184,7 @@ def make_query(
             )
         require_json("params", params)
         _check_counts(params)
+        _check_tool_choice(params)
     texts, values = (None, None) if choices is None else _choices(choices)
     made = Query(
         id=new_id(),
@@ -296,6 +298,20 @@ def _check_counts(params: Mapping[str, Any]) -> None:
         count = params.get(name, 1)
         if type(count) is not int or not 1 <= count <= _LARGEST_COUNT:
             raise ConfigError(f"params: {name}: give a whole number from 1 to {_LARGEST_COUNT}")
+
+
+def _check_tool_choice(params: Mapping[str, Any]) -> None:
+    """Refuse a choice that no reply can follow: each member would be paid for one that cannot be used."""
+    if params.get("tool_choice") is None:
+        return
+    offer, function = ToolOffer.of(params), None
+    if offer.required and not params.get("tools"):
+        raise ConfigError("tool_choice: requires a call, and there are no tools; give tools, or leave it out")
+    if isinstance(params["tool_choice"], Mapping):
+        function = params["tool_choice"].get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(name, str) and offer.names is not None and name not in offer.names:
+        raise ConfigError("tool_choice: names a function that is not among the tools; name one that is")
 
 
 def _is_message(message: object) -> bool:

@@ -104,6 +104,9 @@ def test_what_was_not_offered_or_left_out_is_said() -> None:
     assert ToolOffer.of(PARAMS).refusal(()) is None
     assert "not offered" in (ToolOffer.of(PARAMS).refusal(parse_calls([call("{}", name="sub")]) or ()) or "")
     assert "required" in (ToolOffer.of({**PARAMS, "tool_choice": "required"}).refusal(()) or "")
+    for mode, required in (("auto", False), ("required", True)):
+        some = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": PARAMS["tools"]}}
+        assert ToolOffer.of({**PARAMS, "tool_choice": some}).required is required
     assert "schema" in (ToolOffer.of(PARAMS).refusal(parse_calls([call('{"a": 17}')]) or ()) or "")
     assert ToolOffer.of({}).refusal(one) is None
     assert ToolOffer.of({"tools": 17, "tool_choice": "auto"}).refusal(one) is None

@@ -18,6 +18,10 @@ M: Any = [{"role": "user", "content": "What is 17 + 25?"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
+def call_of(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 def formatted(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
@@ -36,13 +40,19 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "is empty"),
         ({"n": 2}, "n", "the answer is one"),
         ({"logprobs": True}, "logprobs", "focalroute.probabilities"),
+        ({"top_logprobs": 5}, "top_logprobs", "focalroute.probabilities"),
+        ({"functions": [{"name": "add"}]}, "functions", "give tools instead"),
+        ({"function_call": "auto"}, "function_call", "give tool_choice instead"),
         ({"temperature": 3}, "temperature", "give at most 2"),
         ({"temperature": "hot"}, "temperature", "give a number"),
         ({"max_tokens": 0}, "max_tokens", "give at least 1"),
+        ({"max_tokens": 10**8}, "max_tokens", "from 1 to 10000000"),
         ({"stop": 5}, "stop", "give text"),
         ({"stream": "yes"}, "stream", "give true or false"),
         ({"tools": "add"}, "tools", "give a list"),
         ({"tool_choice": 5}, "tool_choice", "give a name or an object"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tools": [call_of("add")], "tool_choice": call_of("sub")}, "tool_choice", "not among the tools"),
         ({"service_tier": "priority"}, "service_tier", "'auto' or 'default'"),
         ({"web_search_options": {}}, "web_search_options", "unknown field"),
         ({"choices": ["a", "b"]}, "choices", 'goes into the object "focalroute"'),

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from focalroute import Endpoint
-from focalroute.openai_api.requests import AnswerFormat, read_format
+from focalroute.openai_api.requests import AnswerFormat, _Chat, _Extras, read_chat, read_format
 from tests.loopback import completion, json_reply, serving
 from tests.server.running import ask, post, served
 
@@ -99,3 +99,12 @@ def test_what_the_field_means_is_asked_and_the_answer_is_an_object_again() -> No
     asked = service.received[-1].body["messages"][-1]["content"]
     assert asked.startswith('I hated it.\n\nWhat is asked for is "feeling": the feeling of the writer')
     assert "A. good\nB. bad" in asked
+
+
+def test_a_field_that_is_null_is_as_if_left_out() -> None:
+    """Clients in other languages write every field that is not set so, those of later APIs among them."""
+    unset: dict[str, Any] = dict.fromkeys(_Chat.model_fields.keys() - {"model", "messages"})
+    own = dict.fromkeys(_Extras.model_fields.keys() - {"combine", "receipt"})
+    bare = read_chat(ask(), None)
+    assert read_chat(ask(**unset, top_logprobs=None, of_a_later_api=None), None) == bare
+    assert read_chat(ask(focalroute=own), None) == bare
