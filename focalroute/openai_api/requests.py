@@ -194,6 +194,8 @@ def parse_json(body: bytes) -> object:
     Raises:
         Refused: it is not JSON, or holds too much to be handled at once.
     """
+    if not body.strip():
+        raise Refused(400, "the body is empty; send a JSON object", code="invalid_json")
     openings = body.count(b"[") + body.count(b"{")
     if openings + body.count(b",") > MOST_VALUES:  # every value but the first follows one of them
         message = f"the body has more than {MOST_VALUES} values (commas and brackets, in texts, too); send less"
@@ -203,8 +205,11 @@ def parse_json(body: bytes) -> object:
         too_deep = openings > _DEEPEST and _deeper_than(_DEEPEST, value)
     except RecursionError:
         too_deep = True
-    except ValueError:
-        raise Refused(400, "the body is not valid JSON", code="invalid_json") from None
+    except UnicodeDecodeError:
+        raise Refused(400, "the body is not UTF-8; encode it so", code="invalid_json") from None
+    except ValueError as error:
+        where = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise Refused(400, f"the body is not valid JSON: {where}", code="invalid_json") from None
     if too_deep:
         message = f"the body's values are nested more than {_DEEPEST} deep; flatten them"
         raise Refused(400, message, code="nested_too_deep")

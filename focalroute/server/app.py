@@ -79,12 +79,14 @@ class Service:
             self._route("/metrics", self._metrics_text),
             self._route("/healthz", self._healthy, open_to_all=True),
         ]
-        return Starlette(
+        app = Starlette(
             routes=routes,
             middleware=[Middleware(self._counting_bodies)],
             exception_handlers={HTTPException: self._not_found},
             lifespan=self._lifespan,
         )
+        app.router.redirect_slashes = False  # it would name http where a proxy speaks https for us
+        return app
 
     def _counting_bodies(self, app: ASGIApp) -> ASGIApp:
         """Forget a request's body once its response is sent."""
@@ -141,20 +143,28 @@ class Service:
         if self._callers.changed():
             await asyncio.to_thread(self._callers.reload, self._ensemble.budget)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        caller = self._callers.find(key.strip()) if scheme.lower() == "bearer" else None
+        key = key.strip() if scheme.lower() == "bearer" else ""
+        caller = self._callers.find(key) if key else None
         if caller is None:
             said = "no such key" if key else 'give a key, in the header "Authorization: Bearer KEY"'
             headers = {"WWW-Authenticate": "Bearer"}
             raise Refused(401, said, "authentication_error", code="invalid_api_key", extra_headers=headers)
+        if self._callers.bars(caller):
+            message = "the limit of this key was changed; it is served again once the server was restarted"
+            raise Refused(403, message, "permission_error", code="limit_changed")
         return caller
 
     async def _not_found(self, _: Request, error: Exception) -> Response:
         """Answer for a path or a method that does not exist."""
         status = error.status_code if isinstance(error, HTTPException) else 404
-        message = "no such method here" if status == 405 else "no such path; see /v1/models"
-        self._metrics.request("other", status)
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-        return _error(Refused(status, message, code="not_found", extra_headers=headers))
+        if status == 405:
+            message, code = f"no such method here; use {headers.get('Allow')}", "method_not_allowed"
+        else:
+            message = "no such path; questions go to POST /v1/chat/completions (the base URL of a client ends in /v1)"
+            code = "not_found"
+        self._metrics.request("other", status)
+        return _error(Refused(status, message, code=code, extra_headers=headers))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -200,11 +210,14 @@ class Service:
         """The whole body.
 
         Raises:
-            Refused: it is not JSON by its own word, is too large, or does not arrive.
+            Refused: it is not plain JSON by its own word, is too large, or does not arrive.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # which a page of another site cannot send without being asked
             raise Refused(415, "send the header Content-Type: application/json", code="unsupported_media_type")
+        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            message = "send the body as it is, without Content-Encoding"
+            raise Refused(415, message, code="unsupported_content_encoding")
         parts, size = [], 0
         try:
             async with asyncio.timeout(_BODY_S):
@@ -311,7 +324,8 @@ class _EventStream(Response):
         ended: Callable[[Answer | None, BaseException | None], None],
     ) -> None:
         name = completion_id(stream.id)
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache", "x-request-id": name})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "x-request-id": name}  # nginx would buffer
+        super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._chat = chat
         self._stream = stream

@@ -76,6 +76,7 @@ class Callers:
         self._path: Path | None = None  # of the file to follow
         self._seen: object = None
         self._next_check = 0.0
+        self._barred: frozenset[str] = frozenset()  # names of keys whose limit the ensemble does not keep
         if not self._all:
             raise ConfigError("keys: there are none; give at least one")
         for what in ("name", "digest"):
@@ -128,10 +129,10 @@ class Callers:
         except ConfigError as error:
             _log.error("the keys stay as they were: %s: %s", self._path, error)
             return
-        unkept = callers._unkept(budget)
-        for caller in unkept:
-            _log.error("%s: the key of %s is refused: its usd takes effect at a restart", self._path, caller.name)
-        self._all = tuple(caller for caller in callers if caller not in unkept)
+        self._barred = frozenset(caller.name for caller in callers._unkept(budget))
+        self._all = callers._all
+        for name in sorted(self._barred):
+            _log.error("%s: the key of %s is refused: its usd takes effect at a restart", self._path, name)
         _log.info("%s: read again, %d keys", self._path, len(self._all))
 
     @classmethod
@@ -153,6 +154,10 @@ class Callers:
             if hmac.compare_digest(caller.digest, digest):
                 found = caller
         return found
+
+    def bars(self, caller: Caller) -> bool:
+        """Whether it is refused until the server is started again, as its ``usd`` was changed."""
+        return caller.name in self._barred
 
     def within(self, budget: Budget | None) -> Budget | None:
         """The budget with every caller's own limit added; what the ensemble has to be made with."""

@@ -137,6 +137,7 @@ def test_without_a_right_key_nothing_is_done(pool: SimulatedPool) -> None:
             for path in ("/v1/models", "/metrics", "/v1/models/focalroute"):
                 status, said = get(url + path, **headers)
                 assert (status, said["error"]["code"]) == (401, "invalid_api_key")
+                assert ("no such key" in said["error"]["message"]) is (headers == bearing(KEY[:-1]))
             for path in ("/v1/chat/completions", "/v1/feedback"):
                 assert post(url + path, ask(), **headers)[0] == 401
         assert get(f"{url}/healthz") == (200, {"status": "ok"})
@@ -234,7 +235,11 @@ def test_a_limit_that_the_ensemble_does_not_keep_bars_its_key_until_a_restart(
     callers = Callers.from_toml(keys)
     with served(pool.endpoints, callers=callers, budget=callers.within(None)) as url:
         keys.write_text(table("alice", KEY, "usd = 1\nmax_concurrency = 3") + table("bob", OTHER, "usd = 1"))
-        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 401]
+        assert status_of(url, KEY) == 200
+        status, got = get(f"{url}/v1/models", **bearing(OTHER))
+        assert (status, got["error"]["code"]) == (403, "limit_changed")
+        keys.write_text(table("alice", KEY, "usd = 1") + table("bob", OTHER))
+        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 200]
     assert "the key of bob is refused: its usd takes effect at a restart" in caplog.text
 
 

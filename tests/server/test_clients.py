@@ -188,6 +188,13 @@ def test_a_closed_question_streamed_is_said_in_one_piece(client: openai.OpenAI) 
     assert Plain.model_validate_json(piece)
 
 
+def test_a_proxy_is_told_not_to_hold_a_stream_back(client: openai.OpenAI) -> None:
+    """As nginx would until 8 KiB are there."""
+    raw = client.chat.completions.with_raw_response.create(model="focalroute", messages=QUESTION, stream=True)
+    assert raw.headers["x-accel-buffering"] == "no"
+    assert len(list(raw.parse())) > 1
+
+
 def test_many_at_once_asynchronously_and_feedback(url: str) -> None:
     async def run() -> None:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:

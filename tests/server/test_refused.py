@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import socket
@@ -98,25 +99,36 @@ def test_a_long_name_of_a_field_is_not_sent_back_whole(url: str, prefix: str) ->
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "said"),
     [
-        b"",
-        b"{",
-        b"[]",
-        b"5",
-        b"\xff\xfe",
-        b'{"model": NaN}',
-        b"[" * 200_000,
-        b'{"a":' * 100_000,
-        b"9" * 10_000,
-        b'{"model": "focalroute", "messages": 1e999}',
-        json.dumps({"model": "x" * 100_000, "messages": M}).encode(),
+        (b"", "is empty; send a JSON object"),
+        (b" \n", "is empty; send a JSON object"),
+        (b'{"model":\n  "focalroute",\n}', "not valid JSON: line 3, column 1"),
+        (b"[]", "must be a JSON object"),
+        (b"5", "must be a JSON object"),
+        (b"\xff\xfe", "JSON"),
+        ('{"model": "café"}'.encode("latin-1"), "not UTF-8"),
+        (b'{"model": NaN}', "not valid JSON: NaN"),
+        (b"[" * 200_000, "more than 100000 values"),
+        (b'{"a":' * 100_000, "nested more than 100 deep"),
+        (b"9" * 10_000, "more than 400 digits"),
+        (b'{"model": "focalroute", "messages": 1e999}', "messages: give a list"),
+        (json.dumps({"model": "x" * 100_000, "messages": M}).encode(), "there is only 'focalroute' here"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_body_that_is_no_request_is_refused(url: str, body: bytes) -> None:
+def test_a_body_that_is_no_request_is_refused(url: str, body: bytes, said: str) -> None:
     status, got = post(f"{url}/v1/chat/completions", body)
     assert status in (400, 404)
+    assert said in got["error"]["message"]
     assert len(got["error"]["message"]) < 200
+
+
+def test_a_packed_body_is_refused_by_its_header(url: str) -> None:
+    packed = gzip.compress(json.dumps(ask()).encode())
+    status, got = post(f"{url}/v1/chat/completions", packed, **{"Content-Encoding": "gzip"})
+    assert (status, got["error"]["code"]) == (415, "unsupported_content_encoding")
+    assert post(f"{url}/v1/feedback", {"id": "x", "reward": 1}, **{"Content-Encoding": "identity"})[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -182,10 +194,17 @@ def test_a_web_page_cannot_make_its_visitor_s_browser_ask(url: str) -> None:
 
 
 def test_paths_and_methods_that_do_not_exist(url: str) -> None:
-    for path in ("/", "/v1", "/v1/completions", "/v1/../etc/passwd", "/metrics/x", "/v1/models/a/b"):
+    """Nor is anybody sent to another address, which behind a proxy would be one without TLS."""
+    for path in ("/", "/v1", "/v1/completions", "/v1/../etc/passwd", "/metrics/x", "/v1/models/a/b", "/healthz/"):
         status, got = get(url + path)
         assert (status, got["error"]["type"]) == (404, "invalid_request_error")
-    assert get(f"{url}/v1/chat/completions")[0] == 405
+    for path in ("/chat/completions", "/v1/chat/completions/", "/v1/responses", "//v1/chat/completions"):
+        status, got = post(url + path, ask())
+        assert (status, got["error"]["code"]) == (404, "not_found")
+        assert "POST /v1/chat/completions (the base URL of a client ends in /v1)" in got["error"]["message"]
+    status, got = get(f"{url}/v1/chat/completions")
+    assert (status, got["error"]["code"]) == (405, "method_not_allowed")
+    assert "use POST" in got["error"]["message"]
     assert post(f"{url}/v1/models", {})[0] == 405
 
 
