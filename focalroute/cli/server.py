@@ -95,7 +95,7 @@ async def _serve(
 
 
 def _handle_signals(server: uvicorn.Server) -> None:
-    """SIGINT and SIGTERM end the server in good order; a second SIGINT does not wait.
+    """SIGINT, SIGTERM and SIGHUP, unless that is ignored, end the server in good order; a second SIGINT does not wait.
 
     By itself uvicorn would raise them once more at its end, before the ensemble is closed.
     """
@@ -103,8 +103,9 @@ def _handle_signals(server: uvicorn.Server) -> None:
 
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.handle_exit, number, None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has a terminal's end ignored
+            loop.add_signal_handler(number, server.handle_exit, number, None)
 
 
 def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json: bool) -> None:

@@ -121,8 +121,11 @@ def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Pat
     assert row.cost > Decimal(0)
 
 
-def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(held: Held, tmp_path: Path) -> None:
-    """SIGTERM to the real command while 8 are under way."""
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])  # the latter when its terminal is closed
+def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(
+    held: Held, tmp_path: Path, ends: signal.Signals
+) -> None:
+    """A signal to the real command while 8 are under way."""
     answers: list[tuple[int, Any]] = []
     with serving(held.handle) as service:
         pool = tmp_path / "pool.toml"
@@ -135,7 +138,7 @@ def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(held: Held, t
             for thread in asking:
                 thread.start()
             until(lambda: len(service.received) == 8)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(ends)
             until(lambda: refused(url))
             assert process.poll() is None
             held.go_on.set()
@@ -147,6 +150,17 @@ def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(held: Held, t
     assert sum(1 for _ in store.recent(100)) == 8
     assert store.verify() == ()
     store.close()
+
+
+def test_a_server_under_nohup_outlives_its_terminal(pool_file: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with started(pool_file) as (process, url):
+            process.send_signal(signal.SIGHUP)
+            assert post(f"{url}/v1/chat/completions", ask())[0] == 200
+            assert process.poll() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def refused(url: str) -> bool:
