@@ -1,14 +1,15 @@
 """What the change detector and probing are worth when an endpoint silently changes: Markdown tables.
 
-    python -m tests.benchmarks.drift [detector] [synthetic] [exchanged] [recorded]
+    python -m tests.benchmarks.drift [detector] [synthetic] [exchanged] [recorded] [trained]
 
 ``detector``: its false alarms and delays; ``synthetic``: streams of independent outcomes; ``exchanged``: a policy
 trained on two endpoints that are then both exchanged; ``recorded``: 4,000 queries of mmlupro12, if ../shared/data has
-it. Without an argument all four.
+it; ``trained``: a policy trained on half of them, beside one that was trained on the pool as it is after the change.
+Without an argument all five.
 
-Everything is played prequentially, but for ``exchanged`` by the cold start; half of each stream comes before the change
-and half after. Differences are in points of accuracy, paired with what has no detector on the same stream; intervals as
-in `focalroute.evaluate.metrics`.
+Everything is played prequentially, by the cold start where no policy is named; half of each stream comes before the
+change and half after. Differences are in points of accuracy, paired with what has no detector on the same stream, or
+with the policy that knew; intervals as in `focalroute.evaluate.metrics`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.drift import Detector
-from focalroute.policy.bundle import cold
+from focalroute.policy.bundle import Policy, cold
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -45,6 +46,11 @@ CHOICES = ("A", "B", "C", "D")
 COSTS = (0.1, 0.2, 0.3, 0.5)
 PRIMES = 1500
 WARM = 500  # queries before the change that fill the window
+HELD = (0.15, 0.3)
+RECORDED_SEEDS = range(3)
+#: Endpoint -> the one whose outputs it gives from now on; None: it is not there.
+PoolChange = Mapping[str, str | None]
+
 #: The skills in the first half, and in the second: who was the better one is the worse one.
 EXCHANGED: Sequence[Mapping[str, float]] = ({"cheap": 0.5, "dear": 0.87}, {"cheap": 0.76, "dear": 0.46})
 SKILLS = {"a": 0.85, "b": 0.75, "c": 0.7, "d": 0.65, "e": 0.6, "f": 0.5, "g": 0.45, "h": 0.4}
@@ -216,6 +222,69 @@ def exchanged() -> None:
         print(f"| {'detector' if detect else 'without'} | {' | '.join(shown)} |", flush=True)
 
 
+def trained_before() -> None:
+    """Print what a trained policy makes of a change in a recorded pool, beside one that knew of it from the start."""
+    if not (DATA / "mmlupro12.jsonl.gz").exists():
+        return
+    queries, pool = _recorded()
+    half, changed_at = len(queries) // 2, len(queries) // 2 + WARM
+    plain = join(queries, pool, "mmlupro12")
+    rank = [plain.names[i] for i in plain.rank(np.arange(half))]
+    best, middling, worst = rank[0], rank[len(rank) // 2], rank[-1]
+    changes: Mapping[str, tuple[PoolChange, PoolChange]] = {
+        "two are exchanged": ({}, {best: middling, middling: best}),
+        "the best gets worse": ({}, {best: worst}),
+        "the worst gets good": ({}, {worst: best}),
+        "the best joins": ({best: None}, {}),
+    }
+    parts = {"first 100 after": slice(0, 100), "next 300": slice(100, 400), "the rest": slice(400, None)}
+    print("| change | held at | " + " | ".join(parts) + " |\n|" + "---|" * (len(parts) + 2))
+    for change, (before, after) in changes.items():
+        old, new = _with(queries, before), _with(queries, after)
+        stream = join([*old[:changed_at], *new[changed_at:]], pool, "mmlupro12")
+        sides = ((stream, join(old, _without(pool, before), "before")), (join(new, pool, "after"),) * 2)
+        found: dict[float, tuple[list[ReplayResult], list[ReplayResult]]] = {cost: ([], []) for cost in HELD}
+        for seed in RECORDED_SEEDS:
+            for side, (served, taught) in enumerate(sides):
+                policy = trained(taught, np.arange(half), seed=seed, settings=OfflineSettings(), advance=lambda _: None)
+                for cost, runs in found.items():
+                    runs[side].append(_held(policy, served, seed, cost, (half, changed_at, len(queries))))
+        for cost, (ours, knew) in found.items():
+            cells = [_beside(ours, knew, part) for part in parts.values()]
+            print(f"| {change} | {cost:g} | {' | '.join(cells)} |", flush=True)
+
+
+def _with(queries: Sequence[LoggedQuery], change: PoolChange) -> list[LoggedQuery]:
+    """The queries with the outputs of each changed endpoint taken from another one, or left out (None)."""
+
+    def outputs(query: LoggedQuery) -> dict[str, Output]:
+        sources = {name: change.get(name, name) for name in query.outputs}
+        return {name: query.outputs[source] for name, source in sources.items() if source is not None}
+
+    return [replace(query, outputs=outputs(query)) for query in queries]
+
+
+def _without(pool: PoolFile, change: PoolChange) -> PoolFile:
+    """The pool without the endpoints that are not there."""
+    gone = {name for name, source in change.items() if source is None}
+    return replace(pool, endpoints=tuple(endpoint for endpoint in pool.endpoints if endpoint.name not in gone))
+
+
+def _held(policy: Policy, stream: LogTable, seed: int, cost: float, starts: tuple[int, int, int]) -> ReplayResult:
+    """What was played after the change, at a held cost, with the rows before it in the window."""
+    serving = Serving(policy, stream.endpoints, seed=seed, cost_weight=price_at(policy, cost))
+    for first, last in zip((starts[0] - WARM, *starts), starts, strict=False):
+        rows = np.arange(first, last)
+        serving.hold(stream.held(rows, cost))
+        played = play(serving, stream, rows)
+    return played
+
+
+def _beside(ours: Sequence[ReplayResult], knew: Sequence[ReplayResult], part: slice) -> str:
+    one, other = ([_part(run, part) for run in runs] for runs in (ours, knew))
+    return f"{np.mean([run.worth.mean() for run in one]):.3f} {compare(one, other).in_points()}"
+
+
 def _primes(seed: int) -> LogTable:
     """A stream of one kind of question, to two endpoints."""
     rng, queries = random.Random(f"primes {seed}"), []
@@ -247,6 +316,7 @@ PARTS: Mapping[str, Callable[[], None]] = {
     "synthetic": every_scenario,
     "exchanged": exchanged,
     "recorded": recorded,
+    "trained": trained_before,
 }
 
 
