@@ -128,6 +128,10 @@ class Usage:
         )
 
 
+#: Names of a reply's end by which a service or its model withholds an answer; `Failure.code` then.
+WITHHELD = ("content_filter", "refusal")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Why a call failed. Never holds a key, a prompt or a reply's text.
@@ -135,7 +139,7 @@ class Failure:
     Attributes:
         message: what happened, in one line, the provider's words included.
         status: HTTP status, where there was one.
-        retry_after_s: how long the service asked us to wait.
+        retry_after_s: how long the service asked us to wait, or how long its rate limit lasts.
         lacks: what the service says it does not take: "tools", "images", "json_schema", or a field of the request.
         host: where it was sent, and ``model``: to whom.
         code: the provider's own name of the error.

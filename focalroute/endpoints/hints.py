@@ -41,7 +41,7 @@ def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     if failure.kind == "status":
         return _status_hint(failure, endpoint, host)
     if failure.kind == "unusable" and failure.cut:
-        return "give it more room: a larger max_tokens in params, or a larger thinking_tokens"
+        return "give it more room: a larger max_tokens, or a larger thinking_tokens of the endpoint"
     if failure.kind == "timeout":
         return "raise timeout_s of the endpoint, or deadline_s of the ask"
     if failure.kind == "protocol":
@@ -78,4 +78,4 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return "set requests_per_minute or max_concurrency of the endpoint to what its plan allows"
     if status >= 500:
         return f"try again later: {host} fails"
-    return "check params: the service does not take the request as it is"
+    return "check the parameters: the service does not take the request as it is"

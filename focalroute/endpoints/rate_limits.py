@@ -227,7 +227,7 @@ class Throttle:
                 self._tried = admitted.trial = True
                 break
             if self._paused_until >= until:
-                raise _limited()
+                raise _limited(self._paused_until - now)
             await asyncio.sleep(min(self._paused_until - now, _LOOK_AGAIN_S))
         if self._rated:
             await self._use(admitted, tokens, now, until)
@@ -237,7 +237,7 @@ class Throttle:
         with self._lock:
             when = self._earliest(tokens, now)
             if when >= until:
-                raise _limited()
+                raise _limited(when - now)
             admitted.uses = [(rate, rate.use(amount, when)) for rate, amount in self._uses(tokens)]
         try:
             await asyncio.sleep(when - now)
@@ -306,10 +306,9 @@ def _rolling(most: int | None) -> Rolling | None:
     return None if most is None else Rolling(float(most))
 
 
-def _limited() -> CallFailed:
-    return CallFailed(
-        Failure("limited", "its rate limit, or the pause that its service asked for, lasts beyond the deadline")
-    )
+def _limited(left_s: float) -> CallFailed:
+    why = "its rate limit, or the pause that its service asked for, lasts beyond the deadline"
+    return CallFailed(Failure("limited", why, retry_after_s=left_s if math.isfinite(left_s) else None))
 
 
 def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -> float:

@@ -20,13 +20,13 @@ from focalroute.core.errors import (
     StoreError,
     UnknownAnswer,
 )
-from focalroute.core.records import Reply
+from focalroute.core.records import WITHHELD, Failure, Reply
 
 _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
 #: Arguments of ``ask`` whose name in a request is another one.
 _REQUEST_NAMES = {"query": "messages", **{name: f"focalroute.{name}" for name in _OWN}}
-_REFUSES = (400, 404, 413, 422)  # a request as it stands, whoever sends it
+_REFUSES = (400, 413, 422)  # a request as it stands, whoever sends it
 _RETRY_AFTER_S = 1
 
 
@@ -109,15 +109,22 @@ def _over_budget(error: BudgetExceeded) -> Refused:
 
 
 def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
-    """No endpoint answered: 400 where all refused the request itself, 503 where they were busy, else 502."""
+    """No endpoint answered: 400 where it is for the request itself, 503 where they were busy, else 502."""
     failures = [reply.error for reply in replies if reply.error is not None]
-    if not failures or all(failure.status in _REFUSES for failure in failures):
+    if all(map(_is_for_the_request, failures)):
         return Refused(400, message, code="no_endpoint_takes_this")
-    if all(failure.kind == "limited" or failure.status in (429, 503) for failure in failures):
+    if all(failure.kind == "limited" or (failure.status in (429, 503) and failure.retryable) for failure in failures):
         waits = [failure.retry_after_s for failure in failures if failure.retry_after_s is not None]
         wait_s = min(waits, default=_RETRY_AFTER_S)
         return Refused(503, message, "server_error", code="pool_busy", retry_after_s=wait_s)
-    again = None
-    if any(reply.usage is not None for reply in replies):  # a client that tried again would pay again
-        again = False
+    paid = any(reply.usage is not None for reply in replies)  # and would be paid again
+    hopeless = all(failure.kind == "status" and not failure.retryable for failure in failures)
+    again = False if paid or hopeless else None
     return Refused(502, message, "server_error", code="pool_failed", again=again)
+
+
+def _is_for_the_request(failure: Failure) -> bool:
+    """Whether another request could be answered: this one is not taken, has too few tokens, or is one to refuse."""
+    if failure.status == 404:  # a wrong address or model, unless it has no model for what is asked
+        return failure.lacks is not None
+    return failure.status in _REFUSES or failure.cut or failure.code in WITHHELD

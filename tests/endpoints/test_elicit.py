@@ -299,7 +299,7 @@ def test_one_sample_where_several_were_asked_for_is_only_a_vote() -> None:
 @pytest.mark.parametrize(
     ("finish", "why"),
     [
-        ("length", "larger max_tokens"),
+        ("length", "cut at its token limit"),
         ("content_filter", "content filter"),
         ("refusal", "the model refused"),
         ("stop", "none of the choices"),

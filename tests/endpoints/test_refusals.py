@@ -96,7 +96,7 @@ SAID = (
         "together, log-probabilities", "https://github.com/stanford-crfm/helm/pull/2325", 400,
         {"error": {"message": "5 is greater than the maximum of 1 - 'logprobs'", "type": "invalid_request_error",
                    "param": "logprobs", "code": None}},
-        "check params: the service does not take the request as it is",
+        "check the parameters: the service does not take the request as it is",
         "HTTP 400 (invalid_request_error, logprobs): 5 is greater than the maximum of 1 - 'logprobs'",
     ),
     Said(

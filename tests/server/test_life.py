@@ -243,6 +243,7 @@ def test_what_cannot_be_served_is_said_and_nothing_listens(
     [
         (400, (400, "no_endpoint_takes_this")),
         (401, (502, "pool_failed")),
+        (404, (502, "pool_failed")),  # a model that the service does not have is no fault of the caller's
         (500, (502, "pool_failed")),
         (429, (503, "pool_busy")),
     ],
@@ -272,6 +273,61 @@ def test_the_openai_library_is_told_not_to_ask_again_where_that_does_not_help(he
         client.chat.completions.create(model="focalroute", messages=[{"role": "user", "content": "?"}])
     assert caught.value.response.headers["x-should-retry"] == "false"
     assert len([one for one in service.received if one.body["messages"][-1]["content"] == "?"]) == 1
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_failure_that_lasts_is_not_asked_again(status: int) -> None:
+    """Nor one that was paid."""
+
+    async def fails(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply({"error": {"message": "no"}}, status)
+
+    with (
+        serving(fails) as service,
+        served([endpoint(service.url)]) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=2) as client,
+    ):
+        with pytest.raises(openai.InternalServerError):
+            client.chat.completions.create(model="focalroute", messages=[{"role": "user", "content": "?"}])
+        assert len(service.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "finish_reason", "said"),
+    [
+        ({"content": ""}, "length", "a larger max_tokens"),
+        ({"content": None, "refusal": "I cannot help with that."}, "stop", "the model refused"),
+        ({"content": ""}, "content_filter", "withheld by the service's content filter"),
+    ],
+)
+def test_a_request_that_no_model_would_answer_is_the_caller_s_to_change(
+    message: dict[str, Any], finish_reason: str, said: str
+) -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion(choices=[{"index": 0, "message": message, "finish_reason": finish_reason}]))
+
+    with serving(says) as service, served([endpoint(service.url)]) as url:
+        status, got = post(f"{url}/v1/chat/completions", ask(max_tokens=1))
+    assert (status, got["error"]["code"]) == (400, "no_endpoint_takes_this")
+    assert said in got["error"]["message"]
+
+
+def test_who_meets_a_rate_limit_of_the_pool_is_told_when_it_ends() -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42"))
+
+    with serving(says) as service:
+        scarce = Endpoint("scarce", model="m", base_url=service.url, requests_per_minute=1)
+        with (
+            served([scarce], deadline_s=1, policy="plurality") as url,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client,
+        ):
+            question: Any = {"model": "focalroute", "messages": [{"role": "user", "content": "?"}]}
+            client.chat.completions.create(**question)
+            with pytest.raises(openai.InternalServerError, match="rate limit") as caught:
+                client.chat.completions.create(**question)
+    assert caught.value.status_code == 503
+    assert 50 < int(caught.value.response.headers["retry-after"]) <= 60
 
 
 def test_a_stream_that_breaks_off_says_so(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.answers.structured import Structure
 from focalroute.answers.tool_calls import ToolOffer, parse_calls
 from focalroute.core.errors import CallFailed
-from focalroute.core.records import Failure, Method, Query, Usage
+from focalroute.core.records import WITHHELD, Failure, Method, Query, Usage
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, choice_parser
@@ -47,7 +47,7 @@ TEMPERATURE = 0.7
 
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
 _NOT_VALID = "the reply is no JSON that is valid against the schema"
-_CUT = ("length", "content_filter", "refusal")
+_CUT = ("length", *WITHHELD)
 _MOST_REPAIRED = 20_000  # characters of a reply that is shown to its writer again
 
 
@@ -303,7 +303,7 @@ def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader
 
 def _why(sample: CompletionChoice, fallback: str = "the reply names none of the choices, or more than one") -> str:
     if sample.finish_reason == "length":
-        return "the reply was cut at its token limit before it answered; set a larger max_tokens in params"
+        return "the reply was cut at its token limit before it answered"
     if sample.finish_reason == "content_filter":
         return "the reply was withheld by the service's content filter"
     if sample.finish_reason == "refusal":
@@ -312,4 +312,6 @@ def _why(sample: CompletionChoice, fallback: str = "the reply names none of the 
 
 
 def _unusable(completion: Completion, why: str) -> CallFailed:
-    return CallFailed(Failure("unusable", why, cut=completion.choices[0].finish_reason == "length"), completion.usage)
+    ended = completion.choices[0].finish_reason
+    code = ended if ended in WITHHELD else None
+    return CallFailed(Failure("unusable", why, cut=ended == "length", code=code), completion.usage)
