@@ -18,7 +18,9 @@ PoolOption = Annotated[
 PolicyOption = Annotated[
     str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
 ]
-StoreOption = Annotated[str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in.")]
+StoreOption = Annotated[
+    str | None, typer.Option(help="Where answers are kept and learned from: a SQLite file or a redis:// address.")
+]
 SystemOption = Annotated[str | None, typer.Option(help="The system message.")]
 ParamOption = Annotated[
     list[str] | None,

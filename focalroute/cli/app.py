@@ -48,7 +48,7 @@ def common(
 ) -> None:
     """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.
 
-    Exit code 0: done; 1: it failed; 2: something is wrong that you can correct, and is named.
+    Exit code 0: done; 1: it failed; 2: something that you can correct is wrong; the message names it.
     """
 
 
@@ -68,7 +68,9 @@ def train(
     pool: Annotated[
         list[Path], typer.Option(help="The pool file (TOML) with the endpoints' prices; of several logs one for each.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of policy bundles to publish to; of several logs OUT/NAME each.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder of policy bundles to publish to; with several logs each has OUT/NAME.")
+    ],
     seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
     iterations: Annotated[
@@ -79,9 +81,9 @@ def train(
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
     split: Annotated[
         Literal["stream", "per-task"],
-        typer.Option(help="What is to come: a stream that goes on as the log does, or the log's tasks again."),
+        typer.Option(help="What to train for: a stream that goes on as the log does, or the log's tasks again."),
     ] = "stream",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from where a killed training came to.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a killed training stopped.")] = False,
     skip_bad_rows: _SkipBadRows = False,
     engine: _Engine = "local",
     as_json: JsonOption = False,
@@ -145,7 +147,7 @@ def import_(
     skip_bad_rows: _SkipBadRows = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an outcome log of the per-choice log-likelihoods that leaderboards publish."""
+    """Make an outcome log from the per-choice log-likelihoods that leaderboards publish."""
     from focalroute.evaluate.collect import import_command
 
     import_command(samples, out, skip_bad_rows=skip_bad_rows, as_json=as_json)
@@ -160,11 +162,13 @@ def evaluate(
     split: Annotated[
         Literal["stream", "per-task"], typer.Option(help="Cut the log once, or every task of it.")
     ] = "stream",
-    train_fraction: Annotated[float, typer.Option(help="How much of it, from the start, is for training.")] = 0.8,
+    train_fraction: Annotated[
+        float, typer.Option(help="Share of the log, from its start, that is for training.")
+    ] = 0.8,
     seed: Annotated[int, typer.Option(help="Same seed, same report.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How often to train and play everything, with one seed each.")] = 1,
     operating_points: Annotated[
-        str, typer.Option(help="Cost ratios to hold, separated by commas, 1 being the cost of asking everybody.")
+        str, typer.Option(help="Cost ratios to hold, separated by commas; 1 is the cost of asking every endpoint.")
     ] = "",
     policy: Annotated[
         str, typer.Option(help="Serve this instead of training: a folder, folder@version, or cold for the shipped one.")
@@ -172,11 +176,11 @@ def evaluate(
     feedback: Annotated[
         Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
     ] = "label",
-    feedback_share: Annotated[float, typer.Option(help="Share of the queries of which anything is revealed.")] = 1.0,
-    feedback_delay: Annotated[int, typer.Option(min=0, help="It is revealed this many queries later.")] = 0,
-    feedback_noise: Annotated[float, typer.Option(help="Share of what is revealed that is wrong.")] = 0.0,
+    feedback_share: Annotated[float, typer.Option(help="Share of the queries that get feedback.")] = 1.0,
+    feedback_delay: Annotated[int, typer.Option(min=0, help="Feedback comes this many queries later.")] = 0,
+    feedback_noise: Annotated[float, typer.Option(help="Share of the feedback that is wrong.")] = 0.0,
     feedback_bias: Annotated[
-        Literal["none", "negative"], typer.Option(help="negative: it is of wrong answers five times as often.")
+        Literal["none", "negative"], typer.Option(help="negative: wrong answers get it five times as often.")
     ] = "none",
     usd_per_second: Annotated[float, typer.Option(help="What a second until the answer is worth to you.")] = 0.0,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,

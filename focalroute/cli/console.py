@@ -49,7 +49,7 @@ def ask(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a real pool one question and print the fused answer with its cost."""
+    """Ask a pool one question and print the fused answer with its cost."""
     from focalroute.serving.sync import Ensemble
 
     offered = None if choices is None else [choice.strip() for choice in choices.split(",")]
@@ -80,7 +80,7 @@ def chat(
     max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print answers and receipts as JSON, one a line.")] = False,
 ) -> None:
-    """Talk with a pool: answers are said as they come, with what they cost; /help lists what else can be typed.
+    """Talk with a pool: answers stream as they come, with their cost; /help lists what else can be typed.
 
     Questions are read from standard input, one a line, so it works in a pipe, too. Exit code 1 if one had no answer.
     """

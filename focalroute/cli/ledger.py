@@ -28,7 +28,7 @@ Form = Literal["text", "csv", "json"]
 
 def ledger(
     store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
-    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="Add up by this.")] = "endpoint",
+    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="What to add up by.")] = "endpoint",
     saved: Annotated[
         Path | None,
         typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
@@ -43,7 +43,7 @@ def ledger(
 ) -> None:
     """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved.
 
-    Or compare the balances that budgets are held against with it, and put them right.
+    Or compare with it the balances that budgets are held against, and correct them.
     """
     from focalroute.core.pool import load_pool
     from focalroute.store import open_store, require_existing

@@ -72,7 +72,7 @@ def prices(
     """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter, or with a price library.
 
     Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
-    environment, as for asking. Exit code 1 if a listing could not be had.
+    environment, as for asking. Exit code 1 if a listing could not be fetched.
     """
     from focalroute.core.pool import load_pool
     from focalroute.money.prices import listed_prices, show_prices, write_prices

@@ -28,7 +28,10 @@ def serve(
     pool: PoolOption = None,
     policy: PolicyOption = None,
     store: Annotated[
-        str | None, typer.Option(help="SQLite file, or redis:// address, to keep and learn in; several servers may.")
+        str | None,
+        typer.Option(
+            help="Where answers are kept and learned from: a SQLite file or a redis:// address; servers may share one."
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8000,

@@ -29,19 +29,19 @@ def update(
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
     policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on for ever, whenever there is enough feedback.")
+        bool, typer.Option("--follow", help="Run for ever, with an update whenever there is enough feedback.")
     ] = False,
     every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
     archive: Annotated[
         Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole report as JSON, in one line each.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each whole report as one line of JSON.")] = False,
 ) -> None:
     """Learn a challenger from the feedback in a store, or judge the one that is on trial.
 
     A process that serves with this folder notices within a second of its next question. With a Redis store the policy
-    is the fleet's: all workers get it, and of those who run this command with --follow one at a time is the learner.
+    is the fleet's: all workers get it, and one at a time of the processes that run this command with --follow learns.
     """
     from focalroute.learn.fleet.archive import Archive
     from focalroute.learn.fleet.learner import FleetLearner

@@ -4,12 +4,12 @@
     ├── ConfigError            a setting, a pool file or an argument is wrong (also a ValueError)
     ├── PoolError              every asked endpoint failed; ``.replies`` holds each failure
     │   ├── DeadlineExceeded   nothing usable had arrived when the deadline passed (also a TimeoutError)
-    │   └── StreamBroken       a streamed answer broke off; ``.text`` is what was said until then
+    │   └── StreamBroken       a streamed answer broke off; ``.text`` is what had arrived
     ├── BudgetExceeded         no endpoint is affordable; ``.limit``, ``.spent``, ``.needed`` and more
     ├── PolicyError            a policy bundle is missing, damaged or does not fit
     ├── FeedbackError          feedback that cannot be taken
     │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
-    │   ├── FeedbackConflict   this answer already has another feedback from this source
+    │   ├── FeedbackConflict   one source has given this answer too many different feedbacks
     │   └── BadLabel           the label is not among the choices (also a ValueError)
     ├── EnsembleClosed         the ensemble was closed; it answers no more (also a RuntimeError)
     └── StoreError             the store cannot be opened, read or written
@@ -60,10 +60,10 @@ class DeadlineExceeded(PoolError, TimeoutError):
 
 
 class StreamBroken(PoolError):
-    """A streamed answer broke off: its endpoint failed after it had begun to speak, or the deadline passed.
+    """A streamed answer broke off: its endpoint failed after the first piece, or the deadline passed.
 
     Attributes:
-        text: what was said until then.
+        text: what had arrived.
     """
 
     def __init__(self, message: str, replies: Sequence[Reply] = (), text: str = "") -> None:
@@ -120,7 +120,7 @@ class UnknownAnswer(FeedbackError, KeyError):
 
 
 class FeedbackConflict(FeedbackError):
-    """The answer already has a different feedback from the same source."""
+    """The same source has given this answer 100 different feedbacks; the last one stands."""
 
 
 class BadLabel(FeedbackError, ValueError):

@@ -18,10 +18,10 @@ class Comparison:
     """Another policy's value minus the serving one's, in points: 1 is one more right answer in 100, costs counted too.
 
     Attributes:
-        episodes: answers with feedback that it is from, each of which chose nothing and counts once.
-        gain: the estimate.
-        low: lower end of a 95 % interval that holds however often it is looked at.
-        high: upper end.
+        episodes: answers with feedback that were compared; each counts once.
+        gain: the estimated difference.
+        low: with 95 % probability the difference is not below this, however often it is looked at.
+        high: likewise, not above this.
         right: how much of the gain is right answers, in points.
         cost: how much more is spent on an answer, in % of asking every endpoint.
     """
@@ -73,9 +73,9 @@ class UpdateReport:
     """The result of an update.
 
     Attributes:
-        status: "on trial": a challenger decides a share of the asks, and there is no verdict yet; "published": it was
-            surely better, and serves; "dropped": it will not be shown to be; "rolled back": what served before is
-            surely better than what took over from it, and serves again; "insufficient": too little to learn from.
+        status: "on trial": a challenger decides a share of the asks, and there is no verdict yet; "published": it
+            proved better, and serves; "dropped": it is unlikely to; "rolled back": the version before proved better
+            than the one that took over from it, and serves again; "insufficient": too little to learn from.
         version: the version that is current now.
         parent: the version that was current before.
         challenger: the version that is on trial now; None: there is none.

@@ -75,8 +75,7 @@ class Settings:
         attempts: calls to one member at the most, retries included; all members of an ask together have
             ``attempts - 1`` retries.
         hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
-            next best endpoint, as one of those retries; None: only as long as no member has answered, at half of the
-            time.
+            next best endpoint, as one of those retries; None: only silent members are (`docs/reliability.md`).
         early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
             not to.
         cache_ttl_s: how long `ask` gives the same answer to an identical question (see `focalroute.serving.cache`); it
