@@ -277,7 +277,7 @@ class Service:
         self._under_way[name] -= 1
         self._metrics.end(time.perf_counter() - began)
         if isinstance(error, PoolError):
-            self._metrics.failed(error.replies)
+            self._metrics.failed(error.replies, name)
         elif answer is not None and not answer.cached:  # else its calls were counted when they were made
             self._metrics.receipt(answer.receipt, name)
 

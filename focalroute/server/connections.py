@@ -61,6 +61,9 @@ class BoundedProtocol(H11Protocol):
         if not self._waiting():
             self._stop()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: Java asks for HTTP/2 on each connection, and is answered by HTTP/1.1."""
+
     def send_400_response(self, msg: str) -> None:
         """Give up the response under way: no more can be sent, and trying would log a traceback for each request."""
         if self.cycle is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from focalroute.core.receipts import Receipt
+from focalroute.core.receipts import Call, Receipt
 from focalroute.core.records import Reply
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -55,17 +56,19 @@ class Metrics:
 
     def receipt(self, receipt: Receipt, caller: str) -> None:
         """An ask was answered."""
-        self._cost.labels(caller).inc(float(receipt.cost or 0))
-        for call in receipt.calls:
+        self._called(receipt.calls, receipt.cost, caller)
+
+    def failed(self, replies: Sequence[Reply], caller: str) -> None:
+        """An ask was not answered, though perhaps paid."""
+        self._called(replies, sum((reply.cost or Decimal(0) for reply in replies), Decimal(0)), caller)
+
+    def _called(self, calls: Iterable[Call | Reply], cost: Decimal | None, caller: str) -> None:
+        self._cost.labels(caller).inc(float(cost or 0))
+        for call in calls:
             self._calls.labels(call.endpoint, "ok" if call.error is None else call.error.kind).inc()
             if call.usage is not None:
                 self._tokens.labels(call.endpoint, "input").inc(call.usage.prompt_tokens)
                 self._tokens.labels(call.endpoint, "output").inc(call.usage.completion_tokens)
-
-    def failed(self, replies: Iterable[Reply]) -> None:
-        """An ask was not answered."""
-        for reply in replies:
-            self._calls.labels(reply.endpoint, "ok" if reply.error is None else reply.error.kind).inc()
 
     def text(self) -> bytes:
         """All of it."""

@@ -138,6 +138,17 @@ def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch: py
     assert protocol(resource.RLIM_INFINITY) == (1000, 2048)
 
 
+def test_a_client_that_would_rather_speak_http_2_is_answered_without_a_line_in_the_log(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Java's does on each new connection; uvicorn told the operator to install WebSockets."""
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    with connected(url) as connection:
+        connection.sendall(HEALTH[:-2] + upgrade)
+        assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+    assert caplog.records == []
+
+
 def test_a_body_that_is_no_http_leaves_one_line_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Not a traceback of 60, from somebody without a key: the answer to it could not be sent any more."""
     head = b"POST /v1/feedback HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;"

@@ -91,6 +91,17 @@ def test_an_answer_that_is_given_again_is_not_paid_again_by_the_metrics(pool: Si
         assert measured(url, "focalroute_cost_usd_total") == pytest.approx(first["usage"]["cost"])
 
 
+def test_an_ask_that_failed_and_was_paid_is_in_the_metrics() -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion(""))
+
+    with serving(says) as service, served([endpoint(service.url)]) as url:
+        assert post(f"{url}/v1/chat/completions", ask())[0] == 502
+        assert measured(url, "focalroute_cost_usd_total") == pytest.approx(11 / 1_000_000)
+        assert measured(url, 'focalroute_tokens_total{endpoint="slow",type="input"}') == 10
+        assert measured(url, 'focalroute_calls_total{endpoint="slow",outcome="unusable"}') == 1
+
+
 def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Path) -> None:
     """And the piece that was said is paid."""
 
