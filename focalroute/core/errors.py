@@ -78,7 +78,7 @@ class BudgetExceeded(FocalrouteError):
         limit: the limit that was hit, USD.
         spent: settled under that limit so far, USD.
         reserved: held by calls still under way, USD.
-        resets_at: when the limit renews itself; None if it never does.
+        resets_at: when the limit renews itself; None if it never does, or the cheapest call needs more than all of it.
         needed: what the cheapest call would have had to reserve, USD; None: not known.
     """
 

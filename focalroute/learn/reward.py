@@ -11,6 +11,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, TypedDict
 
+import numpy as np
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, normal_form
@@ -47,11 +48,35 @@ def reward_of(reward: float | bool) -> float:
     Raises:
         FeedbackError: it is not a number in that range.
     """
+    reward = _plain(reward)
     if isinstance(reward, bool):
         return 1.0 if reward else -1.0
-    if not isinstance(reward, int | float) or not math.isfinite(reward) or not -1 <= reward <= 1:
-        raise FeedbackError(f"reward: must be a number in [-1, 1], or a bool; got {reward!r}")
-    return float(reward)
+    number = _number(reward)
+    if number is None or not -1 <= number <= 1:
+        raise FeedbackError(f"reward: must be a number in [-1, 1], or a bool; got {_named(reward, number)}")
+    return number
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of numpy as Python's own."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _number(value: object) -> float | None:
+    """None: it is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except ValueError:  # a signalling NaN
+        return math.nan
+
+
+def _named(value: object, number: float | None) -> str:
+    """How a message names it, bounded: the number, or the type of what is none."""
+    return type(value).__name__ if number is None else str(number)
 
 
 def label_key(label: Label, answer: StoredAnswer) -> str:
@@ -63,6 +88,7 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     Raises:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
     """
+    label = _plain(label)
     if answer.kind == "structured":
         return candidate_key(label_form(label))
     if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
@@ -131,9 +157,10 @@ def score_reward(score: float) -> float:
     Raises:
         FeedbackError: it is not a number in that range.
     """
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise FeedbackError(f"score: must be a number in [0, 1]; got {score!r}")
-    return 2.0 * score - 1
+    number = _number(_plain(score))
+    if number is None or not 0 <= number <= 1:
+        raise FeedbackError(f"score: must be a number in [0, 1]; got {_named(score, number)}")
+    return 2.0 * number - 1
 
 
 def _runner_up(answer: StoredAnswer) -> str | None:
@@ -145,8 +172,10 @@ def _runner_up(answer: StoredAnswer) -> str | None:
 def _key_at(index: int | None, answer: StoredAnswer) -> str:
     if answer.kind != "choice":
         raise BadLabel("label_index: only choices have one; give the right answer as label")
+    index = _plain(index)
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(answer.keys):
-        raise BadLabel(f"label_index: {index!r} is not among the {len(answer.keys)} choices, which begin with 0")
+        got = _named(index, _number(index))
+        raise BadLabel(f"label_index: must be a whole number from 0 to {len(answer.keys) - 1}; got {got}")
     return answer.keys[index]
 
 

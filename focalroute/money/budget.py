@@ -368,7 +368,7 @@ class AskBudget:
         """Make the error that names the limit which left nothing affordable: the one with the least left."""
         limit = min(self.state(), key=lambda one: one.usd - one.spent - one.reserved)
         resets_at, remedy = None, "raise it to go on"
-        if limit.resets_at is not None:
+        if limit.resets_at is not None and (self.needed is None or self.needed <= limit.usd):
             resets_at = datetime.fromtimestamp(limit.resets_at, UTC)
             remedy = f"raise it, or wait until {resets_at.isoformat()}"
         message = f"no endpoint is affordable within what is left of {limit.name} = {limit.usd:f} USD; {remedy}"

@@ -16,11 +16,12 @@ from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
-from focalroute.store.base import REVISION, Store, StoredAnswer
+from focalroute.store.base import Store, StoredAnswer
 from focalroute.store.write_batcher import WriteBatcher
 
 _log = logging.getLogger("focalroute")
 
+_LONGEST_SOURCE = 200
 _REMEMBERED = 4096  # latest answers of this process
 
 
@@ -64,12 +65,14 @@ class FeedbackHandler:
 
     async def submit(self, answer_id: str, *, source: str, **said: Unpack[Said]) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
-        if not isinstance(answer_id, str) or not isinstance(source, str) or not source or REVISION in source:
-            raise FeedbackError("feedback: give the Answer or its id, and a source that is not empty")
+        if not isinstance(answer_id, str) or not answer_id.isprintable():
+            raise FeedbackError("feedback: give the Answer, or its id as text")
+        if not isinstance(source, str) or not 0 < len(source) <= _LONGEST_SOURCE or not source.isprintable():
+            raise FeedbackError(f"source: give a name of at most {_LONGEST_SOURCE} printable characters")
         stored = self._answers.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
         if stored is None:
             raise UnknownAnswer(
-                f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
+                f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with"
             )
         value, key = judged(stored, **said)
         feedback = Feedback(answer_id, value, key, source, time.time())

@@ -22,7 +22,7 @@ from decimal import Decimal
 from typing import Any
 
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError
 from focalroute.core.event_loops import Background
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
@@ -194,7 +194,7 @@ class BackgroundJudge:
                     question = _grading_query(query, answer, judge, worst_first)
                     verdict = await self._ask_endpoint(self._pool, judge, question, answer.id)
                 if verdict is not None:
-                    await self._feedback.submit(answer.id, reward=verdict, label=None, source=JUDGE)
+                    await self._feedback.submit(answer.id, reward=verdict, source=JUDGE)
                     judged = True
         except FocalrouteError as error:
             _log.warning("an answer could not be judged: %s", error)
@@ -236,15 +236,20 @@ class BackgroundJudge:
 
 async def _ask_function(function: Any, query: Query, answer: Answer) -> Verdict:
     """Ask the caller's own function; a plain function runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        verdict = function(query, answer)
-    else:
-        verdict = await _on_thread(lambda: function(query, answer))
-    if inspect.isawaitable(verdict):
-        verdict = await verdict
-    if verdict is not None and not isinstance(verdict, int | float):  # a bool is an int
-        raise TypeError("judge: the function must give a number, a bool or None")
-    return verdict
+    try:
+        if inspect.iscoroutinefunction(function):
+            verdict = function(query, answer)
+        else:
+            verdict = await _on_thread(lambda: function(query, answer))
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    except SystemExit as error:  # would end the event loop, and with it the ensemble
+        raise _ended_by(error) from error
+    return verdict  # type: ignore[no-any-return]  # the feedback that is made of it is checked
+
+
+def _ended_by(error: BaseException) -> FeedbackError:
+    return FeedbackError(f"its function ended with {type(error).__name__}; let it return None where it has no opinion")
 
 
 async def _on_thread(work: Callable[[], Any]) -> Any:
@@ -256,8 +261,12 @@ async def _on_thread(work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             done.set_result(context.run(work))
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except StopIteration as error:  # cannot be the outcome of asyncio's futures
+            done.set_exception(_ended_by(error))
+        except Exception as error:  # noqa: BLE001 - it is the caller's
             done.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it would end the event loop
+            done.set_exception(_ended_by(error))
 
     threading.Thread(target=run, name="focalroute-judge", daemon=True).start()
     return await asyncio.wrap_future(done)

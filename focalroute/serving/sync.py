@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import typing
 import weakref
@@ -129,6 +130,7 @@ class _Loop:
         self._last = last
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._process: int | None = None  # in which it is
         self._portal: Future[BlockingPortal] = Future()
         self._ending: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -138,21 +140,25 @@ class _Loop:
 
         Raises:
             RuntimeError: its thread stayed behind in the process that this one was forked from.
+            EnsembleClosed: its thread has ended, as a function of the caller's raised SystemExit on it.
         """
         self._start()
-        if self.forked:
+        if self._process != os.getpid():
             raise RuntimeError("this ensemble was used before a fork; make one after it")
+        if self.gone:
+            raise EnsembleClosed(CLOSED)
         return self._portal.result()
 
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
                 atexit.register(self.finish)
+                self._process = os.getpid()
                 self._thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
                 self._thread.start()
 
     @property
-    def forked(self) -> bool:
+    def gone(self) -> bool:
         """Whether only the process that this one was forked from has its thread; or it has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
@@ -179,10 +185,16 @@ class _Loop:
             async with self._make_portal() as portal:
                 self._portal.set_result(portal)
                 await asyncio.wrap_future(self._ending)
-                await self._last()
+                await last()
+
+        async def last() -> None:
+            await self._last()
 
         try:
-            asyncio.run(serve())
+            try:
+                asyncio.run(serve())
+            except (SystemExit, KeyboardInterrupt):  # by a function of the caller's, who has it raised
+                asyncio.run(last())
         except BaseException as error:  # noqa: BLE001 - it is the closer's
             self._ended.set_exception(error)
         else:
@@ -198,7 +210,7 @@ class _Loop:
 
     def finish(self) -> None:
         """Run the last thing and end the thread; after a fork only the parent has one to end."""
-        if self.forked:
+        if self.gone:
             return
         self.end()
         self._ended.result()
@@ -351,6 +363,6 @@ class Ensemble:
 
 
 def _on_dropped(loop: _Loop) -> None:
-    if not loop.forked:
+    if not loop.gone:
         loop.end()
         warn_unclosed("Ensemble", "`with Ensemble(...)`, or `ensemble.close()`")

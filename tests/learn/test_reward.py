@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -42,14 +43,21 @@ FREE = stored("42", "41", backs={"a": 0, "b": 1}, q=(0.6, 0.4), kind="number")
 
 
 @pytest.mark.parametrize(
-    ("given_", "reward"), [(True, 1.0), (False, -1.0), (1, 1.0), (-1, -1.0), (0, 0.0), (0.25, 0.25)]
+    ("given_", "reward"),
+    [
+        *((True, 1.0), (False, -1.0), (1, 1.0), (-1, -1.0), (0, 0.0), (0.25, 0.25), (Decimal("0.25"), 0.25)),
+        *((np.bool_(True), 1.0), (np.False_, -1.0), (np.float32(0.25), 0.25), (np.int64(-1), -1.0)),
+    ],
 )
 def test_a_reward_is_a_number_or_a_bool(given_: Any, reward: float) -> None:
     assert reward_of(given_) == reward
     assert isinstance(reward_of(given_), float)
 
 
-@pytest.mark.parametrize("reward", [1.01, -2, float("nan"), float("inf"), "1", None, [1]])
+@pytest.mark.parametrize(
+    "reward",
+    [1.01, -2, float("nan"), float("inf"), "1", None, [1], 10**400, Decimal("sNaN"), np.float32(2), np.array([1.0])],
+)
 def test_anything_else_is_refused(reward: Any) -> None:
     with pytest.raises(FeedbackError, match=r"number in \[-1, 1\], or a bool"):
         reward_of(reward)
@@ -63,9 +71,20 @@ def test_a_choice_is_named_by_its_value_or_its_index() -> None:
     assert judged(THREE, label_index=2)[1] == candidate_key("z")
     numbers = replace(THREE, keys=tuple(map(candidate_key, ("1", "2", "3"))))
     assert label_key(2, numbers) == candidate_key("2")
-    for index in (3, -1, True, "0"):
-        with pytest.raises(BadLabel, match=r"label_index: .*choices"):
+    assert label_key(np.int64(2), numbers) == candidate_key("2")  # type: ignore[arg-type]
+    assert judged(THREE, label_index=np.int64(2))[1] == candidate_key("z")  # type: ignore[arg-type]
+    for index in (3, -1, True, "0", 1.0, 10**5000):
+        with pytest.raises(BadLabel, match=r"label_index: .* from 0 to 2"):
             judged(THREE, label_index=index)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("score", "reward"), [(0, -1.0), (Decimal("0.75"), 0.5), (np.float32(1), 1.0)])
+def test_a_score_is_a_number(score: Any, reward: float) -> None:
+    assert judged(THREE, score=score) == (reward, None)
+    refused: tuple[Any, ...] = (True, np.True_, "1", math.nan, 1.01, 10**400)
+    for wrong in refused:
+        with pytest.raises(FeedbackError, match=r"number in \[0, 1\]; got \w{,5}$|got 1\.01"):
+            judged(THREE, score=wrong)
 
 
 @pytest.mark.parametrize("label", [3, -1, "w", "X", "", True, False, 1.0, None, b"x"])

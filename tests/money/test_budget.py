@@ -417,6 +417,14 @@ def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
     assert f"usd_per_period.day = 1 USD; raise it, or wait until {error.resets_at.isoformat()}" in str(error)
 
 
+def test_nobody_is_told_to_wait_for_a_limit_that_is_too_small_for_any_call(store: SqliteStore) -> None:
+    ask_budget = guard(store, usd_per_period={"minute": 1}).ask_budget(None, "x")
+    ask_budget.needed = Decimal(2)
+    error = ask_budget.exceeded()
+    assert error.resets_at is None
+    assert "usd_per_period.minute = 1 USD; raise it to go on" in str(error)
+
+
 def test_the_error_survives_pickling_with_its_fields(store: SqliteStore) -> None:
     """As it comes from `ask_many`, too, which says whose it is."""
     error = guard(store, usd_total=1).ask_budget(None, "x").exceeded()

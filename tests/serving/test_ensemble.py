@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
@@ -37,6 +37,7 @@ from focalroute import (
     DeadlineExceeded,
     Endpoint,
     Ensemble,
+    EnsembleClosed,
     FeedbackError,
     PoolError,
     StoreError,
@@ -451,6 +452,19 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+def test_who_exits_in_a_function_of_an_ask_is_told_that_the_ensemble_is_over(pool: SimulatedPool) -> None:
+    def read(reply: str) -> str:
+        raise SystemExit
+
+    ensemble = Ensemble(pool.endpoints)
+    with pytest.raises((SystemExit, CancelledError)):
+        ensemble.ask(QUESTION, answer=read)
+    until(lambda: ensemble._loop.gone)
+    with pytest.raises(EnsembleClosed, match="make a new one"):
+        ensemble.ask(QUESTION)
+    ensemble.close()
+
+
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
 
@@ -501,10 +515,10 @@ def test_a_tag_that_is_used_up_is_refused_while_others_go_on(pool: SimulatedPool
     budget = Budget(usd_per_tag={"poor": {"day": "0.0000001"}}, usd_total=1)
     with Ensemble(pool.endpoints, budget=budget) as ensemble:
         with pytest.raises(
-            BudgetExceeded, match=r"usd_per_tag\.poor\.day = 0.0000001 USD; raise it, or wait"
+            BudgetExceeded, match=r"usd_per_tag\.poor\.day = 0.0000001 USD; raise it to go on"
         ) as caught:
             ensemble.ask(QUESTION, choices=CHOICES, tags=["poor"])
-        assert caught.value.resets_at is not None
+        assert caught.value.resets_at is None
         receipt = ensemble.ask(QUESTION, choices=CHOICES, tags=["rich"]).receipt
         (limit,) = receipt.budget
         assert (limit.name, limit.usd, limit.resets_at) == ("usd_total", Decimal(1), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -263,9 +264,28 @@ def test_what_fails_is_logged_and_never_raised(
             ensemble.ask("What is 1 + 1?")
             until(partial(done, ensemble, 1))
             assert judged(ensemble) == 0
-    for kind in ("status", "ValueError", "TypeError", "reward: must be a number"):
+    for kind in ("status", "ValueError", "reward: must be a number in [-1, 1], or a bool; got str"):
         assert f"could not be judged: {kind}" in caplog.text
     assert "1 + 1" not in caplog.text
+
+
+async def exits(query: Query, answer: Answer) -> float:
+    raise SystemExit
+
+
+@pytest.mark.parametrize(
+    "by",
+    [lambda query, answer: sys.exit(1), lambda query, answer: next(iter(())), exits],
+    ids=["exit", "stop", "async"],
+)
+def test_a_function_that_ends_its_thread_does_not_end_the_ensemble(
+    endpoints: tuple[Endpoint, ...], caplog: pytest.LogCaptureFixture, by: Any
+) -> None:
+    with Ensemble(endpoints[:1], judge=Judge(by, share=1.0)) as ensemble:
+        for number in (1, 2):
+            ensemble.ask("What is 1 + 1?")
+            until(partial(done, ensemble, number))
+    assert "its function ended with S" in caplog.text
 
 
 def test_no_answer_waits_for_a_judge_and_few_are_under_way(grader: Grader, server: Server) -> None:

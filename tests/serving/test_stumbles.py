@@ -457,7 +457,10 @@ def test_a_tool_is_called_as_its_schema_says() -> None:
         ({"reward": 5}, FeedbackError, "must be a number in [-1, 1]"),
         ({"score": 4}, FeedbackError, "score: must be a number in [0, 1]; got 4"),
         ({"label": 0}, BadLabel, "give one of them, or its label_index"),
-        ({"label_index": 3}, BadLabel, "label_index: 3 is not among the 3 choices"),
+        ({"label_index": 3}, BadLabel, "label_index: must be a whole number from 0 to 2; got 3"),
+        ({"reward": 1, "source": ""}, FeedbackError, "source: give a name of at most 200"),
+        ({"reward": 1, "source": "x" * 201}, FeedbackError, "source: give a name of at most 200"),
+        ({"reward": 1, "source": "\ud800"}, FeedbackError, "source: give a name of at most 200"),
         ({"preferred": "4"}, BadLabel, "preferred: is not among the candidates"),
     ],
     ids=str,
@@ -467,6 +470,12 @@ def test_feedback_that_cannot_be_taken_says_why(
 ) -> None:
     with pytest.raises(error, match=re.escape(says)):
         ensemble.feedback(ensemble.ask(QUESTION, choices=["1", "2", "3"]), **said)
+
+
+@pytest.mark.parametrize("answer", [None, "\ud800", {"id": "x"}], ids=ascii)
+def test_feedback_needs_an_answer_or_an_id(ensemble: Ensemble, answer: Any) -> None:
+    with pytest.raises(FeedbackError, match="give the Answer, or its id as text"):
+        ensemble.feedback(answer, reward=1)
 
 
 def accuracies(ensemble: Ensemble, answer: Answer) -> dict[int | None, float]:
