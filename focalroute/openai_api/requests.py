@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.errors import ConfigError
-from focalroute.core.spelling import advice
+from focalroute.core.spelling import advice, did_you_mean
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.openai_api.refusals import Refused
 
@@ -72,6 +72,12 @@ def _amount(value: Any) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     raise ValueError("give a positive amount of USD")
+
+
+def _reward(value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        return value
+    raise ValueError("give a number from -1 to 1, or true or false")
 
 
 class _Message(BaseModel):
@@ -141,7 +147,7 @@ class FeedbackRequest(BaseModel):
 
     model_config = _STRICT
     id: Annotated[str, Field(min_length=1, max_length=200)]
-    reward: float | bool | None = None
+    reward: Annotated[Any, AfterValidator(_reward)] | None = None
     label: Any = None
     label_index: int | None = None
     preferred: Any = None
@@ -312,7 +318,8 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
     unknown = next((name for name in body if name not in model.model_fields), None)
     if unknown is not None:  # the first will do: pydantic would describe each of 100,000
         unknown = unknown[:_LONGEST_NAME]
-        raise Refused(400, f"{unknown}: {_explained('extra_forbidden', '', unknown)}", param=unknown)
+        why = _INSTEAD.get(unknown) or _unknown(unknown, model)
+        raise Refused(400, f"{unknown}: {why}", param=unknown)
     try:
         return model.model_validate(body), body
     except ValidationError as error:
@@ -325,13 +332,22 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
 def _explained(kind: str, message: str, param: str) -> str:
     if param in _INSTEAD:
         return _INSTEAD[param]
+    if kind == "extra_forbidden":
+        return _unknown(param.rpartition(".")[2], _Extras)
     if kind == "too_short":
         return "is empty"
     if kind == "too_long" and param == "messages":
         return f"at most {_MOST_MESSAGES}"
-    if kind == "extra_forbidden":
-        return 'unknown field; leave it out (what is focalroute\'s own goes into the object "focalroute")'
     return message
+
+
+def _unknown(name: str, model: type[BaseModel]) -> str:
+    """What to do about a field that a model does not have; OpenAI's API has too many to list."""
+    if model is not _Chat:
+        return f"unknown field; {did_you_mean(name, model.model_fields)}"
+    if name in _Extras.model_fields:
+        return 'put it into the object "focalroute"'
+    return "unknown field; leave it out"
 
 
 # -- the format of the answer ------------------------------------------------------------------------------------------

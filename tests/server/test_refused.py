@@ -56,13 +56,13 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"tools": [call_of("add")], "tool_choice": call_of("sub")}, "tool_choice", "not among the tools"),
         ({"service_tier": "priority"}, "service_tier", "'auto' or 'default'"),
         ({"web_search_options": {}}, "web_search_options", "unknown field"),
-        ({"choices": ["a", "b"]}, "choices", 'goes into the object "focalroute"'),
+        ({"choices": ["a", "b"]}, "choices", 'put it into the object "focalroute"'),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format", "json_schema"),
         (formatted({"type": "nothing"}), "response_format", "the JSON schema is wrong at $.type"),
         (formatted(SCHEMA) | {"focalroute": {"choices": ["a", "b"]}}, "response_format", "give one"),
         ({"focalroute": 5}, "focalroute", "give names and their values"),
-        ({"focalroute": {"choises": []}}, "focalroute.choises", "unknown field"),
+        ({"focalroute": {"choises": []}}, "focalroute.choises", "unknown field; did you mean 'choices'?"),
         ({"focalroute": {"choices": ["a"]}}, "focalroute.choices", "at least 2"),
         ({"focalroute": {"choices": ["a", "a"]}}, "focalroute.choices", "distinct"),
         ({"focalroute": {"choices": ["a", 5]}}, "focalroute.choices.1", "give a string"),
@@ -222,13 +222,20 @@ def test_connections_that_break_off_leave_nothing_behind(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{}, {"id": 5, "reward": 1}, {"id": "x"}, {"id": "x", "reward": "good"}, {"id": "x", "reward": 1, "else": 2}],
+    ("wrong", "param", "said"),
+    [
+        ({}, "id", "required"),
+        ({"id": 5, "reward": 1}, "id", "give a string"),
+        ({"id": "x", "reward": 1}, "id", "the store has no answer"),
+        ({"id": "x", "reward": "good"}, "reward", "give a number from -1 to 1"),
+        ({"id": "x", "reward": 1, "lable": "42"}, "lable", "unknown field; did you mean 'label'?"),
+    ],
 )
-def test_feedback_that_is_none(url: str, wrong: dict[str, Any]) -> None:
+def test_feedback_that_is_none(url: str, wrong: dict[str, Any], param: str, said: str) -> None:
     status, got = post(f"{url}/v1/feedback", wrong)
     assert status in (400, 404)
-    assert got["error"]["message"]
+    assert got["error"]["param"] == param
+    assert said in got["error"]["message"]
 
 
 def test_feedback_out_of_range(url: str) -> None:
@@ -237,3 +244,4 @@ def test_feedback_out_of_range(url: str) -> None:
     for wrong in wrongs:
         status, got = post(f"{url}/v1/feedback", {"id": answer["id"], **wrong})
         assert status == 400, (wrong, got)
+        assert got["error"]["param"] in {*wrong, None}
