@@ -342,7 +342,7 @@ def _explained(kind: str, message: str, param: str) -> str:
 
 
 def _unknown(name: str, model: type[BaseModel]) -> str:
-    """What to do about a field that a model does not have; OpenAI's API has too many to list."""
+    """Advise on a field that a model does not have; OpenAI's API has too many to list."""
     if model is not _Chat:
         return f"unknown field; {did_you_mean(name, model.model_fields)}"
     if name in _Extras.model_fields:
