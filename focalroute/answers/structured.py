@@ -197,16 +197,23 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
+_NO_LABEL = "label: give an instance of the model, a plain value, or its JSON"
+
+
 def checked_label(label: Any, value: object) -> Any:
-    """Check a label; where the answer is an instance of a model, turn a plain value into one, with all of its fields.
+    """Check a label; where the answer is an instance of a model, turn anything else into one, with all of its fields.
 
     Raises:
-        BadLabel: it is not valid.
+        BadLabel: it is not valid, or is text that is not its JSON.
     """
-    if not isinstance(value, BaseModel) or not isinstance(label, Mapping):
+    if label is None or not isinstance(value, BaseModel) or isinstance(label, BaseModel):
         return label
     try:
-        return type(value).model_validate(label)
+        plain = parsed(label) if isinstance(label, str) else label
+    except ValueError:
+        raise BadLabel(_NO_LABEL) from None
+    try:
+        return type(value).model_validate(plain)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors(include_input=False))
         raise BadLabel(f"label: is not a valid {type(value).__name__} ({where})") from None
@@ -221,7 +228,7 @@ def label_form(label: object) -> str:
     try:
         return canonical(parsed(label) if isinstance(label, str) else to_jsonable_python(label, by_alias=True))
     except ValueError:
-        raise BadLabel("label: give an instance of the model, a plain value, or its JSON") from None
+        raise BadLabel(_NO_LABEL) from None
 
 
 def closed_fields(schema: object) -> tuple[Path, ...]:
