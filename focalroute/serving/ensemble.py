@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, cast, overload
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
@@ -78,6 +78,7 @@ _log = logging.getLogger("focalroute")
 
 R = TypeVar("R")
 
+NO_COPY = "an ensemble holds connections and a store, so it cannot be pickled or copied; make one where it is needed"
 CLOSED = "this ensemble is closed; make a new one"
 
 
@@ -198,6 +199,9 @@ class AsyncEnsemble:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(NO_COPY)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeVar, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
@@ -25,7 +25,7 @@ from focalroute.core.spelling import by_keyword
 from focalroute.learn.reward import USER, Said
 from focalroute.serving.closing import warn_unclosed
 from focalroute.serving.concurrency import Item
-from focalroute.serving.ensemble import CLOSED, AsyncEnsemble
+from focalroute.serving.ensemble import CLOSED, NO_COPY, AsyncEnsemble
 from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind
 from focalroute.serving.settings import Settings, takes_settings
 from focalroute.serving.stats import Stats
@@ -245,6 +245,9 @@ class Ensemble:
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
         """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
         return cls(path, **settings)
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(NO_COPY)
 
     # Not `overload`: of those jedi would show the overloads alone, and so no options.
     @typing.overload

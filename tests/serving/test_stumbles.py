@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import enum
 import math
@@ -20,6 +21,7 @@ from pydantic import BaseModel
 
 from focalroute import (
     Answer,
+    AsyncEnsemble,
     BadLabel,
     Budget,
     BudgetExceeded,
@@ -476,6 +478,28 @@ def test_feedback_that_cannot_be_taken_says_why(
 def test_feedback_needs_an_answer_or_an_id(ensemble: Ensemble, answer: Any) -> None:
     with pytest.raises(FeedbackError, match="give the Answer, or its id as text"):
         ensemble.feedback(answer, reward=1)
+
+
+@pytest.mark.parametrize("label", [42, "Ann", ["Ann", 5], '{"name": "Ann"}', {"name": "Ann", "age": "old"}], ids=str)
+def test_a_label_that_is_no_instance_of_the_model_is_refused(label: Any) -> None:
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion('{"name": "Ann", "age": 5}'))
+
+    with serving(say) as server, Ensemble([endpoint(server)]) as ensemble:
+        answer = ensemble.ask("Who?", answer=Person)
+        with pytest.raises(BadLabel, match="is not a valid Person|give an instance of the model"):
+            ensemble.feedback(answer, label=label)
+        ensemble.feedback(answer, label='{"name": "Ann", "age": 5}')
+        assert ensemble.stats().endpoints["only"].accuracy > 0.5
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("kind", [Ensemble, AsyncEnsemble])
+def test_an_ensemble_is_not_copied(pool: SimulatedPool, kind: Any, copied: Callable[[object], object]) -> None:
+    made = kind(pool.endpoints)
+    with pytest.raises(TypeError, match="cannot be pickled or copied; make one where it is needed"):
+        copied(made)
+    made.close() if kind is Ensemble else asyncio.run(made.aclose())
 
 
 def accuracies(ensemble: Ensemble, answer: Answer) -> dict[int | None, float]:
