@@ -6,6 +6,7 @@ import inspect
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
@@ -18,6 +19,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
 from focalroute.core.spelling import by_keyword
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -182,7 +184,7 @@ def make_query(
             raise ConfigError(
                 'tools: give a list of {"type": "function", "function": {"name": ..., "parameters": ...}}'
             )
-        require_json("params", params)
+        params = _copied("params", params)
         _check_counts(params)
         _check_tool_choice(params)
     texts, values = (None, None) if choices is None else _choices(choices)
@@ -283,7 +285,7 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
             raise ConfigError("query: is a list of questions; give them to ask_many()")
         if not messages or not all(map(_is_message, messages)):
             raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
-        require_json("query", [dict(message) for message in messages])
+        messages = tuple(_copied("query", [dict(message) for message in messages]))
     if system is None:
         return messages
     if not isinstance(system, str) or not system.strip():
@@ -291,6 +293,19 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
     if messages[0]["role"] in ("system", "developer"):
         raise ConfigError("system: the messages begin with one already; give it once")
     return ({"role": "system", "content": system}, *messages)
+
+
+def _copied(what: str, value: T) -> T:
+    """Check that JSON can hold it, and copy it: the caller may edit his own while it is asked.
+
+    Raises:
+        ConfigError: JSON cannot, or it is nested too deep.
+    """
+    require_json(what, value)
+    try:
+        return deepcopy(value)
+    except RecursionError:
+        raise ConfigError(f"{what}: is nested too deep; give plain values only") from None
 
 
 def _check_counts(params: Mapping[str, Any]) -> None:
