@@ -73,6 +73,10 @@ class ListedPrice:
     as_of: date | None = None
 
 
+#: The listing of each address; or why it cannot be had with the key of this variable, which another's may get.
+_Fetched = dict[str | tuple[str, str | None], Mapping[str, Price] | str]
+
+
 def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> list[ListedPrice]:
     """Look every endpoint up in its provider's listing; each listing is fetched once.
 
@@ -82,7 +86,7 @@ def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> li
     Raises:
         ConfigError: the library is wanted, but not installed.
     """
-    fetched: dict[str, Mapping[str, Price] | str] = {}
+    fetched: _Fetched = {}
     return [_from_library(endpoint) if library else _look_up(endpoint, fetched) for endpoint in endpoints]
 
 
@@ -103,15 +107,17 @@ def _compare(endpoint: Endpoint, price: Price | None, source: str, as_of: date, 
     return ListedPrice(endpoint.name, price, state, stale(endpoint), detail, source, as_of)
 
 
-def _look_up(endpoint: Endpoint, fetched: dict[str, Mapping[str, Price] | str]) -> ListedPrice:
+def _look_up(endpoint: Endpoint, fetched: _Fetched) -> ListedPrice:
     old = stale(endpoint)
     if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
         if installed() and (found := _from_library(endpoint)).price is not None:
             return found
         return ListedPrice(endpoint.name, None, "no listing", old)
-    if endpoint.base_url not in fetched:
-        fetched[endpoint.base_url] = _fetch(endpoint)
-    listing = fetched[endpoint.base_url]
+    address, with_key = endpoint.base_url, (endpoint.base_url, endpoint.api_key_env)
+    listing = fetched.get(address, fetched.get(with_key))
+    if listing is None:
+        listing = _fetch(endpoint)
+        fetched[with_key if isinstance(listing, str) else address] = listing
     if isinstance(listing, str):
         return ListedPrice(endpoint.name, None, "failed", old, listing)
     return _compare(endpoint, listing.get(endpoint.model), LISTING, datetime.now(UTC).date())

@@ -135,6 +135,20 @@ def test_a_key_that_is_not_set_leaves_the_other_endpoints_their_prices(monkeypat
     assert other.state == "same"
 
 
+def test_a_key_that_is_not_set_leaves_others_of_the_same_address_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    monkeypatch.setenv("LISTING_KEY", "k-123")
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(TOGETHER)
+
+    with serving(handler) as server:
+        keys = ("UNSET_KEY", "LISTING_KEY", "UNSET_KEY")
+        listed = listed_prices([endpoint(f"{n}", server.url, api_key_env=key) for n, key in enumerate(keys)])
+    assert [one.state for one in listed] == ["failed", "new", "new"]
+    assert len(server.received) == 1
+
+
 @pytest.mark.parametrize("dialect", ["together", "deepinfra", "openrouter"])
 def test_the_simulated_services_list_what_they_charge(dialect: Any) -> None:
     model = SimulatedModel("m", input_usd_per_1m=Decimal("0.25"), output_usd_per_1m=Decimal("1.5"))
