@@ -46,12 +46,15 @@ def require_existing(where: str) -> str:
     """Return it, if it is an address or a file that exists.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is empty, which opening it would make a store of.
     """
-    if not is_redis(where) and not Path(where).exists():
-        raise ConfigError(
-            f"{where}: there is no such store; give the file or address that the ensemble has as its store"
-        )
+    if is_redis(where):
+        return where
+    path, remedy = Path(where), "give the file or address that the ensemble has as its store"
+    if not path.exists():
+        raise ConfigError(f"{where}: there is no such store; {remedy}")
+    if path.is_file() and not path.stat().st_size:
+        raise ConfigError(f"{where}: is an empty file, and no store; {remedy}")
     return where
 
 

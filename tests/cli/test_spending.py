@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from focalroute import Answer, Budget, Endpoint, Ensemble
+from focalroute import Answer, Budget, ConfigError, Endpoint, Ensemble
 from focalroute.cli.app import app
 from focalroute.core.records import Usage
 from focalroute.sim import SimulatedPool, stream
@@ -80,6 +80,10 @@ def test_an_empty_store_and_a_missing_one(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "s.db").close()
     assert command("--store", tmp_path / "s.db", "--json") == "[]\n"
     assert CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "none.db")]).exit_code == 1
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(ConfigError, match=r"empty\.db: is an empty file, and no store"):
+        CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "empty.db")], catch_exceptions=False)
+    assert not (tmp_path / "empty.db").stat().st_size
 
 
 def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(
