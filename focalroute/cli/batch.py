@@ -149,8 +149,8 @@ class _Answers:
             try:
                 hold_file(opened.enter_context(path.open("ab")), path)
                 kept = self._kept()
-                beside = path.with_name(path.name + ".part")
-                self._file = opened.enter_context(beside.open("wb"))
+                beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+                self._file = opened.enter_context(beside.open("xb"))
                 hold_file(self._file, path)
                 self._file.writelines(kept)  # without those that failed, and a half line at its end
                 self._file.flush()

@@ -152,6 +152,13 @@ def test_a_second_run_does_not_take_the_file_from_the_first(
     assert run(monkeypatch, *batch) == 0
 
 
+def test_a_file_beside_it_stays(pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "out.jsonl.part").write_text("mine")
+    assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.part"]
+    assert (folder / "out.jsonl.part").read_text() == "mine"
+
+
 def test_ask_takes_a_system_message_and_parameters_and_says_who_said_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
