@@ -50,6 +50,8 @@ def common(
 
     Exit code 0: done; 1: it failed; 2: something that you can correct is wrong; the message names it.
     """
+    if "--help" not in sys.argv:  # which a wrong file is no reason to withhold
+        read_env_file(Path(".env"))
 
 
 _SkipBadRows = Annotated[
@@ -271,7 +273,6 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     sys.argv = _with_bare_json(sys.argv)
     try:
-        read_env_file(Path(".env"))
         app()
     except FocalrouteError as error:
         typer.echo(f"error: {error}", err=True)

@@ -50,8 +50,19 @@ def test_a_wrong_file_is_named_and_not_quoted(tmp_path: Path, content: bytes, sa
 def test_the_command_line_reads_the_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    monkeypatch.setattr(sys, "argv", ["focalroute", "--version"])
+    monkeypatch.setattr(sys, "argv", ["focalroute", "key", "me"])
     (tmp_path / ".env").write_text("STUMBLE_KEY=x\n")
     with pytest.raises(SystemExit):
         main()
     assert os.environ["STUMBLE_KEY"] == "x"
+
+
+@pytest.mark.parametrize("asked", [["--version"], ["--help"], ["ask", "--help"]], ids=str)
+def test_a_wrong_file_stops_no_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("no line of its kind\n")
+    for arguments, code in ((asked, 0), (["key", "me"], 2)):
+        monkeypatch.setattr(sys, "argv", ["focalroute", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
