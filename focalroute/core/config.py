@@ -331,12 +331,12 @@ class Endpoint:
         base_url: the service, up to and including ``/v1``; not needed with ``client``, nor to replay recorded answers.
         api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s
             host only, and a pool in which one variable would go to two services is refused.
-        api_key: the key itself, for what makes keys at run time. It is masked wherever it is shown and written nowhere;
-            the variable's name is what belongs into code and files.
-        client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to speak through instead of our own HTTP client.
+        api_key: the key itself, for programs that get keys at run time. It is masked wherever it is shown, and written
+            nowhere; in code and files name its variable instead.
+        client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to call through instead of our own HTTP client.
         http_client: an ``httpx.AsyncClient`` to call through, used as it is; None: the ensemble's, else our own
             connections. It is yours to close.
-        verify: whose certificates are believed: True: those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's; a file or
+        verify: which certificates are trusted: True: those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's; a file or
             folder of them, or an ``ssl.SSLContext``; False: any.
         cert: the client's own certificate (mTLS): a PEM file with its key, or the files of both.
         proxy: the HTTP proxy to call through; None: what the environment names (``https_proxy``, ``no_proxy``).

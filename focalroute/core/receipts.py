@@ -121,7 +121,7 @@ class Receipt:
     Attributes:
         policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
         calls: every member asked, in the order of asking.
-        rounds: rounds in which somebody was asked.
+        rounds: rounds in which an endpoint was asked.
         synthesis: the call that wrote the answer from the members' replies; where it has an error, the answer is the
             reply that the Fusion chose. None: nothing was to be written. It is not among ``calls``, but in ``cost``.
         cost: USD of all calls, of ``synthesis`` and of ``embedding``; None if the cost of any is unknown.
@@ -225,8 +225,9 @@ class Answer(Generic[T_co]):
         candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
             calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the posterior of the answer given; of a structured one that of its least sure closed field, of one
-            that was synthesised that of the likeliest reply.
+        confidence: the estimated probability that the answer is right: its posterior, corrected for what members err
+            in together and for answers that none gave (`focalroute.observe.recalibration`); of a structured answer that
+            of its least certain closed field, of a synthesised one that of the likeliest reply.
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown; 0 where it is ``cached``.
         cached: whether an identical question had it before; id, receipt and replies are from then.

@@ -1,4 +1,4 @@
-"""TLS contexts: whose certificates are believed, and the client's own. Loading it takes httpx's while."""
+"""TLS contexts: which certificates are trusted, and the client's own. Loading it takes httpx's while."""
 
 from __future__ import annotations
 

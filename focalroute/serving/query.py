@@ -154,7 +154,7 @@ def make_query(
     extra_body: Mapping[str, Any] | None = None,
     extra_headers: Mapping[str, str] | None = None,
 ) -> Query:
-    """Check the arguments of an ask; they are these.
+    """Check the arguments of an ask.
 
     Raises:
         ConfigError: something is wrong with an argument; the message names it.

@@ -41,8 +41,8 @@ class AsyncAnswerStream:
     """An answer while it is being written; made by `AsyncEnsemble.stream`.
 
     Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``async with`` (or
-    drops the stream) before the end gives the answer up: its calls are cancelled down to their sockets, and what they
-    consumed is in the ledger. It is read by one task at a time.
+    dropping the stream) before the end gives the answer up: its calls are cancelled down to their sockets, and
+    what they consumed is in the ledger. It is read by one task at a time.
 
     Attributes:
         id: of the answer, known from the beginning.
