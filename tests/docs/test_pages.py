@@ -140,3 +140,11 @@ def test_a_page_opens_with_prose(page: Path) -> None:
     title, opening, *_ = re.sub(r"<!--.*?-->", "", page.read_text("utf-8"), flags=re.DOTALL).split("\n\n")
     assert title.startswith("# ")
     assert re.match(r"[\w`*]", opening)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_table_is_cut_in_two(page: Path) -> None:
+    """Rows below an empty line have no head, and are shown as a paragraph of bars."""
+    blocks = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL).split("\n\n")
+    tables = [block.strip().splitlines() for block in blocks if block.strip().startswith("|")]
+    assert [rows[0] for rows in tables if len(rows) < 2 or set(rows[1]) - set("|-: ")] == []
