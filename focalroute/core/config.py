@@ -64,6 +64,8 @@ _DEEPEST_PLAIN = 20
 
 #: No service gives more samples in one call.
 MOST_SAMPLES = 128
+#: A closed question has no more choices.
+MOST_CHOICES = 1000
 
 _HIGHEST_PRICE = Decimal(100_000)
 

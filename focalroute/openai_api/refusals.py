@@ -13,6 +13,7 @@ from focalroute.core.errors import (
     BudgetExceeded,
     ConfigError,
     DeadlineExceeded,
+    EnsembleClosed,
     FeedbackConflict,
     FeedbackError,
     FocalrouteError,
@@ -79,6 +80,8 @@ def refusal_of(error: FocalrouteError) -> Refused:
             return Refused(404, message, param="id", code="unknown_answer")
         case FeedbackConflict():
             return Refused(409, message, code="feedback_conflict", again=False)
+        case EnsembleClosed():
+            return Refused(503, message, "server_error", code="closing", retry_after_s=_RETRY_AFTER_S)
         case StoreError():
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
         case ConfigError() | FeedbackError():  # a conflict and an unknown answer are feedback errors, too

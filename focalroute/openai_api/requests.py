@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from focalroute.answers.structured import Structure, structure_of
+from focalroute.core.config import MOST_CHOICES
 from focalroute.core.errors import ConfigError
 from focalroute.core.spelling import advice, did_you_mean
 from focalroute.endpoints.elicit.messages import append_text
@@ -450,11 +451,11 @@ def _resolved(schema: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
 
 
 def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """At least two different strings; None: the schema takes something else, too."""
+    """As many different strings as a closed question may have; None: the schema takes something else, too, or more."""
     values = schema.get("enum")
     if not set(schema) <= _OF_A_CHOICE or schema.get("type", "string") != "string" or not isinstance(values, list):
         return None
-    if len(values) < 2 or not all(isinstance(value, str) and value.strip() for value in values):
+    if not 2 <= len(values) <= MOST_CHOICES or not all(isinstance(value, str) and value.strip() for value in values):
         return None
     return tuple(values) if len({value.strip() for value in values}) == len(values) else None
 

@@ -14,7 +14,7 @@ from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.tool_calls import ToolOffer
 from focalroute.answers.typed import TYPES, choice_text, members_of
-from focalroute.core.config import MOST_SAMPLES, check_headers, check_params, require_json
+from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
 from focalroute.core.spelling import by_keyword
@@ -27,7 +27,6 @@ Prompt = str | Sequence[Mapping[str, Any]]
 TextKind = Literal["short", "yes-no", "date", "math", "text"] | Callable[[str], str | None]
 
 #: The most a query may have of each.
-MAX_CHOICES = 1000
 MAX_TAGS = 64
 MAX_TAG_LENGTH = 256
 #: The most that a second may be worth, USD.
@@ -362,8 +361,8 @@ def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, 
         raise ConfigError("choices: every choice must be a non-empty string")
     if len(choices) < 2:
         raise ConfigError(f"choices: a closed question needs at least 2 choices, got {len(choices)}")
-    if len(choices) > MAX_CHOICES:
-        raise ConfigError(f"choices: a closed question has at most {MAX_CHOICES} choices, got {len(choices)}")
+    if len(choices) > MOST_CHOICES:
+        raise ConfigError(f"choices: a closed question has at most {MOST_CHOICES} choices, got {len(choices)}")
     first: dict[str, int] = {}
     for number, choice in enumerate(map(str.strip, choices), 1):
         if choice in first:

@@ -63,6 +63,7 @@ def test_a_schema_that_leaves_only_a_choice(schema: dict[str, Any], name: str, m
         {"enum": ["good", "bad", 5]},
         {"enum": ["only"]},
         {"enum": ["same", "same "]},
+        {"enum": [str(number) for number in range(1001)]},
         {"enum": ["good", "bad"], "pattern": "^g"},
         {"type": "array", "items": ENUM},
         holding(feeling=ENUM, why={"type": "string"}),

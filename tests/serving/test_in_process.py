@@ -159,6 +159,17 @@ def test_many_at_once_asynchronously(pool: SimulatedPool, face: type[Ensemble] |
             asyncio.run(run(made.as_async_openai()))
 
 
+def test_a_closed_ensemble_is_a_server_that_is_closing(pool: SimulatedPool) -> None:
+    async def main() -> None:
+        async with AsyncEnsemble(pool.endpoints) as made:
+            client = made.as_async_openai()
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model="focalroute", messages=QUESTION)
+        assert (caught.value.status_code, caught.value.code) == (503, "closing")
+
+    asyncio.run(main())
+
+
 def test_tools_are_called(ensemble: Ensemble) -> None:
     integer = {"type": "integer"}
     parameters = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a", "b"]}
