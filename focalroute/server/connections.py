@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _MOST_CONNECTIONS = 1000
-_HEAD_S = 10.0  # for the head of a request, from the opening of the connection or the last response
+_HEAD_S = 10.0  # for the head of a request, from the opening of the connection or its first byte
+#: Between two requests. Clients and proxies give up idle connections after 5 to 60 seconds; if the server did so first,
+#: or at the same moment, a request would be sent on one that is being closed.
+_IDLE_S = 75.0
 _FLUSH_S = 60.0  # for a client to take what is left of a response, or to make room for more of it
 _BACKLOG = 2048
 
@@ -20,14 +23,17 @@ _BACKLOG = 2048
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 that closes connections: idle, half-open and unread ones, and those beyond the maximum.
 
-    A connection without a request under way has `head_s` seconds to send the whole head of one, however slowly its
-    bytes arrive; uvicorn by itself stops its clock at the first byte.
+    A new connection has `head_s` seconds to send the whole head of a request, however slowly its bytes arrive; uvicorn
+    by itself stops its clock at the first byte. After a response it may be idle for `idle_s`, or while more than half
+    of the connections are taken for `head_s`, and has `head_s` from the next byte on.
     """
 
     max_connections = _MOST_CONNECTIONS
     head_s = _HEAD_S
+    idle_s = _IDLE_S
     flush_s = _FLUSH_S
     _timer: asyncio.TimerHandle | None = None
+    _idle = False
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,6 +61,13 @@ class BoundedProtocol(H11Protocol):
             self._unread.cancel()
         super().resume_writing()
 
+    def data_received(self, data: bytes) -> None:
+        """Start the clock of a head."""
+        if self._idle:
+            self._idle = False
+            self._start(self.head_s)
+        super().data_received(data)
+
     def handle_events(self) -> None:
         """Stop the clock once a request is under way."""
         super().handle_events()
@@ -71,10 +84,13 @@ class BoundedProtocol(H11Protocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """Start the clock again, unless the next request is there already."""
+        """Start the clock again, in place of uvicorn's own, unless the next request is there already."""
         super().on_response_complete()
+        self._unset_keepalive_if_required()
         if self._waiting():
-            self._start(self.head_s)
+            self._idle = True
+            crowded = 2 * len(self.connections) > self.max_connections
+            self._start(self.head_s if crowded else self.idle_s)
 
     def _waiting(self) -> bool:
         """Whether no request is under way; the rest of a body whose response is complete does not count as one."""

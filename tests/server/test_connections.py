@@ -23,6 +23,7 @@ UNREAD_BODY = b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100
 
 class Impatient(BoundedProtocol):
     head_s = 0.5
+    idle_s = 3.0
     flush_s = 0.5
     max_connections = 20
 
@@ -109,6 +110,29 @@ def test_who_asks_again_in_time_keeps_the_connection(url: str) -> None:
             time.sleep(0.2)
             connection.sendall(HEALTH[20:])
             assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_connection_is_kept_for_the_next_request_and_then_closed(url: str) -> None:
+    """For longer than a head may take, and than the 5 s after which httpx gives up its own end."""
+    assert BoundedProtocol.idle_s > 60  # proxies
+    with connected(url) as connection:
+        for _ in range(2):
+            connection.sendall(HEALTH)
+            assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+            time.sleep(1.0)
+        assert closed(connection)
+
+
+def test_where_half_of_the_connections_are_taken_idle_ones_are_not_kept(url: str) -> None:
+    held = [connected(url) for _ in range(Impatient.max_connections // 2)]
+    with connected(url) as connection:
+        connection.sendall(HEALTH)
+        assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+        began = time.monotonic()
+        assert closed(connection)
+        assert time.monotonic() - began < 2
+    for one in held:
+        one.close()
 
 
 def test_connections_beyond_the_maximum_are_closed_and_service_comes_back(url: str) -> None:
