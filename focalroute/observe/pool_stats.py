@@ -195,7 +195,8 @@ class PoolStats:
         expected_cost: USD of one call, length N; None where unknown.
         mean_length: completion tokens, length N; ``length_deviation``: see `length_moments`.
         order: endpoint indices, cheapest first, unknown cost last, then by name.
-        prices: float64 (N,) USD of a typical call, whatever each was asked lately; NaN where unknown.
+        prices: float64 (N,) USD of a typical call, whatever each was asked lately; where none is listed, the mean of
+            those seen; NaN where unknown.
         pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
     """
 
@@ -343,7 +344,7 @@ class PoolTotals:
             mean_length=mean_length.tolist(),
             length_deviation=length_deviation.tolist(),
             order=_cheapest_first(costs, names),
-            prices=self.prices,
+            prices=np.where(np.isnan(self.prices) & (table[:, 6] > 0), table[:, 2], self.prices),
             pairs=pairs.astype(np.float32),
         )
 

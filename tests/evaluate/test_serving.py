@@ -315,13 +315,28 @@ def test_pacing_takes_queries_that_nobody_can_answer_and_pools_without_known_cos
     for line in lines:
         for one in line["outputs"].values():
             one["cost_usd"] = 1.0
-    log = write_log(tmp_path / "log.jsonl", lines)
-    unpriced = tmp_path / "unpriced.toml"
-    unpriced.write_text("".join(f'[[endpoint]]\nname = "{name}"\nmodel = "m"\n' for name in SKILLS))
-    table = join(read_log(log), load_pool(unpriced), log)
+    table = _unpriced(tmp_path, lines)
     serving = Serving(policy, table.endpoints, seed=0, explore=False)
     serving.hold(0.5)
     assert play(serving, table, np.arange(21)).usd.any()
+
+
+def test_pacing_holds_a_pool_without_prices_by_what_its_services_charge(tmp_path: Path) -> None:
+    """Though the dearest, which is best, comes first by name, and is all that is known at first."""
+    lines, charged = stream(300, {"a": 0.95, "b": 0.5, "c": 0.6}), {"a": 1.0, "b": 0.002, "c": 0.03}
+    for line in lines:
+        line["outputs"] = {name: line["outputs"][name] | {"cost_usd": usd} for name, usd in charged.items()}
+    table = _unpriced(tmp_path, lines)
+    serving = Serving(cold(), table.endpoints, seed=0)
+    serving.hold(0.05)
+    assert play(serving, table, np.arange(300)).usd.sum() < 0.1 * 300
+
+
+def _unpriced(folder: Path, lines: list[Line]) -> LogTable:
+    """The lines, joined with a pool without prices."""
+    log, pool = write_log(folder / "log.jsonl", lines), folder / "unpriced.toml"
+    pool.write_text("".join(f'[[endpoint]]\nname = "{name}"\nmodel = "m"\n' for name in SKILLS))
+    return join(read_log(log), load_pool(pool), log)
 
 
 def test_the_confidence_of_every_answer_is_kept(tmp_path: Path) -> None:

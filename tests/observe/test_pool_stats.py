@@ -224,3 +224,15 @@ def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() 
     np.testing.assert_allclose(seen.rows.shares, expected.rows.shares)
     np.testing.assert_allclose(seen.columns(1)[0], expected.columns(1)[0], atol=1e-6)
     np.testing.assert_allclose(seen.typical_shares, expected.typical_shares)
+
+
+def test_where_no_price_is_listed_what_calls_cost_is_the_price() -> None:
+    """And so it is known who is cheapest, though in the pool's order the dear one comes first."""
+    none, strength = np.zeros(3), np.full(3, 10.0)
+    totals = PoolTotals((None, None, None))
+    for index, pico in enumerate((30_000_000, 1_000_000)):
+        totals.update(index, Counts(priced=2, cost_pico=2 * pico))
+    stats = totals.stats(("a", "b", "c"), np.zeros((3, 3)), none, none, strength)
+    assert stats.by_price == stats.order == (1, 0, 2)
+    np.testing.assert_allclose(stats.prices, [3e-5, 1e-6, np.nan])
+    assert stats.typical_shares[1] < stats.typical_shares[2] < stats.typical_shares[0]
