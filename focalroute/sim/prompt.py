@@ -135,6 +135,7 @@ def _listed(text: str, start: int) -> list[tuple[str, str]]:
 
 
 _ALTERNATIVES = 4  # answers a model wavers between where the schema lists none
+_DEEPEST = 4  # of what need not be there: a schema may hold itself
 
 #: (the value chosen, the text that is sent for it), in the order given.
 Allowed = list[tuple[str, str]]
@@ -218,24 +219,27 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return as_mapping(schema)
 
 
-def _enum(schema: Any, root: Mapping[str, Any]) -> list[Any]:
+def _enum(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any]:
     """The values of the first enumeration in a schema, at the top or among its properties."""
     schema = _resolved(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
-    found = (_enum(part, root) for part in as_mapping(schema.get("properties")).values())
-    return next((values for values in found if values), [])
+    parts = as_mapping(schema.get("properties")).values() if depth < _DEEPEST else ()
+    return next((values for part in parts if (values := _enum(part, root, depth + 1))), [])
 
 
-def _filled(schema: Any, root: Mapping[str, Any], value: Any) -> Any:
+def _filled(schema: Any, root: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
     """An instance of a schema that says ``value`` wherever it may."""
+    if depth > _DEEPEST and {"type": "null"} in as_mapping(schema).get("anyOf", ()):
+        return None
     schema = _resolved(schema, root)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
         return value if value in schema["enum"] else schema["enum"][0]
     if isinstance(schema.get("properties"), Mapping):
-        return {key: _filled(part, root, value) for key, part in schema["properties"].items()}
+        kept = schema["properties"].keys() if depth < _DEEPEST else schema.get("required", ())
+        return {key: _filled(part, root, value, depth + 1) for key, part in schema["properties"].items() if key in kept}
     if schema.get("type") in ("number", "integer"):
         number = re.search(r"-?\d+", str(value))
         return int(number[0]) if number else 0

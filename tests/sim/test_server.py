@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import jsonschema
 import pytest
 
 from focalroute.sim import stream
@@ -160,6 +161,17 @@ def test_a_schema_is_kept_and_its_letter_token_carries_the_distribution(client: 
         wavering = [t for t in tokens if {item["token"] for item in t["top_logprobs"]} == set(LETTERS)]
         assert [token["token"] for token in wavering] == ["B"]
         assert all(token["logprob"] < 0 for token in tokens)
+
+
+@pytest.mark.parametrize("required", [[], ["value", "next"]])
+def test_a_schema_that_holds_itself_is_kept(client: Client, required: list[str]) -> None:
+    following = {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}
+    node = {"type": "object", "properties": {"value": {"type": "integer"}, "next": following}, "required": required}
+    schema = {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
+    held: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    reply = json.loads(content(client.ask("What is 17 + 25?", "openai", **held)))
+    jsonschema.validate(reply, schema)
+    assert isinstance(reply["next"]["value"], int)
 
 
 @pytest.mark.parametrize(
