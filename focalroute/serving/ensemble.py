@@ -477,6 +477,7 @@ class AsyncEnsemble:
             FeedbackConflict: this source has said something else of it 100 times already.
             StoreError: it could not be stored.
         """
+        self._check_open()
         if isinstance(answer, Answer):
             label, answer = checked_label(label, answer.value), answer.id
         await self._feedback.submit(
@@ -530,6 +531,7 @@ class AsyncEnsemble:
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""
+        self._check_open()
         await asyncio.to_thread(self._slot.refresh)
 
     async def aclose(self) -> None:

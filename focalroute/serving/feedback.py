@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from focalroute.core.errors import FeedbackError, UnknownAnswer
+from focalroute.core.errors import FeedbackError
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
 from focalroute.store.base import Store, StoredAnswer
+from focalroute.store.engine import unknown_answer
 from focalroute.store.write_batcher import WriteBatcher
 
 _log = logging.getLogger("focalroute")
@@ -71,9 +72,7 @@ class FeedbackHandler:
             raise FeedbackError(f"source: give a name of at most {_LONGEST_SOURCE} printable characters")
         stored = self._answers.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
         if stored is None:
-            raise UnknownAnswer(
-                f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with"
-            )
+            raise unknown_answer(answer_id)
         value, key = judged(stored, **said)
         feedback = Feedback(answer_id, value, key, source, time.time())
         await self._write_batcher.write((feedback,))

@@ -64,14 +64,16 @@ class EngineReads(Protocol[ReadConnectionT]):
 def unknown_answer(answer_id: str) -> UnknownAnswer:
     """Make the error for feedback on an answer that is not there."""
     return UnknownAnswer(
-        f"the store has no answer with id {answer_id!r}; give feedback through the store it was asked with"
+        f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with, which "
+        "in memory keeps the latest ones only"
     )
 
 
 def feedback_conflict(answer_id: str, source: str) -> FeedbackConflict:
     """Make the error for one more feedback from a source that has changed its mind too often."""
     return FeedbackConflict(
-        f"answer {answer_id!r} already has {MOST_REVISIONS} different feedbacks from source {source!r}; the last stands"
+        f"answer {answer_id!r} already has {MOST_REVISIONS} different feedbacks from source {source!r}; the last "
+        "stands. Give each person a source of their own"
     )
 
 

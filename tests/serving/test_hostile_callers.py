@@ -160,6 +160,9 @@ def test_a_closed_ensemble_is_an_error_of_the_tree(simulated_pool: SimulatedPool
             await ensemble.ask("What is 1 + 1?")
         assert isinstance(closed.value, FocalrouteError)
         assert isinstance(closed.value, RuntimeError)
+        for after in (lambda: ensemble.feedback("id", reward=1), ensemble.reload, ensemble.update):
+            with pytest.raises(EnsembleClosed):
+                await after()
 
     asyncio.run(ask())
 
