@@ -385,10 +385,12 @@ class AsyncEnsemble:
 
     async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
         """Commit an answer, and start what follows one in the background; where the store fails it is not durable."""
+        bills = ask.ask_budget.unwritten
         try:
-            await self._write_batcher.write((row, *ask.ask_budget.unwritten))
+            await self._write_batcher.write((row, *bills))
         except StoreError as error:
-            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            lost = f", and the ledger may lack its {len(bills)} calls" if bills else ""
+            _log.warning("an answer could not be stored, so nothing can be learned from it%s: %s", lost, error)
             answer = replace(answer, durable=False)
         if self._recorder is not None:
             self._recorder.answered(ask, answer)
