@@ -255,11 +255,20 @@ def test_the_limit_of_a_key_is_its_own(pool: SimulatedPool) -> None:
 
 
 def test_a_limit_that_renews_itself_is_429(pool: SimulatedPool) -> None:
-    digest = hashlib.sha256(KEY.encode()).digest()
-    callers = Callers([Caller("daily", digest, {"day": Decimal("0.0000001")})])
+    """Once it is spent; where it is less than the cheapest call, waiting does not help."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in (KEY, OTHER)]
+    limits = (Decimal("0.00003"), Decimal("0.0000001"))
+    daily, never = (Caller(f"of {usd}", digest, {"day": usd}) for digest, usd in zip(digests, limits, strict=True))
+    callers = Callers([daily, never])
     with served(pool.endpoints, callers=callers, budget=callers.within(None)) as url:
-        status, got = post(f"{url}/v1/chat/completions", ask(), **bearing(KEY))
-    assert (status, got["error"]["type"]) == (429, "insufficient_quota")
+        asked = f"{url}/v1/chat/completions", ask(max_tokens=200)
+        statuses = [post(*asked, **bearing(KEY))[0]]
+        while statuses[-1] == 200 and len(statuses) < 100:
+            statuses.append(post(*asked, **bearing(KEY))[0])
+        assert (statuses[0], statuses[-1]) == (200, 429)
+        for key, status in ((KEY, 429), (OTHER, 402)):
+            told, got = post(*asked, **bearing(key))
+            assert (told, got["error"]["type"]) == (status, "insufficient_quota")
 
 
 def test_two_servers_on_one_store_keep_a_key_s_limit_exactly(pool_file: Path, tmp_path: Path) -> None:
