@@ -41,6 +41,7 @@ MOST_COST = 10.0
 _LEAST = 1e-6  # of what is divided by
 _SOME = 64  # queries whose sums of weights tell the typical one
 _UNSURE = 0.05  # least variance of an outcome: nobody is sure to be right
+_KINDS = 0.25  # how far an endpoint's accuracy on one kind of text lies from that on another: standard deviation
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
 _STALE = 1 / 8  # share of new texts after which their mean is taken again
 
@@ -144,9 +145,7 @@ class Memory:
         self._total += vectors.sum(axis=0, dtype=np.float64)
         self._centre()
         if size > 1:
-            some = vectors[:: max(size // _SOME, 1)]
-            sums = kernel(cosines(some, vectors, self._mean[None])).sum(axis=1) - 1  # without themselves
-            self._typical = max(float(np.median(sums)), 0.0)
+            self._typical = _typical_sum(vectors, self._mean)
 
     def add(self, answer_id: str, vector: F32, values: Sequence[float], costs: Sequence[float] = ()) -> None:
         """Remember one query: its features (D,), and how right and how dear each endpoint was, NaN where not known.
@@ -209,7 +208,8 @@ class Memory:
         """How surprising its ``newest`` latest known outcomes are, if it is as it was before on such texts; nats.
 
         z^2 / 2, with z the standardised difference of how often it was right to how often what is remembered from
-        before lets expect. Infinite where nothing is.
+        before lets expect. The less these texts resemble the others, beside what is usual, the newer their kind: then
+        its accuracy may be off by up to `_KINDS`, on all of them alike. Infinite where nothing is remembered.
         """
         latest_first = (-self._number[: self._size]).argsort()
         known = latest_first[self._known[latest_first, self._n + endpoint] > 0]
@@ -220,7 +220,9 @@ class Memory:
         right, total = self._known[old, endpoint], weights.sum(axis=1)
         strength = SHRINK * max(float(np.median(total)), _LEAST)
         expected = shrunk(weights @ right, total, np.mean(right), strength)
-        variance = np.maximum(expected * (1 - expected), _UNSURE).sum()
+        usual = _typical_sum(self._vectors[old], self._mean)
+        novelty = max(0.0, 1 - float(np.median(total)) / max(usual, _LEAST))
+        variance = np.maximum(expected * (1 - expected), _UNSURE).sum() + (_KINDS * novelty * len(new)) ** 2
         beyond = self._known[new, endpoint].sum() - expected.sum()
         return float(beyond**2 / variance / 2)
 
@@ -262,3 +264,10 @@ def _row(values: F32, costs: F32) -> F32:
     """Values (..., N) where known and 0 where not, then 1 or 0 for that, then costs: (..., 3 N)."""
     known = ~np.isnan(values)
     return np.concatenate([np.where(known, values, 0), known, relative_costs(values, costs)], axis=-1, dtype=np.float32)
+
+
+def _typical_sum(vectors: F32, mean: F32) -> float:
+    """The median over some of these texts (M, D) of the sum of kernel weights of all others."""
+    some = vectors[:: max(len(vectors) // _SOME, 1)]
+    sums = kernel(cosines(some, vectors, mean[None])).sum(axis=1) - 1
+    return max(float(np.median(sums)), 0.0)

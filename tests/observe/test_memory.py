@@ -277,3 +277,16 @@ def test_outcomes_surprise_where_what_is_remembered_of_such_texts_was_otherwise(
     assert memory.surprise(0, 10) == pytest.approx((5 - 10 * expected) ** 2 / variance / 2, rel=1e-5)
     assert memory.surprise(0, 100) == memory.surprise(1, 5) == math.inf
     assert Memory(1).surprise(0, 5) == math.inf
+
+
+def test_a_new_kind_of_text_surprises_little_however_often_it_is_asked() -> None:
+    """Wrong 30 times on what resembles nothing: how right an endpoint is there was never known."""
+    memory = Memory(1)
+    for n in range(200):
+        memory.add(f"x {n}", X, [float(n % 10 > 0)])
+    for n in range(30):
+        memory.add(f"y {n}", Y, [0.0])
+    new, like = memory.surprise(0, 30), Memory(1)
+    for n in range(230):
+        like.add(f"x {n}", X, [float(n < 200 and n % 10 > 0)])
+    assert new < 8 < like.surprise(0, 30)
