@@ -210,13 +210,7 @@ def exchanged() -> None:
         policy = trained(stream, np.arange(half), seed=seed, settings=OfflineSettings(), advance=lambda _: None)
         for detect, columns in cells.items():
             for cost, runs in zip(COSTS, columns, strict=True):
-                serving = Serving(
-                    policy, stream.endpoints, seed=seed, detect=detect, cost_weight=price_at(policy, cost)
-                )
-                for rows in (np.arange(half - WARM, half), np.arange(half, 2 * half)):
-                    serving.hold(stream.held(rows, cost))
-                    played = play(serving, stream, rows)
-                runs.append(played)
+                runs.append(_held(policy, stream, seed, cost, (half, 2 * half), detect=detect))
     for detect, columns in cells.items():
         shown = [_against(runs, plain, slice(None)) for runs, plain in zip(columns, cells[False], strict=True)]
         print(f"| {'detector' if detect else 'without'} | {' | '.join(shown)} |", flush=True)
@@ -242,7 +236,8 @@ def trained_before() -> None:
     for change, (before, after) in changes.items():
         old, new = _with(queries, before), _with(queries, after)
         stream = join([*old[:changed_at], *new[changed_at:]], pool, "mmlupro12")
-        sides = ((stream, join(old, _without(pool, before), "before")), (join(new, pool, "after"),) * 2)
+        changed = join(new, pool, "after")
+        sides = ((stream, join(old, _without(pool, before), "before")), (changed, changed))
         found: dict[float, tuple[list[ReplayResult], list[ReplayResult]]] = {cost: ([], []) for cost in HELD}
         for seed in RECORDED_SEEDS:
             for side, (served, taught) in enumerate(sides):
@@ -270,10 +265,12 @@ def _without(pool: PoolFile, change: PoolChange) -> PoolFile:
     return replace(pool, endpoints=tuple(endpoint for endpoint in pool.endpoints if endpoint.name not in gone))
 
 
-def _held(policy: Policy, stream: LogTable, seed: int, cost: float, starts: tuple[int, int, int]) -> ReplayResult:
-    """What was played after the change, at a held cost, with the rows before it in the window."""
-    serving = Serving(policy, stream.endpoints, seed=seed, cost_weight=price_at(policy, cost))
-    for first, last in zip((starts[0] - WARM, *starts), starts, strict=False):
+def _held(
+    policy: Policy, stream: LogTable, seed: int, cost: float, ends: Sequence[int], *, detect: bool = True
+) -> ReplayResult:
+    """Play parts of a stream in turn at a held cost, from `WARM` rows before the first end on; return the last part."""
+    serving = Serving(policy, stream.endpoints, seed=seed, detect=detect, cost_weight=price_at(policy, cost))
+    for first, last in zip((ends[0] - WARM, *ends), ends, strict=False):
         rows = np.arange(first, last)
         serving.hold(stream.held(rows, cost))
         played = play(serving, stream, rows)
