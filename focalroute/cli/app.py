@@ -50,7 +50,7 @@ def common(
 
     Exit code 0: done; 1: it failed; 2: something that you can correct is wrong; the message names it.
     """
-    if "--help" not in sys.argv:  # which a wrong file is no reason to withhold
+    if "--help" not in sys.argv:  # help is shown even where the file is wrong
         read_env_file(Path(".env"))
 
 

@@ -74,8 +74,9 @@ class UpdateReport:
 
     Attributes:
         status: "on trial": a challenger decides a share of the asks, and there is no verdict yet; "published": it
-            proved better, and serves; "dropped": it is unlikely to; "rolled back": the version before proved better
-            than the one that took over from it, and serves again; "insufficient": too little to learn from.
+            proved better, and serves; "dropped": it is unlikely to prove better; "rolled back": the version before
+            proved better than the one that took over from it, and serves again; "insufficient": too little to learn
+            from.
         version: the version that is current now.
         parent: the version that was current before.
         challenger: the version that is on trial now; None: there is none.

@@ -27,7 +27,7 @@ _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
 #: Arguments of ``ask`` whose name in a request is another one.
 _REQUEST_NAMES = {"query": "messages", "feedback": None, **{name: f"focalroute.{name}" for name in _OWN}}
-_REFUSES = (400, 413, 422)  # a request as it stands, whoever sends it
+_REFUSES = (400, 413, 422)  # statuses that refuse the request itself
 _RETRY_AFTER_S = 1
 
 

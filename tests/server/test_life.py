@@ -254,7 +254,7 @@ def test_what_cannot_be_served_is_said_and_nothing_listens(
     [
         (400, (400, "no_endpoint_takes_this")),
         (401, (502, "pool_failed")),
-        (404, (502, "pool_failed")),  # a model that the service does not have is no fault of the caller's
+        (404, (502, "pool_failed")),  # the pool names a model that the service does not have
         (500, (502, "pool_failed")),
         (429, (503, "pool_busy")),
     ],
