@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
-from focalroute.core.records import I64
 from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
 from focalroute.evaluate.eval_page import eval_page
@@ -33,7 +33,7 @@ from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import Training
 from focalroute.evaluate.report_page.page import check_extra, html
-from focalroute.evaluate.table import LogTable, SplitKind, learning_order, split
+from focalroute.evaluate.table import LogTable, Split, SplitKind, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
@@ -55,7 +55,8 @@ class EvalOptions(ReplayOptions):
     Attributes:
         split_by: cut the log once, or every task.
         operating_points: the cost ratios to hold, each of them played; None: those of `OPERATING_POINTS` that the
-            cheapest endpoint is within, or of the cold start its own.
+            cheapest endpoint is within, and that of the endpoint that is best on the training part; or of the cold
+            start its own.
         policy: what focalroute serves; None: what it is trained to.
         presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: how it is trained; None: the default.
@@ -94,16 +95,20 @@ class EvalOptions(ReplayOptions):
         """Whether the shipped policy is served, which was trained on no recorded answers."""
         return self.policy is not None and not self.policy.version
 
-    def targets(self, table: LogTable, test: I64) -> tuple[float | None, ...]:
-        """The cost ratios to hold on these rows; None: the cold start's own, whatever it is.
+    def targets(self, table: LogTable, parts: Split) -> tuple[float | None, ...]:
+        """The cost ratios to hold on the test part; None: the cold start's own, whatever it is.
 
         Raises:
             ConfigError: one of those given is below what the cheapest endpoint alone costs.
         """
-        name, least = table.cheapest(test)
+        name, least = table.cheapest(parts.test)
         within = least * (1 - 1e-6)  # a sum of the same costs in another order
+        if self.operating_points is None and self.cold:
+            return (None,)
         if self.operating_points is None:
-            return (None,) if self.cold else tuple(point for point in OPERATING_POINTS if point >= within)
+            best = float(table.cost_ratios(parts.test)[table.rank(parts.train)[0]])
+            points = {*OPERATING_POINTS, min(math.ceil(best * 1000) / 1000, 1.0)}
+            return tuple(sorted(point for point in points if point >= max(within, 1e-3)))
         lowest = min(self.operating_points)
         if lowest < within:
             raise ConfigError(
@@ -156,7 +161,7 @@ def evaluate(
         usd_per_second=options.usd_per_second,
         presets=presets(options.presets),
     )
-    targets, policy = options.targets(table, parts.test), options.policy
+    targets, policy = options.targets(table, parts), options.policy
     shown = nearest(targets)
     with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
         policies = [policy] * options.seeds if policy is not None else stage.trained(engine, advance)

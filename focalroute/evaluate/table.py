@@ -108,11 +108,16 @@ class LogTable:
         return mean
 
     def cheapest(self, rows: I64) -> tuple[str, float]:
-        """The endpoint whose calls cost least on these rows, and its share of what asking everybody costs."""
+        """The endpoint whose calls cost least on these rows, and its `cost_ratios`."""
+        ratios = self.cost_ratios(rows)
+        i = int(np.where(self.there[rows].any(axis=0), ratios, np.inf).argmin())
+        return self.names[i], float(ratios[i])
+
+    def cost_ratios(self, rows: I64) -> F64:
+        """What always asking each endpoint costs on these rows, (N,), as a share of asking everybody."""
         usd = self.usd[rows].sum(axis=0) / np.maximum(self.there[rows].mean(axis=0), 1e-9)
-        everybody = float(self.usd[rows].sum())
-        i = int(np.where(self.there[rows].any(axis=0), usd, np.inf).argmin())
-        return self.names[i], float(usd[i]) / everybody if everybody else 0.0
+        ratios: F64 = usd / (float(self.usd[rows].sum()) or 1.0)
+        return ratios
 
     def held(self, rows: I64, ratio: float | None) -> float | None:
         """USD a query at this cost ratio on these rows; None: nothing is to be held, as where everybody is asked."""
