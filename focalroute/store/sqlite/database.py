@@ -220,24 +220,23 @@ class OpenedFile:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._identity = _identity(path)
+        files = [] if path is None else [path, Path(f"{os.path.realpath(path)}-wal")]
+        self._identities = [(file, found) for file in files if (found := _identity(file)) is not None]
         self._next_check = time.monotonic() + _FILE_CHECK_S
 
     def require_in_place(self) -> None:
-        """Look at once; StoreError if the file was deleted, moved or replaced."""
+        """Look at once; StoreError if the file, or its log, was deleted, emptied, moved or replaced."""
         self._next_check = time.monotonic() + _FILE_CHECK_S
-        if self._identity is None:
-            return
-        found = _identity(self._path)
-        if found == self._identity:
-            return
-        self._next_check = 0.0  # whoever comes next must hear of it too
-        happened = "deleted or moved away" if found is None else "replaced by another file"
-        raise StoreError(
-            f"{self._path}: was {happened} while it was in use, so what is written is lost to other processes; "
-            "put the file back, or open a new ensemble on what is there now"
-        )
+        for file, identity in self._identities:
+            found = _identity(file)
+            if found == identity:
+                continue
+            self._next_check = 0.0  # whoever comes next must hear of it too
+            happened = "deleted, emptied or moved away" if found is None else "replaced by another file"
+            raise StoreError(
+                f"{file}: was {happened} while it was in use, so what is written is lost to other processes; "
+                "put the file back, or open a new ensemble on what is there now"
+            )
 
     def require_in_place_lately(self) -> None:
         """Look if that was not done in the last second; likewise."""
@@ -245,15 +244,13 @@ class OpenedFile:
             self.require_in_place()
 
 
-def _identity(path: Path | None) -> tuple[int, int] | None:
-    """The device and the number of the file at a path; None: there is none."""
-    if path is None:
-        return None
+def _identity(path: Path) -> tuple[int, int] | None:
+    """The device and the number of the file at a path; None: there is none, or an empty database."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return status.st_dev, status.st_ino
+    return (status.st_dev, status.st_ino) if status.st_size or path.name.endswith("-wal") else None
 
 
 # -- transactions ------------------------------------------------------------------------------------------------------
