@@ -7,7 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from focalroute.core.config import Endpoint
-from focalroute.core.records import Failure
+from focalroute.core.records import WITHHELD, Failure
 
 _CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
 _KEY = re.compile(r"api.?key|authenticat|unauthori[sz]ed|credentials", re.IGNORECASE)
@@ -17,6 +17,14 @@ _LONG = re.compile(
 )
 _FILTER = re.compile(r"content.?(?:filter|policy|management)|flagged|moderation|safety", re.IGNORECASE)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+_ROOM = "give it more room: a larger max_tokens, or a larger thinking_tokens of the endpoint"
+_SHORTEN = "shorten the prompt, or ask a model with a longer context"
+_REPHRASE = "rephrase the prompt: the service's filter withholds it"
+_CHECK = "check the parameters: the service does not take the request as it is"
+_SEE = "ask without choices, answer and tools to see what the models say, and say in the prompt how to answer"
+#: Hints about the request itself, not about the endpoint or the account behind it.
+OF_THE_REQUEST = (_ROOM, _SHORTEN, _REPHRASE, _CHECK)
 
 
 def located(failure: Failure, endpoint: Endpoint) -> Failure:
@@ -40,13 +48,21 @@ def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return f"check base_url: {host} could not be reached; {down}?"
     if failure.kind == "status":
         return _status_hint(failure, endpoint, host)
-    if failure.kind == "unusable" and failure.cut:
-        return "give it more room: a larger max_tokens, or a larger thinking_tokens of the endpoint"
+    if failure.kind == "unusable":
+        return _unusable_hint(failure)
     if failure.kind == "timeout":
         return "raise timeout_s of the endpoint, or deadline_s of the ask"
     if failure.kind == "protocol":
         return f"check base_url: is {host} an OpenAI-compatible service?"
     return ""
+
+
+def _unusable_hint(failure: Failure) -> str:
+    if failure.cut:
+        return _ROOM
+    if failure.code == "refusal":
+        return "rephrase the prompt, or ask another model: this one refuses to answer"
+    return _REPHRASE if failure.code in WITHHELD else _SEE
 
 
 def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
@@ -69,13 +85,13 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     if status in (400, 404) and _MODEL.search(said) and re.search("exist|found|access|invalid|know", said):
         return f"correct the model {endpoint.model!r}: focalroute pool check says what {host} lists"
     if status == 413 or _LONG.search(said):
-        return "shorten the prompt, or ask a model with a longer context"
+        return _SHORTEN
     if _FILTER.search(said):
-        return "rephrase the prompt: the service's filter withholds it"
+        return _REPHRASE
     if status == 403:
         return f"ask {host} for access to {endpoint.model!r}, or use a key that has it"
     if status == 429:
         return "set requests_per_minute or max_concurrency of the endpoint to what its plan allows"
     if status >= 500:
         return f"try again later: {host} fails"
-    return "check the parameters: the service does not take the request as it is"
+    return _CHECK

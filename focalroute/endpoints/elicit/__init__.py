@@ -247,10 +247,8 @@ def _single(completion: Completion, reader: ChoiceParser, method: Method) -> Par
     if method != "logprobs":
         return ParsedReply(sample.text, found.choice, None, "parsed", sample.finish_reason)
     if sample.tokens is None:
-        raise _unusable(
-            completion,
-            "the log-probabilities asked for did not come back; set logprobs = false where this happens often",
-        )
+        hint = "set logprobs = false of the endpoint where this happens often"
+        raise _unusable(completion, "the log-probabilities asked for did not come back", hint)
     probabilities = label_probabilities(drop_end_tokens(sample.tokens, sample.text), reader, found.choice)
     if probabilities is None:
         return ParsedReply(sample.text, found.choice, None, "parsed", sample.finish_reason)
@@ -261,7 +259,8 @@ def _single(completion: Completion, reader: ChoiceParser, method: Method) -> Par
 def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
     tokens = [choice.tokens for choice in completion.choices if choice.tokens is not None]
     if len(tokens) < len(choices):
-        raise _unusable(completion, "no log-probabilities of the prompt came back; leave whole_choices out here")
+        hint = "leave whole_choices of the endpoint out"
+        raise _unusable(completion, "no log-probabilities of the prompt came back", hint)
     probability = choice_probabilities(tokens)
     choice = probability.index(max(probability))
     return ParsedReply(choices[choice], choice, probability, "likelihood", None)
@@ -311,7 +310,7 @@ def _why(sample: CompletionChoice, fallback: str = "the reply names none of the 
     return fallback
 
 
-def _unusable(completion: Completion, why: str) -> CallFailed:
+def _unusable(completion: Completion, why: str, hint: str = "") -> CallFailed:
     ended = completion.choices[0].finish_reason
     code = ended if ended in WITHHELD else None
-    return CallFailed(Failure("unusable", why, cut=ended == "length", code=code), completion.usage)
+    return CallFailed(Failure("unusable", why, cut=ended == "length", code=code, hint=hint), completion.usage)
