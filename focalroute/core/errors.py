@@ -34,9 +34,11 @@ class FocalrouteError(Exception):
 
     Attributes:
         index: of the query that failed, where `ask_many` asked it; else None.
+        answer_id: the id that the answer of a failed ask would have had, as in the ledger; None: it had not begun.
     """
 
     index: int | None = None
+    answer_id: str | None = None
 
 
 class ConfigError(FocalrouteError, ValueError):

@@ -163,6 +163,11 @@ class Failure:
     cut: bool = False
 
     @property
+    def brief(self) -> str:
+        """The message without the provider's own words, which may name an account."""
+        return f"HTTP {self.status}" if self.kind == "status" else self.message
+
+    @property
     def retryable(self) -> bool:
         """Whether the same call may succeed a moment later (408, 409, 429, 5xx, connection faults)."""
         if self.kind == "status":

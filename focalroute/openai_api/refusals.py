@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +20,31 @@ from focalroute.core.errors import (
     FocalrouteError,
     PoolError,
     StoreError,
+    StreamBroken,
     UnknownAnswer,
 )
 from focalroute.core.records import WITHHELD, Failure, Reply
+from focalroute.endpoints.hints import OF_THE_REQUEST
+from focalroute.endpoints.wire.refusals import REFUSING
 
 _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
 #: Arguments of ``ask`` whose name in a request is another one.
 _REQUEST_NAMES = {"query": "messages", "feedback": None, **{name: f"focalroute.{name}" for name in _OWN}}
-_REFUSES = (400, 413, 422)  # statuses that refuse the request itself
+_REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 _RETRY_AFTER_S = 1
+_MOST_TOLD = 2  # reasons of a failed ask
+#: In a provider's words: where an account is managed, and which it is.
+_ACCOUNT = re.compile(r"https?://\S+|\b(?:org|organization|proj|project|acct|user)[-_]\w+")
+#: What a stranger is told, by the code of the refusal.
+_PUBLIC = {
+    "no_endpoint_takes_this": "no endpoint takes this request; leave out tools, images or a schema, or shorten it",
+    "pool_busy": "every endpoint is busy, or at its rate limit; try again later",
+    "pool_failed": "no endpoint answered, and the server's log says why; give its operator the x-request-id",
+    "store_failed": "the server cannot store anything, and its log says why; try again later",
+    "closing": "the server is shutting down; try again",
+    "internal_error": "the server failed, and its log says where; give its operator the x-request-id",
+}
 
 
 @dataclass(eq=False)
@@ -86,7 +102,33 @@ def refusal_of(error: FocalrouteError) -> Refused:
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
         case ConfigError() | FeedbackError():  # a conflict and an unknown answer are feedback errors, too
             return _invalid(message)
-    return Refused(500, message, "server_error")
+    return Refused(500, message, "server_error", code="internal_error")
+
+
+def public_refusal_of(error: FocalrouteError) -> Refused:
+    """Map an error to the response that a stranger gets: without endpoints, addresses, accounts, keys and files."""
+    refused = refusal_of(error)
+    told = _reasons(error.replies) if isinstance(error, PoolError) else ""
+    if isinstance(error, StreamBroken):
+        refused.message = "the answer broke off; ask again"
+    elif refused.code in _PUBLIC:
+        refused.message = told or _PUBLIC[refused.code]
+    return refused
+
+
+def internal_error() -> Refused:
+    """Make the response for an error that is not of the library."""
+    return Refused(500, _PUBLIC["internal_error"], "server_error", code="internal_error")
+
+
+def _reasons(replies: Sequence[Reply]) -> str:
+    """Say why replies are not usable, and why the request was refused: a caller can change that; empty: for neither."""
+    failures = [reply.error for reply in replies if reply.error is not None]
+    failures = [one for one in failures if one.kind == "unusable" or _is_for_the_request(one)]
+    hints = Counter(one.hint for one in failures if one.hint)
+    reasons = Counter(_ACCOUNT.sub("[...]", one.message) for one in failures)
+    advice = "".join(f"{hint}; " for hint, _ in hints.most_common(_MOST_TOLD))
+    return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_TOLD)))})" if reasons else ""
 
 
 def _invalid(message: str) -> Refused:
@@ -127,7 +169,9 @@ def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
 
 
 def _is_for_the_request(failure: Failure) -> bool:
-    """Whether another request could be answered: this one is not taken, has too few tokens, or is one to refuse."""
-    if failure.status == 404:  # a wrong address or model, unless it has no model for what is asked
-        return failure.lacks is not None
-    return failure.status in _REFUSES or failure.cut or failure.code in WITHHELD
+    """Whether another request could be answered: this one is not taken, has too few tokens, or is one to refuse.
+
+    Some services answer 400 where the key, the credit or the model is wrong.
+    """
+    refused = failure.status in _REFUSES and (failure.lacks is not None or failure.hint in OF_THE_REQUEST)
+    return refused or failure.cut or failure.code in WITHHELD

@@ -6,10 +6,11 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
-from focalroute.core.receipts import Answer
-from focalroute.core.records import Usage
+from focalroute.core.receipts import Answer, Call, Receipt
+from focalroute.core.records import Failure, Usage
 from focalroute.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
 
 _CUT = ("length", "content_filter")
@@ -143,5 +144,16 @@ def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
         value = answer.value
         extras["value"] = str(value) if isinstance(value, float) and not math.isfinite(value) else value
     if request.receipt:
-        extras["receipt"] = json.loads(answer.receipt.to_json())
+        extras["receipt"] = json.loads(_public_receipt(answer.receipt).to_json())
     return extras
+
+
+def _public_receipt(receipt: Receipt) -> Receipt:
+    """The receipt without the addresses of endpoints and their providers' words."""
+    synthesis = None if receipt.synthesis is None else _public_call(receipt.synthesis)
+    return replace(receipt, calls=tuple(map(_public_call, receipt.calls)), synthesis=synthesis)
+
+
+def _public_call(call: Call) -> Call:
+    error = call.error
+    return call if error is None else replace(call, error=Failure(error.kind, error.brief, error.status))

@@ -25,14 +25,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from focalroute.core.errors import FocalrouteError, PoolError
+from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
-from focalroute.openai_api.refusals import Refused, refusal_of
+from focalroute.openai_api.refusals import Refused, internal_error, public_refusal_of
 from focalroute.openai_api.replies import DONE, completion, completion_id, events, feedback_taken
 from focalroute.openai_api.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
 from focalroute.serving.ensemble import AsyncEnsemble
+from focalroute.serving.query import new_id
 from focalroute.serving.streaming import AsyncAnswerStream
 
 #: Of a request's body; a larger one is refused, and not read to its end.
@@ -48,6 +49,7 @@ _MOST_ASKS = 1000  # under way at a time; beyond that they are refused
 _MINUTE_S = 60.0
 _GONE = 499  # the client went away; only metrics see it
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
+_BY_CALLERS = (BudgetExceeded, ConfigError, FeedbackError)
 
 _log = logging.getLogger("focalroute.server")
 
@@ -390,13 +392,20 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _refusal(error: BaseException) -> Refused:
+    """The response to an error; what a caller is not told is in the log, by the response's id."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, FocalrouteError):
-        return refusal_of(error)
-    where = "".join(traceback.format_tb(error.__traceback__))  # and no message: it may hold text of a prompt
-    _log.error("a request failed with %s\n%s", type(error).__name__, where)
-    return Refused(500, "the server failed; its log says where", "server_error", code="internal_error")
+        request_id = completion_id(error.answer_id or new_id())
+        refused = public_refusal_of(error)
+        level = logging.INFO if isinstance(error, _BY_CALLERS) else logging.WARNING
+        _log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
+    else:
+        request_id, refused = completion_id(new_id()), internal_error()
+        where = "".join(traceback.format_tb(error.__traceback__))  # and no message: it may hold text of a prompt
+        _log.error("%s: a request failed with %s\n%s", request_id, type(error).__name__, where)
+    refused.extra_headers = {"x-request-id": request_id}
+    return refused
 
 
 def _error(refusal: Refused) -> Response:

@@ -18,7 +18,7 @@ from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import EnsembleClosed, PoolError, StoreError
+from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError, StoreError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
@@ -332,6 +332,8 @@ class AsyncEnsemble:
             answer, row = make_answer(ask, store_text=self._settings.store_text)
             self._warm_caches.learn(query, ask.replies)
         except BaseException as error:  # whatever ended it, what was consumed is in the ledger
+            if isinstance(error, FocalrouteError):
+                error.answer_id = query.id
             self._store.write(*ask.ask_budget.unwritten)
             if self._recorder is not None:
                 self._recorder.failed(ask, error)

@@ -239,7 +239,7 @@ def _shortfalls(ask: Ask) -> list[str]:
     if ask.view.agreement is not None and ask.view.agreement.failure:
         found.append(f"replies compared by their letters: {ask.view.agreement.failure}")
     if ask.written is not None and ask.written.error is not None:
-        why = f"{ask.written.endpoint}: {ask.written.error.kind}: {ask.written.error.message}"
+        why = f"{ask.written.endpoint}: {ask.written.error.kind}: {ask.written.error.brief}"
         found.append(f"not synthesised ({why}): the answer is the reply that was chosen")
     if ask.unavailable:
         found += _unavailable(ask)

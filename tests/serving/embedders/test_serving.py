@@ -218,8 +218,8 @@ def ask_with(server: Server, sim: SimulatedPool, **settings: Any) -> Answer:
 @pytest.mark.parametrize(
     ("payload", "status", "says"),
     [
-        ({"error": {"code": "overloaded"}}, 503, "HTTP 503 (overloaded)"),
-        ({"error": {"code": 429}}, 200, "reports error 429"),
+        ({"error": {"code": "overloaded"}}, 503, "HTTP 503"),
+        ({"error": {"code": 429}}, 200, "HTTP 429"),
         (reply(), 200, "an embedding for each text"),
         (reply([1.0], [1.0]), 200, "an embedding for each text"),
         (reply([float("nan")]), 200, "finite numbers"),

@@ -1,0 +1,141 @@
+"""What the caller of a failed ask is told, and what only the operator's log has."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from focalroute import Endpoint
+from focalroute.core.errors import PolicyError, StreamBroken
+from focalroute.openai_api.refusals import public_refusal_of
+from tests.loopback import Server, completion, json_reply, serving, sse
+from tests.server.running import ask, post, served
+
+ORGANIZATION = "org-AbC123dEf456"
+VARIABLE = "OPERATOR_SECRET_KEY"
+PRIVATE = ("127.0.0.1", "in-the-cellar", VARIABLE, ORGANIZATION, "platform.example")
+
+
+def in_the_cellar(service: Server, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
+    monkeypatch.setenv(VARIABLE, "key")
+    return Endpoint("in-the-cellar", model="m", base_url=service.url, api_key_env=VARIABLE)
+
+
+def asked(url: str, **fields: Any) -> tuple[int, str, str]:
+    """Status, body and x-request-id."""
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(ask(**fields)).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode(), response.headers["x-request-id"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(), error.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (401, f"Incorrect API key provided for {ORGANIZATION}", (502, "give its operator the x-request-id")),
+        (404, "The model `m` does not exist", (502, "give its operator the x-request-id")),
+        (400, "API key not valid. Please pass a valid API key.", (502, "give its operator the x-request-id")),
+        (402, f"Add credit at https://platform.example/{ORGANIZATION}", (502, "give its operator the x-request-id")),
+        (429, f"Rate limit reached in organization {ORGANIZATION}", (503, "every endpoint is busy")),
+        (400, "5 is greater than the maximum of 1", (400, "check the parameters")),
+        (400, "5 is greater than the maximum of 1", (400, "5 is greater than the maximum of 1")),
+        (400, f"{ORGANIZATION} must be verified at https://platform.example/x", (400, "[...] must be verified")),
+        (400, "This model's maximum context length is 8 tokens", (400, "shorten the prompt")),
+    ],
+)
+def test_a_caller_learns_what_to_do_and_the_log_has_the_rest_under_the_same_id(
+    status: int, said: str, told: tuple[int, str], stream: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    async def fails(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply({"error": {"message": said}}, status)
+
+    with serving(fails) as service, served([in_the_cellar(service, monkeypatch)], attempts=1) as url:
+        got, body, request_id = asked(url, stream=stream)
+    assert got == told[0]
+    assert told[1] in json.loads(body)["error"]["message"]
+    assert not [secret for secret in PRIVATE if secret in body]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "focalroute.server"]
+    assert line.startswith(f"{request_id}: PoolError: ")
+    assert "in-the-cellar, m at 127.0.0.1" in line
+    assert said.split()[0].replace(ORGANIZATION, "org-") in line
+
+
+def test_a_failed_ask_has_the_id_that_its_calls_have_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlite3
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("neither"))
+
+    store = tmp_path / "s.db"
+    with serving(says) as service, served([in_the_cellar(service, monkeypatch)], store=store) as url:
+        got, body, request_id = asked(url, focalroute={"choices": ["yes", "no"]})
+    assert got == 502
+    assert "names none of the choices" in body
+    assert "ask without choices" in body
+    with sqlite3.connect(store) as db:
+        (answer_id,) = db.execute("SELECT DISTINCT answer_id FROM ledger").fetchone()
+    assert request_id == f"chatcmpl-{answer_id}"
+
+
+def test_a_request_that_no_endpoint_may_be_asked_is_told_without_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42"))
+
+    with serving(says) as service:
+        blind = Endpoint("in-the-cellar", model="m", base_url=service.url, images=False)
+        with served([blind]) as url:
+            image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+            body = {"model": "focalroute", "messages": [{"role": "user", "content": [image]}]}
+            status, got = post(f"{url}/v1/chat/completions", body)
+    assert status == 400
+    assert "leave out tools, images" in got["error"]["message"]
+    assert "in-the-cellar" not in json.dumps(got)
+
+
+def test_a_stream_that_breaks_off_tells_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(request: web.Request, _: Any) -> web.StreamResponse:
+        return await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=False)
+
+    with serving(breaks) as service, served([in_the_cellar(service, monkeypatch)]) as url:
+        _, body, _ = asked(url, stream=True)
+    assert "the answer broke off" in body
+    assert not [secret for secret in PRIVATE if secret in body]
+
+
+def test_a_receipt_names_no_address_of_an_endpoint_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_: web.Request, body: Any) -> web.StreamResponse:
+        if body["model"] == "m":
+            return json_reply({"error": {"message": f"no credit at https://platform.example/{ORGANIZATION}"}}, 402)
+        return json_reply(completion("42"))
+
+    with serving(fails) as service:
+        pool = [in_the_cellar(service, monkeypatch), Endpoint("other", model="n", base_url=service.url)]
+        with served(pool, policy="plurality", attempts=1) as url:
+            status, body, _ = asked(url, focalroute={"choices": ["32", "42"], "receipt": True})
+    assert status == 200
+    failed, answered = json.loads(body)["focalroute"]["receipt"]["calls"]
+    failed, answered = (failed, answered) if failed["error"] else (answered, failed)
+    assert failed["error"] == {**failed["error"], "kind": "status", "status": 402, "message": "HTTP 402"}
+    assert answered["error"] is None
+    assert not [secret for secret in PRIVATE if secret != "in-the-cellar" and secret in body]
+
+
+def test_no_file_of_the_server_is_named() -> None:
+    told = public_refusal_of(PolicyError("/srv/policy: is damaged"))
+    assert (told.status, "/srv" in told.message) == (500, False)
+    assert "partial" not in public_refusal_of(StreamBroken("partial")).message
