@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         ConfigError,
         DeadlineExceeded,
         EnsembleClosed,
-        FeedbackConflict,
         FeedbackError,
         FocalrouteError,
         PolicyError,
@@ -71,7 +70,6 @@ __all__ = [
     "Ensemble",
     "EnsembleClosed",
     "Failure",
-    "FeedbackConflict",
     "FeedbackError",
     "FocalrouteError",
     "Judge",
@@ -96,8 +94,8 @@ _HOMES = {
     for module, names in {
         "core.answer_list": "Answers",
         "core.config": "Budget Endpoint",
-        "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackConflict "
-        "FeedbackError FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
+        "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackError "
+        "FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
         "core.receipts": "Answer Call Choice Limit Receipt",
         "core.records": "Failure Reply Usage",
         "serving.embedders": "OnnxEmbedder",

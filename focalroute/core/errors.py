@@ -9,7 +9,6 @@
     ├── PolicyError            a policy bundle is missing, damaged or does not fit
     ├── FeedbackError          feedback that cannot be taken
     │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
-    │   ├── FeedbackConflict   one source has given this answer too many different feedbacks
     │   └── BadLabel           the label is not among the choices (also a ValueError)
     ├── EnsembleClosed         the ensemble was closed; it answers no more (also a RuntimeError)
     └── StoreError             the store cannot be opened, read or written
@@ -119,10 +118,6 @@ class UnknownAnswer(FeedbackError, KeyError):
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0])
-
-
-class FeedbackConflict(FeedbackError):
-    """The same source has given this answer 100 different feedbacks; the last one stands."""
 
 
 class BadLabel(FeedbackError, ValueError):

@@ -15,7 +15,6 @@ from focalroute.core.errors import (
     ConfigError,
     DeadlineExceeded,
     EnsembleClosed,
-    FeedbackConflict,
     FeedbackError,
     FocalrouteError,
     PoolError,
@@ -94,13 +93,11 @@ def refusal_of(error: FocalrouteError) -> Refused:
             return _no_reply(message, error.replies)
         case UnknownAnswer():
             return Refused(404, message, param="id", code="unknown_answer")
-        case FeedbackConflict():
-            return Refused(409, message, code="feedback_conflict", again=False)
         case EnsembleClosed():
             return Refused(503, message, "server_error", code="closing", retry_after_s=_RETRY_AFTER_S)
         case StoreError():
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
-        case ConfigError() | FeedbackError():  # a conflict and an unknown answer are feedback errors, too
+        case ConfigError() | FeedbackError():  # an unknown answer is a feedback error, too
             return _invalid(message)
     return Refused(500, message, "server_error", code="internal_error")
 

@@ -459,11 +459,12 @@ class AsyncEnsemble:
     ) -> None:
         """Say how good an answer was; returns once that is committed.
 
-        Who says something else of the same answer later replaces it; what was said before is kept in the store. An
+        Who says something else of the same answer later replaces it; the store keeps 100 of what each source said. An
         identical repeat is a no-op, so a lost acknowledgement may be retried.
 
         Args:
-            answer: the answer or its id; it may come from another process on the same store.
+            answer: the answer, its id, or that of the chat completion with it; it may come from another process on the
+                same store.
             reward: in [-1, 1], or whether it was right.
             label: the right answer: one of the choices, a free-form answer (in normal form already, where a callable
                 made it), a structured answer with all of its fields, or tool calls (each with its name and arguments).
@@ -478,7 +479,6 @@ class AsyncEnsemble:
             FeedbackError: none or several of reward, label and so on, or one out of range.
             BadLabel: the label is not among the choices, or what is preferred not among the candidates.
             UnknownAnswer: the store has no such answer.
-            FeedbackConflict: this source has said something else of it 100 times already.
             StoreError: it could not be stored.
         """
         self._check_open()

@@ -24,7 +24,7 @@ JUDGE = "judge"
 DOUBT = "doubt:"
 #: Between a source and the number of a feedback by which it replaces its earlier one; what it said before is kept.
 REVISION = "\x1e"
-#: So often a source may say something of one answer.
+#: So many feedbacks of a source on one answer are kept; a further one replaces the last.
 MOST_REVISIONS = 100
 #: The kind of an answer that was written from the candidates; it is the last of the answer's keys itself.
 SYNTHESIS = "synthesis"
@@ -238,10 +238,10 @@ class Store(Protocol):
     def write(self, *rows: Row) -> Future[None]:
         """Queue rows; the future resolves when all of them are committed together, or fails with StoreError.
 
-        A `Feedback` fails with UnknownAnswer if its answer is not in the store. A different one from the same source is
-        kept, and replaced up to `MOST_REVISIONS` times (then FeedbackConflict); an identical one is taken as done. A
-        call that fails writes none of its rows; one that fails for its rows fails alone. Nothing cancels a write: it is
-        done even if its caller stops waiting.
+        A `Feedback` fails with UnknownAnswer if its answer is not in the store. A different one from the same source
+        replaces it, and up to `MOST_REVISIONS` are kept; an identical one is taken as done. A call that fails writes
+        none of its rows; one that fails for its rows fails alone. Nothing cancels a write: it is done even if its
+        caller stops waiting.
         """
 
     def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[Outcomes]:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
-from focalroute.core.errors import FeedbackConflict, StoreError, UnknownAnswer
+from focalroute.core.errors import StoreError, UnknownAnswer
 from focalroute.store.accounts import Account, AccountState
 from focalroute.store.base import (
-    MOST_REVISIONS,
     REVISION,
     BalanceDifference,
     CapabilityRow,
@@ -66,14 +65,6 @@ def unknown_answer(answer_id: str) -> UnknownAnswer:
     return UnknownAnswer(
         f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with, which "
         "in memory keeps the latest ones only"
-    )
-
-
-def feedback_conflict(answer_id: str, source: str) -> FeedbackConflict:
-    """Make the error for one more feedback from a source that has changed its mind too often."""
-    return FeedbackConflict(
-        f"answer {answer_id!r} already has {MOST_REVISIONS} different feedbacks from source {source!r}; the last "
-        "stands. Give each person a source of their own"
     )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.core.errors import FeedbackConflict, StoreError
+from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.base import MOST_REVISIONS, Store, StoredAnswer, StoredProbe
 from focalroute.store.sqlite.store import SqliteStore
+from tests.loopback import until
 from tests.store.engines import Engine
 from tests.store.made import answer, edit, judge, on_thread, trajectory
 
@@ -100,15 +101,23 @@ def test_an_identical_repeat_is_done_but_not_heard_again_and_a_different_one_rep
     assert heard == ["x/user", "x/judge", "x/user", "x/user"]
 
 
-def test_a_source_changes_its_mind_a_hundred_times_at_the_most(engine: Engine) -> None:
-    with closing(engine.open()) as store:
+def test_a_source_may_change_its_mind_as_often_as_it_likes_and_a_hundred_words_of_it_are_kept(engine: Engine) -> None:
+    """Such as the users of a cached answer, where an application names none of them; the latest word counts."""
+    heard: list[float] = []
+    with closing(engine.open()) as store, closing(engine.open()) as other:
         store.write(answer("x")).result(10)
-        for n in range(MOST_REVISIONS):
-            store.write(judge("x", n / 100)).result(10)
-        store.write(judge("x", (MOST_REVISIONS - 1) / 100)).result(10)
-        with pytest.raises(FeedbackConflict, match="100 different feedbacks from source 'user'"):
-            store.write(judge("x", -1.0)).result(10)
+        other.subscribe(lambda rows: heard.extend(said.reward for _, said in rows), last=1)
+        for n in range(MOST_REVISIONS + 50):
+            for _ in range(2):
+                store.write(judge("x", n / 1000)).result(10)
         store.write(judge("x", -1.0, source="user2")).result(10)
+        ((_, kept),) = store.recent(9)
+        said = [one.reward for one in kept if one.source == "user"]
+        assert said == [*(n / 1000 for n in range(MOST_REVISIONS - 1)), 0.149]
+        assert kept[-1].source == "user2"
+        assert store.verify() == ()
+        until(lambda: heard[-1:] == [-1.0])
+        assert heard[-2] == 0.149
 
 
 def test_the_feedback_of_a_failed_call_is_not_heard(engine: Engine) -> None:

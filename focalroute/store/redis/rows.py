@@ -23,7 +23,7 @@ from focalroute.store.base import (
     StoredProbe,
 )
 from focalroute.store.codec import pack, read_answer, write_answer, write_probe, write_tags
-from focalroute.store.engine import duplicate_answer, feedback_conflict, spoken_by, unknown_answer
+from focalroute.store.engine import duplicate_answer, spoken_by, unknown_answer
 from focalroute.store.redis.connection import FIXED, Keys
 
 _LARGEST = 2**63 - 1  # what Redis adds up
@@ -129,8 +129,6 @@ def refusal(reply: Sequence[bytes]) -> FocalrouteError | None:
     code, *about = (word.decode() for word in reply)
     if code == "unknown":
         return unknown_answer(about[0])
-    if code == "conflict":
-        return feedback_conflict(about[0], about[1])
     if code == "duplicate":
         return duplicate_answer(about[0])
     if code == "probe":

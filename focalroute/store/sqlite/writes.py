@@ -51,7 +51,7 @@ from focalroute.store.base import (
     StoredProbe,
 )
 from focalroute.store.codec import pack, write_answer, write_probe, write_tags
-from focalroute.store.engine import difference_of, duplicate_answer, feedback_conflict, unknown_answer
+from focalroute.store.engine import difference_of, duplicate_answer, unknown_answer
 from focalroute.store.sqlite.checksums import CHAINED, COLUMNS, Chain, checksum, head, seal
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
 
     Raises:
         UnknownAnswer: feedback for an answer that is not there.
-        FeedbackConflict: the answer has too many feedbacks from this source.
         StoreError: an answer with this id is there already.
     """
     if isinstance(row, StoredAnswer):
@@ -153,9 +152,13 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
     ).fetchall()
     if said[-1] == (row.reward, row.label):
         return
-    if len(said) == MOST_REVISIONS:
-        raise feedback_conflict(row.answer_id, row.source)
-    _try_feedback(db, row, f"{row.source}{REVISION}{len(said)}", chain)
+    number = min(len(said), MOST_REVISIONS - 1)
+    source = f"{row.source}{REVISION}{number}"
+    if number < len(said):
+        which = "WHERE answer_id = ? AND source = ?"
+        chain.remove("feedback", which, (row.answer_id, source))
+        db.execute(f"DELETE FROM feedback {which}", (row.answer_id, source))  # noqa: S608 - constants
+    _try_feedback(db, row, source, chain)
 
 
 def _try_feedback(db: sqlite3.Connection, row: Feedback, source: str, chain: Chain) -> bool:

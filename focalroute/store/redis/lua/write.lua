@@ -29,15 +29,16 @@ local function key_of(row)
     return KEYS[tonumber(row[1])]
 end
 
--- How often a source has said something of an answer, and what it said last: what that replaces is kept.
+-- How often a source has said something of an answer, and what it said last, with its entry: what that replaces is
+-- kept, up to MOST_REVISIONS of focalroute.store.base.
 local function spoken(key, source)
-    local count, last = 0, nil
+    local count, entry, last = 0, nil, nil
     local kept = redis.call('HGET', key, 'said:' .. source)
     while kept do
-        count, last = count + 1, string.match(kept, '^[^\n]*\n[^\n]*\n(.*)$')
+        count, entry, last = count + 1, string.match(kept, '^([^\n]*)\n[^\n]*\n(.*)$')
         kept = redis.call('HGET', key, 'said:' .. source .. '\30' .. count)
     end
-    return count, last
+    return count, entry, last
 end
 
 local function refusal()
@@ -51,13 +52,8 @@ local function refusal()
             end
             made[id] = true
         elseif row.kind == 'feedback' then
-            local source, verdict = row[3], row[4]
             if not made[id] and redis.call('EXISTS', key_of(row)) == 0 then
                 return {'unknown', id}
-            end
-            local count, last = spoken(key_of(row), source)
-            if not again and count >= 100 and last ~= verdict then
-                return {'conflict', id, source}
             end
         elseif row.kind == 'probe' then
             local name = id .. '\n' .. row[3]
@@ -88,8 +84,12 @@ end
 
 function apply.feedback(row)
     local key, source = key_of(row), row[3]
-    local count, last = spoken(key, source)
+    local count, last_entry, last = spoken(key, source)
     if last ~= row[4] then
+        if count == 100 then
+            count = 99
+            redis.call('XDEL', feedback, last_entry)
+        end
         local field = 'said:' .. source .. (count > 0 and '\30' .. count or '')
         local entry = redis.call('XADD', feedback, '*', 'id', row[2], 'source', row[3], 'said', row[4], 'at', row[5])
         redis.call('HSET', key, field, entry .. '\n' .. row[5] .. '\n' .. row[4])
