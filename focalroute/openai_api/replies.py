@@ -11,14 +11,10 @@ from typing import Any, Protocol
 
 from focalroute.core.receipts import Answer, Call, Receipt
 from focalroute.core.records import Failure, Usage
+from focalroute.openai_api import answer_id_of, completion_id
 from focalroute.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
 
 _CUT = ("length", "content_filter")
-
-
-def completion_id(answer_id: str) -> str:
-    """Return the id of the reply with this answer."""
-    return f"chatcmpl-{answer_id}"
 
 
 def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
@@ -75,7 +71,7 @@ class Chunks:
 
 def feedback_taken(request: FeedbackRequest) -> dict[str, Any]:
     """Return the response to accepted feedback."""
-    return {"object": "feedback", "id": completion_id(request.answer_id), "source": request.source}
+    return {"object": "feedback", "id": completion_id(answer_id_of(request.id)), "source": request.source}
 
 
 #: The last event of a streamed reply.

@@ -156,11 +156,6 @@ class FeedbackRequest(BaseModel):
     source: Annotated[str, Field(min_length=1, max_length=200)] = "user"
 
     @property
-    def answer_id(self) -> str:
-        """The answer's id, without what makes it a completion's."""
-        return self.id.removeprefix("chatcmpl-")
-
-    @property
     def said(self) -> dict[str, Any]:
         """The other arguments of ``feedback``."""
         return self.model_dump(exclude={"id"})
@@ -362,7 +357,7 @@ _NO_SCHEMA: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The format of an answer, as a ``response_format`` gives it: one of some choices, a schema, or any JSON.
+    """The format of an answer, as a ``response_format`` gives it: one of some choices, a schema, or any JSON object.
 
     A schema that leaves only a choice, an enum of strings or an object whose one field is such an enum, makes a closed
     question: its choices get probabilities, and every endpoint can be asked it. All other schemas make structured
@@ -400,7 +395,7 @@ def read_format(response_format: Mapping[str, Any] | None, *, tools: bool) -> An
     if response_format is None or response_format.get("type") == "text":
         return AnswerFormat()
     if response_format.get("type") == "json_object":
-        return AnswerFormat(params={"response_format": dict(response_format)})
+        return AnswerFormat(structure=structure_of(dict[str, Any]), params={"response_format": dict(response_format)})
     holder = response_format.get("json_schema")
     schema = holder.get("schema") if isinstance(holder, dict) else None
     if response_format.get("type") != "json_schema" or not isinstance(schema, dict):

@@ -27,8 +27,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
+from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, internal_error, public_refusal_of
-from focalroute.openai_api.replies import DONE, completion, completion_id, events, feedback_taken
+from focalroute.openai_api.replies import DONE, completion, events, feedback_taken
 from focalroute.openai_api.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
@@ -289,7 +290,7 @@ class Service:
         if request.state.caller is not None:
             self._check_rate(request.state.caller, "feedbacks")
         feedback = await self._read(request, read_feedback)
-        await self._ensemble.feedback(feedback.answer_id, **feedback.said)
+        await self._ensemble.feedback(feedback.id, **feedback.said)
         return _json(feedback_taken(feedback))
 
     async def _models(self, _: Request) -> Response:

@@ -14,6 +14,7 @@ from focalroute.core.errors import FeedbackError
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
+from focalroute.openai_api import answer_id_of
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
 from focalroute.store.base import Store, StoredAnswer
@@ -68,6 +69,7 @@ class FeedbackHandler:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
         if not isinstance(answer_id, str) or not answer_id.isprintable():
             raise FeedbackError("feedback: give the Answer, or its id as text")
+        answer_id = answer_id_of(answer_id)
         if not isinstance(source, str) or not 0 < len(source) <= _LONGEST_SOURCE or not source.isprintable():
             raise FeedbackError(f"source: give a name of at most {_LONGEST_SOURCE} printable characters")
         stored = self._answers.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)

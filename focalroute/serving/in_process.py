@@ -10,8 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from focalroute.core.errors import FocalrouteError
+from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, refusal_of
-from focalroute.openai_api.replies import completion, completion_id, events, feedback_taken
+from focalroute.openai_api.replies import completion, events, feedback_taken
 from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ async def _reply(ensemble: AsyncEnsemble, path: str, body: bytes) -> _Reply:
                 return await _chat_completion(ensemble, body)
             case "/v1/feedback":
                 feedback = read_feedback(parse_json(body))
-                await ensemble.feedback(feedback.answer_id, **feedback.said)
+                await ensemble.feedback(feedback.id, **feedback.said)
                 return _json(200, feedback_taken(feedback))
         raise Refused(404, f"an ensemble answers chat completions and feedback, not {path}", code="not_found")
     except FocalrouteError as error:

@@ -10,6 +10,8 @@ from copy import deepcopy
 from decimal import Decimal
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
+import numpy as np
+
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.tool_calls import ToolOffer
@@ -166,6 +168,8 @@ def make_query(
         choices, answer = _wanted(answer)
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
+    if choices is not None and params.get("tools"):
+        raise ConfigError("tools: a closed question is answered by a choice, not by a call; give choices or tools")
     if (samples or 1) > 1 and (isinstance(answer, Structure) or "tools" in params):
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if combine not in _MODES:
@@ -353,9 +357,10 @@ def _tags(tags: Sequence[str]) -> tuple[str, ...]:
 
 def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, ...]]:
     """The choices as they are shown, and what they stand for."""
-    if isinstance(offered, str | Mapping) or not isinstance(offered, Iterable):
-        raise ConfigError('choices: give a list such as ["Jupiter", "Saturn"]')
-    values = tuple(offered)
+    several = isinstance(offered, Iterable) and not isinstance(offered, str | bytes | Mapping)
+    if not several or getattr(offered, "ndim", 1) != 1:  # of an array or a table
+        raise ConfigError(f'choices: give a list such as ["Jupiter", "Saturn"], got {type(offered).__name__}')
+    values = tuple([one.item() if isinstance(one, np.generic) else one for one in offered])
     choices = tuple(map(choice_text, values))
     if not all(map(str.strip, choices)):
         raise ConfigError("choices: every choice must be a non-empty string")

@@ -208,7 +208,7 @@ def test_calls_that_cannot_be_used_are_that_members_failure(
 
 def test_a_closed_question_takes_no_notice_of_calls(service: Service, server: Server) -> None:
     reply = calling(call("{}"), text="B")
-    answer = ask(service, server, reply, choices=["40", "42"])
+    answer = ask(service, server, reply, choices=["40", "42"], params={"tools": []})
     assert (answer.text, answer.tool_calls) == ("42", ())
 
 

@@ -91,7 +91,7 @@ def chat(data: bytes) -> None:
 
 def feedback(data: bytes) -> None:
     with suppress(Refused):
-        assert read_feedback(parse_json(data)).answer_id is not None
+        assert read_feedback(parse_json(data)).id
 
 
 def schema(data: bytes) -> None:

@@ -60,6 +60,12 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": 5}}, "response_format", "json_schema"),
         (formatted({"type": "nothing"}), "response_format", "the JSON schema is wrong at $.type"),
+        (
+            {"response_format": {"type": "json_object"}, "focalroute": {"answer": "number"}},
+            "response_format",
+            "give one",
+        ),
+        ({"tools": [call_of("add")], "focalroute": {"choices": ["a", "b"]}}, "tools", "give choices or tools"),
         (formatted(SCHEMA) | {"focalroute": {"choices": ["a", "b"]}}, "response_format", "give one"),
         ({"focalroute": 5}, "focalroute", "give names and their values"),
         ({"focalroute": {"choises": []}}, "focalroute.choises", "unknown field; did you mean 'choices'?"),

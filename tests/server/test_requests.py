@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Any
 
@@ -81,21 +82,39 @@ def test_a_schema_that_leaves_more_makes_a_structured_answer(schema: dict[str, A
 
 def test_what_is_no_wish() -> None:
     assert read_format(None, tools=False) == read_format({"type": "text"}, tools=False) == AnswerFormat()
-    passed_on = read_format({"type": "json_object"}, tools=False)
-    assert passed_on.params == {"response_format": {"type": "json_object"}}
-    assert not passed_on.specified
+
+
+def test_a_reply_that_is_not_a_json_object_is_not_usable() -> None:
+    """It is asked for once more, as with a schema."""
+    replies = iter(["[1, 2]", "none", '```json\n{"b": 1, "a": "x"}\n```'])
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion(next(replies)))
+
+    with serving(says) as service, served([bare(service.url)]) as url:
+        body = ask("Fill it in.", response_format={"type": "json_object"})
+        failed, said = post(f"{url}/v1/chat/completions", body)
+        status, got = post(f"{url}/v1/chat/completions", body)
+    assert failed == 502
+    assert "the reply is no JSON" in said["error"]["message"]
+    assert status == 200
+    assert json.loads(got["choices"][0]["message"]["content"]) == got["focalroute"]["value"] == {"a": "x", "b": 1}
+    assert service.received[-1].body["response_format"] == {"type": "json_object"}
+
+
+def bare(url: str) -> Endpoint:
+    """One of which nothing has to be found out."""
+    return Endpoint("e", model="m", base_url=url, logprobs=False, top_logprobs=0, n=False, structured_choice=False,
+                    stream_usage=False)  # fmt: skip
 
 
 def test_what_the_field_means_is_asked_and_the_answer_is_an_object_again() -> None:
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply(completion("B"))
 
-    with serving(says) as service:
-        endpoint = Endpoint("e", model="m", base_url=service.url, logprobs=False, top_logprobs=0, n=False,
-                            structured_choice=False, stream_usage=False)  # fmt: skip
-        with served([endpoint]) as url:
-            body = ask("I hated it.", response_format=formatted(Review.model_json_schema()))
-            status, got = post(f"{url}/v1/chat/completions", body)
+    with serving(says) as service, served([bare(service.url)]) as url:
+        body = ask("I hated it.", response_format=formatted(Review.model_json_schema()))
+        status, got = post(f"{url}/v1/chat/completions", body)
     assert (status, got["choices"][0]["message"]["content"]) == (200, '{"feeling": "bad"}')
     asked = service.received[-1].body["messages"][-1]["content"]
     assert asked.startswith('I hated it.\n\nWhat is asked for is "feeling": the feeling of the writer')

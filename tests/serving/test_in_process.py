@@ -53,6 +53,7 @@ def test_a_completion_with_its_receipt_and_feedback(ensemble: Ensemble) -> None:
         told = client.post("/feedback", body={"id": reply.id, "label": "42"}, cast_to=dict[str, Any])
         assert told["id"] == reply.id
     ensemble.feedback(own(reply)["answer_id"], label="42")  # it stays open, and this is a repeat
+    ensemble.feedback(reply.id, label="42")
 
 
 @pytest.mark.parametrize(

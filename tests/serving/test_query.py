@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, cast
 
+import numpy as np
 import pytest
 
 from focalroute.core.errors import ConfigError
@@ -59,6 +60,9 @@ def test_a_message_content_is_text_or_parts(content: Any) -> None:
         (["a", " a"], "distinct"),
         ("abc", "give a list such as"),
         (5, "give a list such as"),
+        (b"ab", "give a list such as .* got bytes"),
+        (np.array("ab"), "give a list such as .* got ndarray"),
+        (np.array([["a", "b"], ["c", "d"]]), "give a list such as .* got ndarray"),
         (["a", ""], "non-empty string"),
         (["a", "  "], "non-empty string"),
         (["a", b"b"], "got bytes"),
@@ -68,6 +72,23 @@ def test_a_message_content_is_text_or_parts(content: Any) -> None:
 def test_choices_are_two_or_more_distinct_texts(choices: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"choices: .*{says}"):
         make_query("q", choices=choices)
+
+
+@pytest.mark.parametrize("values", [("a", "b"), (1, 2), (1.5, 2.0), (True, False)])
+def test_choices_may_be_any_row_of_values_and_arrays_are_read_as_python_s_own(values: tuple[Any, ...]) -> None:
+    for row in (values, iter(values), np.array(values), np.array(values, dtype=object), list(np.array(values))):
+        made = make_query("q", choices=row).values
+        assert made == values
+        assert [*map(type, made)] == [*map(type, values)]
+
+
+def test_a_closed_question_offers_no_tools() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    with pytest.raises(ConfigError, match="give choices or tools"):
+        make_query("q", choices=["a", "b"], tools=[tool])
+    with pytest.raises(ConfigError, match="give choices or tools"):
+        make_query("q", answer=cast(Any, Literal["a", "b"]), params={"tools": [tool]})
+    assert make_query("q", choices=["a", "b"], tools=[]).choices == ("a", "b")
 
 
 def test_choices_that_differ_in_case_are_distinct() -> None:
