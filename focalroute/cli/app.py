@@ -85,7 +85,6 @@ def train(
         Literal["stream", "per-task"],
         typer.Option(help="What to train for: a stream that goes on as the log does, or the log's tasks again."),
     ] = "stream",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a killed training stopped.")] = False,
     skip_bad_rows: _SkipBadRows = False,
     engine: _Engine = "local",
     as_json: JsonOption = False,
@@ -96,7 +95,7 @@ def train(
     """
     from focalroute.evaluate.recording import TrainOptions, train_command
 
-    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume, skip_bad_rows)
+    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, skip_bad_rows)
     train_command(log, pool, out, options, engine=engine, as_json=as_json)
 
 

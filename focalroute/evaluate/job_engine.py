@@ -121,11 +121,6 @@ def open_engine(where: str = "local") -> Iterator[Engine]:
         raise ConfigError(f"engine: must be local, ray or ray://host:port, not {where!r}")
 
 
-def shares_files(where: str) -> bool:
-    """Whether jobs on the engine of this name see the files of this machine; see `open_engine`."""
-    return _address(where) == "local"
-
-
 def _address(where: str) -> str:
     return os.environ.get("RAY_ADDRESS") or "local" if where == "ray" else where
 

@@ -15,13 +15,12 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import gathered, progress_bar
 from focalroute.core.records import I64
 from focalroute.evaluate import output
-from focalroute.evaluate.job_engine import HERE, Engine, open_engine, shares_files
+from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import Output, digest, read_log
 from focalroute.evaluate.table import LogTable, SplitKind, join, learning_order
 from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
-from focalroute.learn.offline.checkpoint import Checkpoint, made_for
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained, train
@@ -123,8 +122,6 @@ class TrainingJob:
         log: what to learn from, its last part to choose by.
         settings: how.
         backend: which engine computes.
-        folder: where to keep what outlives a killed process; None: nowhere.
-        resume: go on from what is kept there.
 
     Raises:
         ConfigError: the log is too short.
@@ -133,8 +130,6 @@ class TrainingJob:
     log: RecordedLog
     settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - immutable
     backend: Backend = NUMPY
-    folder: Path | None = None
-    resume: bool = False
 
     def __post_init__(self) -> None:
         rows, share = len(self.log), self.settings.validation
@@ -145,17 +140,6 @@ class TrainingJob:
     def held(self) -> int:
         """Queries of the validation part; all of them, where there is none."""
         return int(len(self.log) * self.settings.validation) or len(self.log)
-
-    def checkpoint(self, seed: int) -> Checkpoint | None:
-        """Return the checkpoint of this training with this seed; None without one."""
-        if self.folder is None:
-            return None
-        key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)
-        return Checkpoint(_kept(self.folder, seed), key)
-
-
-def _kept(folder: Path, seed: int) -> Path:
-    return folder / f".training-{seed}.npz"
 
 
 def train_each(
@@ -169,9 +153,6 @@ def train_each(
 
     Args:
         advance: called with the units of progress made, `OfflineSettings.steps` for each job and seed.
-
-    Raises:
-        ConfigError: what is kept belongs to another training, or cannot be written.
     """
     inputs = [(number, seed) for number in range(len(jobs)) for seed in seeds]
     found = engine.each(_train, jobs, inputs, advance)
@@ -181,14 +162,8 @@ def train_each(
 def _train(jobs: Sequence[TrainingJob], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
     number, seed = one
     job = jobs[number]
-    settings: dict[str, Any] = {}
-    kept = job.checkpoint(seed)
-    if kept is not None:
-        settings["keep"] = kept.write
-        if job.resume:
-            settings["progress"] = kept.read()
     with gathered(tell) as advance:
-        return train(job.log, seed=seed, settings=job.settings, passes=job.backend, advance=advance, **settings)
+        return train(job.log, seed=seed, settings=job.settings, passes=job.backend, advance=advance)
 
 
 def best_of(found: Sequence[Trained]) -> Trained:
@@ -244,7 +219,6 @@ class TrainOptions:
         backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
         show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
         split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
-        resume: go on from what an earlier, killed process kept.
         skip_bad_rows: see `read_table`.
 
     Raises:
@@ -258,7 +232,6 @@ class TrainOptions:
     device: str | None = None
     show_task: bool = False
     split: SplitKind = "stream"
-    resume: bool = False
     skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
@@ -289,34 +262,28 @@ def train_command(
     Args:
         logs: the outcome logs.
         pools: the pool file of each, or one for all.
-        out: the folder of bundles, and of what outlives a killed process; of several logs one folder each in it, named
-            as the log.
+        out: the folder of bundles; of several logs one folder each in it, named as the log.
         options: how; None: the defaults.
         engine: see `focalroute.evaluate.job_engine.open_engine`; logs and seeds are its jobs.
         as_json: print JSON: an object, or of several logs a list.
         changes: fields of `TrainOptions` that differ from ``options``.
 
     Raises:
-        ConfigError: an argument, a log, a pool or what was kept is wrong, or there is no such engine.
+        ConfigError: an argument, a log or a pool is wrong, or there is no such engine.
         PoolError: a pool's embedder failed.
         PolicyError: a policy cannot be published.
     """
     options = replace(options or TrainOptions(), **changes)
     backend = open_backend(options.backend, options.device)
-    keep = shares_files(engine)
-    if options.resume and not keep:
-        raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
     seeds, folders = range(options.seed, options.seed + options.seeds), _folders(out, logs)
     tables, jobs = [], []
     with open_engine(engine) as opened:
-        for log, pool, folder in zip(logs, _each(pools, logs), folders, strict=True):
+        for log, pool in zip(logs, _each(pools, logs), strict=True):
             table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=not as_json)
             rows = learning_order(table, np.arange(len(table.queries)), options.split)
             data = recorded(table, rows, show_task=options.show_task)
             tables.append(table)
-            jobs.append(
-                TrainingJob(data, options.settings, backend, folder.absolute() if keep else None, options.resume)
-            )
+            jobs.append(TrainingJob(data, options.settings, backend))
         steps = len(jobs) * len(seeds) * options.settings.steps
         with progress_bar("training", steps, shown=not as_json) as advance:
             found = train_each(jobs, seeds, engine=opened, advance=advance)
@@ -349,14 +316,13 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 
 
 def _publish(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
-    """Publish the best of the seeds, and remove what was kept of all; how they did, for the JSON."""
+    """Publish the best of the seeds; how they did, for the JSON."""
     best = best_of(found)
     version = publish_trained(folder, best, settings=job.settings, trained_on=map(digest, table.queries))
     seeds = []
     for one in found:
         curve = [asdict(point) for point in one.curve]
         seeds.append({"seed": one.seed, "score": one.score, "trust": one.trust, "curve": curve})
-        _kept(folder, one.seed).unlink(missing_ok=True)
     return {
         "version": version,
         "seed": best.seed,

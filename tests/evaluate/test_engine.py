@@ -17,14 +17,14 @@ from focalroute import ConfigError
 from focalroute.core.errors import FocalrouteError
 from focalroute.evaluate.collect import collect
 from focalroute.evaluate.dataset import read_dataset
-from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine, shares_files
+from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import folder_of
 from focalroute.sim import SimulatedPool, stream
-from tests.cli.calling import focalroute, focalroute_apart
+from tests.cli.calling import focalroute_apart
 from tests.conftest import StartPool
 from tests.engine_jobs import die, refuse, times, where
 from tests.evaluate import logs
@@ -170,7 +170,6 @@ def test_training_gives_the_same_files(
     assert json.loads(done.stdout) == said
     for name in ("log", "other"):
         assert _files(tmp_path / "there" / name) == _files(tmp_path / "here" / name)
-        assert not list((tmp_path / "there" / name).glob(".training*"))
 
 
 def test_several_logs_need_folders_and_pools(given: tuple[Path, Path], tmp_path: Path) -> None:
@@ -252,12 +251,3 @@ def test_several_machines_keep_to_one_budget(pool: SimulatedPool, dataset: Path,
 @pytest.mark.slow
 def test_a_cluster_keeps_to_one_budget(ray: Engine, pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
     _assert_one_budget_is_kept(ray, pool, dataset, tmp_path)
-
-
-def test_on_other_machines_nothing_can_be_resumed(given: tuple[Path, Path], tmp_path: Path) -> None:
-    """It is said at once, not when a cluster has been reached."""
-    log, pool = given
-    out = ("--out", str(tmp_path), "--engine", "ray://127.0.0.1:1", "--resume")
-    done = focalroute("train", str(log), "--pool", str(pool), *out)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: resume: nothing is kept of a training on other machines")
