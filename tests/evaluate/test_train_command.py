@@ -27,7 +27,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_json_tells_of_every_seed_and_the_best_is_published(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_command([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
+    train_command(given[0], given[1], tmp_path, seeds=2, iterations=1, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["version"], said["queries"], said["validation"]) == (1, 60, 12)
     assert (said["bad_rows"], said["unpriced"]) == (0, [])
@@ -51,13 +51,13 @@ def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path],
     log, pool = given
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="at least 1"):
-        train_command([log], [pool], out, iterations=0)
+        train_command(log, pool, out, iterations=0)
     with pytest.raises(ConfigError, match="numpy computes on the processor"):
-        train_command([log], [pool], out, device="cuda")
+        train_command(log, pool, out, device="cuda")
     with pytest.raises(ConfigError, match="backend"):
-        train_command([log], [pool], out, backend="jax")
+        train_command(log, pool, out, backend="jax")
     with pytest.raises(ConfigError, match="cannot be read"):
-        train_command([tmp_path / "none.jsonl"], [pool], out)
+        train_command(tmp_path / "none.jsonl", pool, out)
     assert not out.exists()
 
 
@@ -72,7 +72,7 @@ def test_tasks_are_learned_only_where_they_are_shown(
         for said in line["outputs"].values():
             said["probabilities"] = [0.7 if choice == said["answer"] else 0.1 for choice in range(len(line["choices"]))]
     log = write_log(tmp_path / "log.jsonl", lines)
-    train_command([log], [given[1]], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
+    train_command(log, given[1], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
     capsys.readouterr()
     experience = load(tmp_path / "policy").experience
     assert experience is not None
@@ -93,8 +93,8 @@ def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
     log = write_log(tmp_path / "log.jsonl", lines)
     for split, right in (("stream", 1.0), ("per-task", 4 / 12)):
         out = tmp_path / split
-        train_command([log], [given[1]], out, iterations=1, split=split, as_json=True)
+        train_command(log, given[1], out, iterations=1, split=split, as_json=True)
         (seed,) = json.loads(capsys.readouterr().out)["seeds"]
         assert [point["accuracy"] for point in seed["curve"]] == pytest.approx([right] * len(seed["curve"]))
     with pytest.raises(ConfigError, match="split: stream or per-task"):
-        train_command([log], [given[1]], tmp_path / "out", split="both")
+        train_command(log, given[1], tmp_path / "out", split="both")
