@@ -133,7 +133,7 @@ class _Measured:
 
     @property
     def score(self) -> float:
-        """What that is worth."""
+        """Return what that is worth."""
         return score_of(self.curve)
 
 
