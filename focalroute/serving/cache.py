@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import replace
 
 from focalroute.core.dollars import Dollars
+from focalroute.core.errors import DeadlineExceeded
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query
 
@@ -24,38 +26,67 @@ class AnswerCache:
 
     Args:
         ttl_s: how long an answer is given again, seconds; None: never.
+        deadline_s: of a query that has none of its own.
     """
 
-    def __init__(self, ttl_s: float | None) -> None:
+    def __init__(self, ttl_s: float | None, deadline_s: float) -> None:
         self._ttl_s = ttl_s
+        self._deadline_s = deadline_s
+        self._under_way: dict[Hashable, asyncio.Future[None]] = {}  # asks, by their event loop and key
         self._kept: OrderedDict[Hashable, tuple[float, Answer]] = OrderedDict()
         self._characters = 0
         self._lock = threading.Lock()
 
-    def key(self, query: Query) -> Hashable:
-        """The key that identical questions share; None: no answer is kept.
+    async def ask(self, query: Query, answer: Callable[[Query], Awaitable[Answer]]) -> Answer:
+        """Give the answer that an identical question had, as one that costs nothing; else have this one answered.
 
-        Take it before asking: the caller may change the messages meanwhile.
+        While an identical question is under way in this event loop, its answer is waited for. Whoever waited for none,
+        as it failed or is not kept, is answered within what is left of the deadline.
+
+        Raises:
+            DeadlineExceeded: nothing is left. Else what ``answer`` raises.
         """
-        return None if self._ttl_s is None else _key(query)
-
-    def find(self, key: Hashable, query: Query) -> Answer | None:
-        """The answer that an identical question had, as one that costs nothing; None: there is none."""
         if self._ttl_s is None:
-            return None
+            return await answer(query)
+        key = _key(query)  # before asking: the caller may change the messages meanwhile
+        if (known := self._find(key, query)) is not None:
+            return known
+        loop = asyncio.get_running_loop()
+        if (other := self._under_way.get((loop, key))) is not None:
+            deadline_s = self._deadline_s if query.deadline_s is None else query.deadline_s
+            began = loop.time()
+            await asyncio.wait([other], timeout=deadline_s)
+            if (known := self._find(key, query)) is not None:
+                return known
+            left_s = deadline_s - (loop.time() - began)
+            if left_s <= 0:
+                raise DeadlineExceeded("the deadline passed before an identical ask had ended; raise deadline_s")
+            query = replace(query, deadline_s=left_s)
+        ended = self._under_way[loop, key] = loop.create_future()
+        try:
+            made = await answer(query)
+            self._keep(key, made)
+            return made
+        finally:
+            ended.set_result(None)
+            if self._under_way.get((loop, key)) is ended:
+                del self._under_way[loop, key]
+
+    def _find(self, key: Hashable, query: Query) -> Answer | None:
+        """The answer that an identical question had lately; None: there is none."""
         with self._lock:
             since, answer = self._kept.get(key, (0.0, None))
             if answer is None:
                 return None
-            if time.monotonic() - since > self._ttl_s:
+            if time.monotonic() - since > (self._ttl_s or 0):
                 self._drop(key)
                 return None
             self._kept.move_to_end(key)
         return replace(answer, cached=True, cost=Dollars(0), metadata=query.metadata)
 
-    def keep(self, key: Hashable, answer: Answer) -> None:
+    def _keep(self, key: Hashable, answer: Answer) -> None:
         """Keep an answer; one that falls short of normal service is not."""
-        if self._ttl_s is None or answer.degraded or not answer.durable:
+        if answer.degraded or not answer.durable:
             return
         with self._lock:
             self._drop(key)

@@ -114,7 +114,7 @@ class AsyncEnsemble:
         self._asks = itertools.count()
         self._chance = random.Random()  # noqa: S311 - exploration, no secret
         self._gates = PerLoop(StartGate)
-        self._cache = AnswerCache(settings.cache_ttl_s)
+        self._cache = AnswerCache(settings.cache_ttl_s, settings.deadline_s)
         self._warm_caches = WarmCaches(self.endpoints)
         self._streams = Background()  # the answers being written
         self._closed = False
@@ -274,13 +274,7 @@ class AsyncEnsemble:
         self._check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        key = self._cache.key(asked)
-        if (known := self._cache.find(key, asked)) is not None:
-            return known
-        with self._gates.here():
-            made = await self._answer(asked)
-        self._cache.keep(key, made)
-        return made
+        return await self._cache.ask(asked, self._answer_anew)
 
     @takes_arguments
     def stream(self, query: Prompt | None = None, **options: Unpack[AskArguments]) -> AsyncAnswerStream:
@@ -303,6 +297,11 @@ class AsyncEnsemble:
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
         return AsyncAnswerStream(asked.id, partial(self._answer, asked), self._streams)
+
+    async def _answer_anew(self, query: Query) -> Answer:
+        self._check_open()
+        with self._gates.here():
+            return await self._answer(query)
 
     async def _answer(self, query: Query, stream_sink: StreamSink | None = None) -> Answer:
         """Answer a query: observe, decide, ask, fuse, again until the policy stops; then record what came of it."""

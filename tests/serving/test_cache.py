@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 from pydantic import BaseModel
 
-from focalroute import AsyncEnsemble, ConfigError, Ensemble
+from focalroute import Answer, AsyncEnsemble, ConfigError, DeadlineExceeded, Endpoint, Ensemble, PoolError
 from focalroute.sim import SimulatedPool
-from tests.loopback import until_checked
+from tests.loopback import completion, json_reply, serving, until_checked
 
 QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44"]
 
@@ -81,6 +83,72 @@ def test_messages_that_change_while_they_are_asked_are_another_question(pool: Si
             first = await asked
             assert not (await ensemble.ask(messages, choices=CHOICES)).cached
             assert (await ensemble.ask(QUESTION, choices=CHOICES)).id == first.id
+
+    asyncio.run(main())
+
+
+def many_at_once(**settings: Any) -> tuple[list[Answer], int]:
+    """Ten identical questions, asked at the same time; and how many calls there were."""
+
+    async def main() -> list[Answer]:
+        async with AsyncEnsemble([endpoint], **settings) as ensemble:
+            return await asyncio.gather(*(ensemble.ask("Say it.") for _ in range(10)))
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return json_reply(completion("It."))
+
+    with serving(says) as service:
+        endpoint = Endpoint("e", model="m", base_url=service.url)
+        return asyncio.run(main()), len(service.received)
+
+
+def test_identical_questions_at_the_same_time_are_asked_once() -> None:
+    answers, made = many_at_once(cache_ttl_s=60)
+    assert made == 1
+    assert len({one.id for one in answers}) == 1
+    assert [one.cached for one in answers] == [False, *[True] * 9]
+    assert many_at_once()[1] == 10
+
+
+def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() -> None:
+    """All who waited at once, not one after another."""
+    calls_of: list[float] = []
+
+    async def fails(_: web.Request, __: Any) -> web.StreamResponse:
+        calls_of.append(time.monotonic())
+        await asyncio.sleep(0.3 if len(calls_of) == 1 else 0.1)
+        return json_reply({"error": {"message": "no"}}, 400)
+
+    async def main(url: str) -> list[BaseException | Answer]:
+        settings: Any = {"cache_ttl_s": 60, "attempts": 1, "deadline_s": 20}
+        async with AsyncEnsemble([Endpoint("e", model="m", base_url=url)], **settings) as ensemble:
+            first = asyncio.ensure_future(ensemble.ask("Say it."))
+            await asyncio.sleep(0.1)
+            hasty = ensemble.ask("Say it.", deadline_s=0.1)
+            return await asyncio.gather(
+                first, hasty, *(ensemble.ask("Say it.") for _ in range(5)), return_exceptions=True
+            )
+
+    with serving(fails) as service:
+        first, hasty, *others = asyncio.run(main(service.url))
+    assert isinstance(first, PoolError)
+    assert isinstance(hasty, DeadlineExceeded)
+    assert [type(one) for one in others] == [PoolError] * 5
+    assert len(calls_of) == 6
+    assert calls_of[-1] - calls_of[1] < 0.1
+
+
+def test_an_ask_that_is_given_up_leaves_nobody_waiting(pool: SimulatedPool) -> None:
+    async def main() -> None:
+        async with AsyncEnsemble(pool.endpoints, cache_ttl_s=60) as ensemble:
+            first = asyncio.ensure_future(ensemble.ask(QUESTION, choices=CHOICES))
+            await asyncio.sleep(0)
+            second = asyncio.ensure_future(ensemble.ask(QUESTION, choices=CHOICES))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert not (await second).cached
+            assert not ensemble._cache._under_way
 
     asyncio.run(main())
 
