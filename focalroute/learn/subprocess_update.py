@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from focalroute.core.errors import PolicyError
 from focalroute.learn.update_report import UpdateReport
 
 _NICE = 10  # asks go first
+_LOOK_EVERY_S = 0.2  # whether it is to stop
 
 _log = logging.getLogger("focalroute")
 
@@ -24,10 +26,15 @@ def can_start() -> bool:
     return Path(sys.executable or "").stem.lower().startswith("python")
 
 
-def update_in_subprocess(store: Path, root: str | Path, *, seed: int | None = None) -> UpdateReport:
+def update_in_subprocess(
+    store: Path, root: str | Path, *, seed: int | None = None, stop: threading.Event | None = None
+) -> UpdateReport:
     """The same as `focalroute.learn.online.update_policy` on a store's file, by ``focalroute update``.
 
     It blocks until that process has ended, which goes on if this one dies, and publishes whole versions only.
+
+    Args:
+        stop: once it is set the process is killed.
 
     Raises:
         PolicyError: it failed; the message is its own.
@@ -52,7 +59,13 @@ def update_in_subprocess(store: Path, root: str | Path, *, seed: int | None = No
     with process:
         if sys.platform != "win32":
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
-        report, said = process.communicate()
+        while True:
+            try:
+                report, said = process.communicate(timeout=_LOOK_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                if stop is not None and stop.is_set():
+                    process.kill()
     lines = said.splitlines()
     why = lines.pop() if process.returncode and lines else f"its process ended with code {process.returncode}"
     for line in lines:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from focalroute.learn.update_report import UpdateReport
     from focalroute.store.redis.store import RedisStore
 
+_CLOSING_S = 10.0  # for an update under way
 
 _log = logging.getLogger("focalroute")
 
@@ -73,6 +74,7 @@ class Updater:
         self._latest: Future[None] | None = None  # the update in the background that began, or will, last
         self._learner: FleetLearner | None = None
         self._one_at_a_time = threading.Lock()
+        self._stop = threading.Event()
         self._worker = ThreadPoolExecutor(1, "focalroute-update")
 
     def run(self) -> UpdateReport:
@@ -94,7 +96,7 @@ class Updater:
             self._runs += 1
             if isinstance(self._store, SqliteStore) and can_start():
                 with self._store.on_disk(REACH) as file:
-                    report = update_in_subprocess(file, root, seed=seed)
+                    report = update_in_subprocess(file, root, seed=seed, stop=self._stop)
             else:
                 from focalroute.learn.online import update_policy  # not before: the learner takes .1 s to load
 
@@ -141,7 +143,13 @@ class Updater:
             return self._in_fleet(self._store, learned_folder(self._policy)).step()
 
     def close(self) -> None:
-        """Wait for an update under way and let go of the thread; what is still due is dropped. Idempotent."""
+        """Wait for an update under way, up to 10 seconds; it is then killed. What is still due is dropped. Idempotent.
+
+        One that runs on a thread, as no Python can be started, is waited for.
+        """
+        timer = threading.Timer(_CLOSING_S, self._stop.set)
+        timer.start()
         self._worker.shutdown(cancel_futures=True)
+        timer.cancel()
         if self._learner is not None:
             self._learner.close()

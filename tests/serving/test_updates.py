@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -44,3 +45,18 @@ def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         updater._worker.submit(int).result()
         updater.close()
     assert len([record for record in caplog.records if "update of the policies" in record.message]) == 2
+
+
+def test_closing_waits_for_an_update_for_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("focalroute.serving.updates._CLOSING_S", 0.0)
+    put(tmp_path, linear_learner())
+    with closing(PolicySlot.open(tmp_path)) as slot, closing(open_store(None)) as store:
+        fill(store, play(linear_learner(), 100, 0, version=1))
+        updater = Updater(store, slot, tmp_path, every=1, seed=None)
+        updater.on_feedback(1)
+        began = time.monotonic()
+        updater.close()
+        assert time.monotonic() - began < 5
+    assert "the old ones stay: the policies could not be updated: its process ended with code -9" in caplog.text
