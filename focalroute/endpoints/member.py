@@ -220,7 +220,7 @@ class PoolMember:
             async with reserved(ask_budget, self.endpoint, request) as paid_call:
                 yield paid_call
         finally:
-            self._store.write(*ask_budget.unwritten)
+            ask_budget.write()
 
     async def aclose(self) -> None:
         """Cancel what is under way in the background of this loop; a check that is nearly paid for may end."""

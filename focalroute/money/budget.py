@@ -191,6 +191,11 @@ class BudgetGuard:
             self._held.discard(row.reservation.id)
         self._kept.write_calls([(row,)]).add_done_callback(_warn)
 
+    def write(self, rows: Sequence[LedgerRow]) -> None:
+        """Have the store write rows for which nothing is reserved; those that it cannot are in the log."""
+        if rows:
+            self._kept.write(*rows).add_done_callback(lambda written: log_lost(rows, written.exception()))
+
     def correct(self, row: LedgerRow, bill: Bill) -> None:
         """Replace an estimate, and what is held besides, by what the call is known to have cost."""
         true = replace(row, usage=bill.usage, cost=bill.cost, cost_source=bill.source, doubt=None)
@@ -217,6 +222,13 @@ class BudgetGuard:
             return None
         by_share = bound * min(Decimal(1), costs / bounds)
         return UsualCost(by_share, by_share) if mean is None else UsualCost(mean, max(mean, by_share))
+
+
+def log_lost(rows: Sequence[LedgerRow], error: BaseException | None) -> None:
+    """Log bills that could not be stored, as an error: no limit held anything for them."""
+    if rows and error is not None:
+        usd = dollars(sum([row.cost or Decimal(0) for row in rows], Decimal(0)))
+        _log.error("%d calls of %s, which cost %s, are not in the ledger: %s", len(rows), rows[0].answer_id, usd, error)
 
 
 def _warn(written: Future[Outcomes]) -> None:
@@ -349,6 +361,10 @@ class AskBudget:
         else:
             self._guard.settle(row)
         return row
+
+    def write(self, first: int = 0) -> None:
+        """Have the store write the rows that the ledger lacks, from the ``first`` on."""
+        self._guard.write(self.unwritten[first:])
 
     def correct(self, row: LedgerRow, bill: Bill) -> None:
         """Replace an estimate in the store by what the call is known to have cost. The ask's own sums stay."""

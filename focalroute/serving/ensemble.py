@@ -29,7 +29,7 @@ from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.learn.fleet.follower import Follower, fetch
 from focalroute.learn.reward import USER, Label
-from focalroute.money.budget import BudgetGuard
+from focalroute.money.budget import BudgetGuard, log_lost
 from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import make_pacers
 from focalroute.money.price_library import with_prices
@@ -131,7 +131,7 @@ class AsyncEnsemble:
         """Make everything that works with the store."""
         store = self._store
         self._write_batcher = WriteBatcher(store)
-        self._embedding = TextEmbedding(settings.embedder, store)
+        self._embedding = TextEmbedding(settings.embedder)
         paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
         self._guard = BudgetGuard(settings.budget, paid, store)
         prices = [typical_cost(e) for e in self.endpoints]
@@ -333,7 +333,7 @@ class AsyncEnsemble:
         except BaseException as error:  # whatever ended it, what was consumed is in the ledger
             if isinstance(error, FocalrouteError):
                 error.answer_id = query.id
-            self._store.write(*ask.ask_budget.unwritten)
+            ask.ask_budget.write()
             if self._recorder is not None:
                 self._recorder.failed(ask, error)
             raise
@@ -390,8 +390,8 @@ class AsyncEnsemble:
         try:
             await self._write_batcher.write((row, *bills))
         except StoreError as error:
-            lost = f", and the ledger may lack its {len(bills)} calls" if bills else ""
-            _log.warning("an answer could not be stored, so nothing can be learned from it%s: %s", lost, error)
+            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            log_lost(bills, error)
             answer = replace(answer, durable=False)
         if self._recorder is not None:
             self._recorder.answered(ask, answer)

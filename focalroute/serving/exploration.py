@@ -87,7 +87,7 @@ class Explorer:
             cost = _cost(ask_budget.bills[paid:])
             self._probing.settle(probe, cost)
             self._pacer.add(cost.usd)
-            self._store.write(*ask_budget.unwritten[written:])
+            ask_budget.write(written)
 
     async def aclose(self) -> None:
         """Give up the calls under way in the running loop; what they consumed is in the ledger. No more are begun."""

@@ -153,7 +153,6 @@ class BackgroundJudge:
     ) -> None:
         self._judge = judge
         self._feedback = feedback
-        self._store = store
         self._guard = guard
         self._pacer = pacer
         self._pool: Pool | None = None
@@ -216,7 +215,7 @@ class BackgroundJudge:
             costs = [bill.cost for bill in ask_budget.bills]
             self._count(calls=len(costs), unpriced=costs.count(None), cost=ask_budget.spent)
             self._pacer.add(float(ask_budget.spent))
-            self._store.write(*ask_budget.unwritten)
+            ask_budget.write()
         if reply.error is not None:
             _log.warning("an answer could not be judged: %s: %s", reply.error.kind, reply.error.message)
         return _reward(reply, query.choices or ())

@@ -90,6 +90,16 @@ def test_a_call_that_no_limit_concerns_is_not_reserved_in_the_store(store: Sqlit
     assert [row.cost for row in ask_budget.unwritten] == [1]
 
 
+def test_a_bill_that_cannot_be_stored_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(SqliteStore()) as store:
+        ask_budget = BudgetGuard(None, [PRICED], store).ask_budget(None, "the-answer")
+        spend(ask_budget, 1, "0.25")
+        spend(ask_budget, 1, None)
+    ask_budget.write()
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.getMessage().startswith("2 calls of the-answer, which cost $0.25, are not in the ledger: ")
+
+
 def test_what_is_reserved_is_settled_in_the_ledger_at_once(store: SqliteStore) -> None:
     ask_budget = guard(store, usd_total=1).ask_budget(None, "x", ["t"])
     spend(ask_budget, "0.5", "0.125")

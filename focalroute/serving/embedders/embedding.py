@@ -29,7 +29,6 @@ from focalroute.money.cost import total
 from focalroute.observe.agreement import Reader
 from focalroute.observe.features import clipped, name_of, text_features
 from focalroute.serving.embedders import TextEmbedder, VectorSource, vector_source
-from focalroute.store.base import Store
 
 _log = logging.getLogger("focalroute")
 
@@ -55,7 +54,6 @@ class TextEmbedding:
 
     Args:
         embedder: None: the built-in hashed features, which take no time and cannot fail.
-        store: where the bills of an ask go that ends while its text is read.
 
     Attributes:
         name: what the features are kept under.
@@ -65,11 +63,10 @@ class TextEmbedding:
         ConfigError: it is not an embedder.
     """
 
-    def __init__(self, embedder: TextEmbedder | None, store: Store) -> None:
+    def __init__(self, embedder: TextEmbedder | None) -> None:
         self.name = HASHED if embedder is None else name_of(embedder)
         self.services: tuple[Endpoint, ...] = (embedder,) if isinstance(embedder, Endpoint) else ()
         self._source = None if embedder is None else vector_source(embedder)
-        self._store = store
         self._kept: OrderedDict[bytes, F32] = OrderedDict()
         self._lock = threading.Lock()  # of what is kept
         self._locks: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, bytes], asyncio.Lock] = WeakValueDictionary()
@@ -90,7 +87,7 @@ class TextEmbedding:
         try:
             return await self._read(text, ask_budget, deadline)
         except BaseException:
-            self._store.write(*ask_budget.unwritten)
+            ask_budget.write()
             raise
 
     def reader(self, ask_budget: AskBudget, deadline: float) -> Reader | None:
