@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
+    from pydantic_core import ErrorDetails, ValidationError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,6 +43,12 @@ def advice(problem: ErrorDetails) -> str:
     if said is None:
         return problem["msg"].removeprefix("Value error, ")
     return said.format_map(problem.get("ctx", {}))
+
+
+def first_problem(error: ValidationError) -> tuple[str, ErrorDetails]:
+    """Return the first problem that pydantic found, and its place: names and indices joined by dots."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return ".".join(map(str, problem["loc"])), problem
 
 
 def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] | None = None) -> str:

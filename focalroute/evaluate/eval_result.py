@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64
-from focalroute.core.spelling import advice
+from focalroute.core.spelling import advice, first_problem
 from focalroute.evaluate.metrics import PairedDifference, Score
 from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan
@@ -288,10 +288,10 @@ def read_eval(found: object, name: str) -> Report:
     try:
         report = TypeAdapter(Report).validate_python(found)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
+        place, problem = first_problem(error)
+        why = f"{place or 'the whole'}: {advice(problem)}"
         raise ConfigError(
-            f"{name}: is not a report of focalroute eval: {where}: {advice(first)}; give the file that --json wrote"
+            f"{name}: is not a report of focalroute eval: {why}; give the file that --json wrote"
         ) from None
     if not 0 <= report.figures.shown < len(report.focalroute):
         raise ConfigError(f"{name}: is not a report of focalroute eval: it has no operating point of focalroute")

@@ -20,7 +20,7 @@ from pydantic import Field, SkipValidation, StrictInt, StrictStr, TypeAdapter, V
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32
-from focalroute.core.spelling import advice
+from focalroute.core.spelling import advice, first_problem
 
 _T = TypeVar("_T")
 _Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -232,8 +232,8 @@ def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
     try:
         return kind.validate_python({name: one for name, one in value.items() if one is not None})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise _Breach(".".join(filter(None, (field, *map(str, first["loc"])))), advice(first)) from None
+        place, problem = first_problem(error)
+        raise _Breach(".".join(filter(None, (field, place))), advice(problem)) from None
 
 
 def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:

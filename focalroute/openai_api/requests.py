@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.config import MOST_CHOICES
 from focalroute.core.errors import ConfigError
-from focalroute.core.spelling import advice, did_you_mean
+from focalroute.core.spelling import advice, did_you_mean, first_problem
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.openai_api.refusals import Refused
 
@@ -319,8 +319,8 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
     try:
         return model.model_validate(body), body
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, problem["loc"]))[:_LONGEST_NAME]
+        place, problem = first_problem(error)
+        param = place[:_LONGEST_NAME]
         why = _explained(problem["type"], advice(problem), param)
         raise Refused(400, f"{param}: {why}", param=param) from None
 

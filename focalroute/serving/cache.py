@@ -40,8 +40,8 @@ class AnswerCache:
     async def ask(self, query: Query, answer: Callable[[Query], Awaitable[Answer]]) -> Answer:
         """Give the answer that an identical question had, as one that costs nothing; else have this one answered.
 
-        While an identical question is under way in this event loop, its answer is waited for. Whoever waited for none,
-        as it failed or is not kept, is answered within what is left of the deadline.
+        While an identical question is under way in this event loop, its answer is waited for. An ask that waited for
+        none, as that failed or is not kept, is answered within what is left of the deadline.
 
         Raises:
             DeadlineExceeded: nothing is left. Else what ``answer`` raises.
