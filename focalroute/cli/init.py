@@ -19,6 +19,8 @@ from focalroute.core.services import SERVICES, find_service
 
 _MOST_LOCAL = 8
 _QUESTION = "What is 17 + 25?"
+#: Without it what is learned and spent is gone when a program ends.
+_STORE = '[ensemble]\nstore = "focalroute.db" # relative to the folder the program runs in\n'
 
 
 #: Services whose keys are looked for, each with a few models to begin with; those that it does not list are left out.
@@ -70,7 +72,7 @@ def init(
             print(f"  {problem}")
     answer = None
     if ask and not problems:
-        with Ensemble.from_toml(pool, store=None) as ensemble:
+        with Ensemble.from_toml(pool) as ensemble:
             answer = ensemble.ask(_QUESTION, answer="number")
     if as_json:
         said = answer and answer.to_dict()
@@ -163,4 +165,4 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
     write_prices(pool, listed_prices(load_pool(pool).endpoints))
     if budget and any(endpoint.price is None for endpoint in load_pool(pool).endpoints):
         budget += "allow_unpriced = true # what an endpoint without a price costs is not counted: give each its price\n"
-    pool.write_text(pool.read_text("utf-8") + budget, "utf-8")
+    pool.write_text(pool.read_text("utf-8") + _STORE + budget, "utf-8")

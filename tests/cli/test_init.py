@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from focalroute import Ensemble
 from focalroute.core.pool import load_pool
 from focalroute.sim import SimulatedPool
 from tests.cli.test_batch import run
@@ -38,6 +39,10 @@ def test_a_server_of_ones_own_becomes_a_pool_that_is_checked_and_asked(
     assert len(pool.endpoints) == 6
     assert pool.budget is not None
     assert not pool.budget.allow_unpriced
+    assert pool.ensemble == {"store": "focalroute.db"}
+    with Ensemble("pool.toml") as ensemble:
+        ensemble.feedback(told["answer"]["id"], reward=1)
+        assert sum(one.calls for one in ensemble.stats().endpoints.values()) > 0
     assert told["answer"]["text"]
     assert told["problems"] == []
     assert run(monkeypatch, "init", "--local", local) == 2
