@@ -114,7 +114,7 @@ class LogTable:
         return self.names[i], float(ratios[i])
 
     def cost_ratios(self, rows: I64) -> F64:
-        """What always asking each endpoint costs on these rows, (N,), as a share of asking everybody."""
+        """The cost of always asking each endpoint on these rows, (N,), as a share of asking everybody."""
         usd = self.usd[rows].sum(axis=0) / np.maximum(self.there[rows].mean(axis=0), 1e-9)
         ratios: F64 = usd / (float(self.usd[rows].sum()) or 1.0)
         return ratios
