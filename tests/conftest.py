@@ -1,7 +1,11 @@
-"""Simulated pools for all tests: each starts once in a test process and is reset for every test that asks for it."""
+"""Simulated pools for all tests: each starts once in a test process and is reset for every test that asks for it.
+
+And a garbage collector that looks at what tests make, not at the modules and thousands of tests that are loaded.
+"""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +15,15 @@ import pytest
 from focalroute.sim import SimulatedModel, SimulatedPool
 
 StartPool = Callable[..., SimulatedPool]
+
+
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

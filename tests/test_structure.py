@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -138,17 +139,26 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield from imports(child)
 
 
-IMPORTS = {file: set(imports(ast.parse(file.read_text("utf-8")))) for file in FILES}
-PARTS: dict[str, set[str]] = {}
-for _file, _names in IMPORTS.items():
-    _used = {name.split(".")[1] for name in _names if name.startswith("focalroute.")}
-    PARTS.setdefault(part_of(_file), set()).update(_used - {part_of(_file)})
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
+
+
+@cache
+def imports_of(file: Path) -> frozenset[str]:
+    return frozenset(imports(tree_of(file)))
 
 
 def importers(engine: str) -> set[str]:
     """The files that import an engine, relative to the package."""
-    users = (file for file, names in IMPORTS.items() if any(name.split(".")[0] == engine for name in names))
+    users = (file for file in FILES if any(name.split(".")[0] == engine for name in imports_of(file)))
     return {user.relative_to(PACKAGE).as_posix() for user in users}
+
+
+def used_by(package: str) -> set[str]:
+    """The parts of focalroute that the files of one of them import, itself left out."""
+    names = (name for file in FILES if part_of(file) == package for name in imports_of(file))
+    return {name.split(".")[1] for name in names if name.startswith("focalroute.")} - {package}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -160,7 +170,7 @@ def test_each_engine_lives_in_its_file(engine: str) -> None:
 @pytest.mark.parametrize("package", ORDER)
 def test_a_package_imports_only_what_stands_above_it(package: str) -> None:
     """Imports run one way through the list; `__version__` is the one name that all may take from the top."""
-    assert PARTS[package] <= {*ORDER[: ORDER.index(package)], "__version__"}
+    assert used_by(package) <= {*ORDER[: ORDER.index(package)], "__version__"}
 
 
 def test_the_list_names_every_package() -> None:
@@ -197,15 +207,15 @@ print(json.dumps([seen, alone, sorted({name.split(".")[0] for name in sys.module
 @pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_every_module_has_one_sentence_at_its_head(file: Path) -> None:
     """Its docstring's first line is a whole sentence or phrase with a full stop."""
-    said = ast.get_docstring(ast.parse(file.read_text("utf-8")))
+    said = ast.get_docstring(tree_of(file))
     assert said is not None
     assert said.splitlines()[0].endswith((".", ":", "?"))
 
 
 def test_every_public_class_name_is_there_once() -> None:
     """A reader who looks for a class finds one."""
-    trees = [ast.parse(file.read_text("utf-8")) for file in FILES]
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    nodes = (node for file in FILES for node in ast.walk(tree_of(file)))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1 and not name.startswith("_")] == []
 
 

@@ -47,24 +47,24 @@ def _messages(message: bytes, commas: int) -> bytes:
 
 
 #: Bodies just within every bound, by what they are full of.
-HOSTILE: Mapping[str, bytes] = {
-    "long floats": _chat(_list(b"1." + b"7" * 150)),
-    "floats of small exponents": _chat(_list(b"1.2345678901234567e-300")),
-    "long ints": _chat(_list(b"7" * 160)),
-    "longest ints": _chat(_list(b"7" * 400)),
-    "long keys": _chat(_keys(160)),
-    "short keys": _chat(_keys(6)),
-    "unknown fields": _keys(6),
-    "one text": _chat(b'"' + b"a" * _ROOM + b'"'),
-    "small texts": _chat(_list(b'"abc"')),
-    "escapes": _chat(b'"' + b"\\u1234" * (_ROOM // 6) + b'"'),
-    "texts of escapes": _chat(_list(b'"' + b"\\n\\u1234" * 19 + b'"')),
-    "objects": _chat(_list(b'{"a":1}', 2)),
-    "lists": _chat(_list(b"[]", 2)),
-    "deep lists": _chat(_list(b"[" * 90 + b"]" * 90, 91)),
-    "messages": _messages(b'{"role":"user","content":[{"type":"text","text":"a"}]}', 6),
-    "empty messages": _messages(b"{}", 2),
-    "choices": b'{"model": "nobody", "messages": [], "focalroute": {"choices": ' + _list(b'"a"') + b"}}",
+HOSTILE: Mapping[str, Callable[[], bytes]] = {
+    "long floats": lambda: _chat(_list(b"1." + b"7" * 150)),
+    "floats of small exponents": lambda: _chat(_list(b"1.2345678901234567e-300")),
+    "long ints": lambda: _chat(_list(b"7" * 160)),
+    "longest ints": lambda: _chat(_list(b"7" * 400)),
+    "long keys": lambda: _chat(_keys(160)),
+    "short keys": lambda: _chat(_keys(6)),
+    "unknown fields": lambda: _keys(6),
+    "one text": lambda: _chat(b'"' + b"a" * _ROOM + b'"'),
+    "small texts": lambda: _chat(_list(b'"abc"')),
+    "escapes": lambda: _chat(b'"' + b"\\u1234" * (_ROOM // 6) + b'"'),
+    "texts of escapes": lambda: _chat(_list(b'"' + b"\\n\\u1234" * 19 + b'"')),
+    "objects": lambda: _chat(_list(b'{"a":1}', 2)),
+    "lists": lambda: _chat(_list(b"[]", 2)),
+    "deep lists": lambda: _chat(_list(b"[" * 90 + b"]" * 90, 91)),
+    "messages": lambda: _messages(b'{"role":"user","content":[{"type":"text","text":"a"}]}', 6),
+    "empty messages": lambda: _messages(b"{}", 2),
+    "choices": lambda: b'{"model": "nobody", "messages": [], "focalroute": {"choices": ' + _list(b'"a"') + b"}}",
 }  # fmt: skip
 
 
@@ -75,10 +75,10 @@ def _asked(content: bytes, **fields: bytes) -> bytes:
 
 
 #: Bodies just within every bound that are taken, and asked.
-ASKED: Mapping[str, bytes] = {
-    "asked: text parts": _asked(_list(b'{"type":"text","text":"a"}', 6)),
-    "asked: a long parameter": _asked(b'"q"', logit_bias=_keys(6)),
-    "asked: one text": _asked(b'"' + b"word " * (_ROOM // 5) + b'"'),
+ASKED: Mapping[str, Callable[[], bytes]] = {
+    "asked: text parts": lambda: _asked(_list(b'{"type":"text","text":"a"}', 6)),
+    "asked: a long parameter": lambda: _asked(b'"q"', logit_bias=_keys(6)),
+    "asked: one text": lambda: _asked(b'"' + b"word " * (_ROOM // 5) + b'"'),
 }
 
 
@@ -117,4 +117,5 @@ def longest_hold(body: bytes, attempts: int = 1) -> float:
 
 if __name__ == "__main__":
     for name, hostile in {**HOSTILE, **ASKED}.items():
-        print(f"{name:26} {len(hostile) / 2**20:5.1f} MiB  {longest_hold(hostile, 3) * 1000:6.1f} ms")
+        content = hostile()
+        print(f"{name:26} {len(content) / 2**20:5.1f} MiB  {longest_hold(content, 3) * 1000:6.1f} ms")
