@@ -34,7 +34,7 @@ HELD = replace(NONE, structured_choice=True)  # a random model answers nothing r
 T = TypeVar("T")
 
 
-@pytest.fixture(params=["llama-server", "litellm", "vllm"])
+@pytest.fixture(params=["llama-server", pytest.param("litellm", marks=pytest.mark.slow), "vllm"])
 def endpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     """The test runs against each of them."""
     if request.param == "vllm":
@@ -197,6 +197,7 @@ def test_too_many_samples_are_a_failure_with_its_status(endpoint: Endpoint) -> N
     assert not caught.value.failure.retryable
 
 
+@pytest.mark.slow
 def test_another_key_is_a_failure_with_its_status(litellm_proxy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy's refusal of a key is a failure whose message does not hold the key."""
     monkeypatch.setenv("REAL_PROXY_KEY", "sk-another")

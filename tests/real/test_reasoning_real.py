@@ -97,6 +97,7 @@ def test_vllms_thinking_is_in_no_text(vllm: Server) -> None:
     holds(*asked(vllm, "vllm", REGEX))
 
 
+@pytest.mark.slow
 def test_a_litellm_proxy_passes_the_thinking_on(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(params=["llama-server", "litellm"])
+@pytest.fixture(params=["llama-server", pytest.param("litellm", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Server:
     """The test runs against each of them."""
     if request.param == "litellm":
@@ -112,6 +112,7 @@ def test_more_samples_than_slots_are_refused(client: httpx.Client, server: Serve
     assert "n" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_the_proxy_wants_its_key(litellm_proxy: Server) -> None:
     """A call with another key is refused (with 400, as the proxy has no database to look it up in)."""
     body = {"model": litellm_proxy.model, "messages": QUESTION}
