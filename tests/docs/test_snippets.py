@@ -39,6 +39,7 @@ def test_the_blocks_of_a_page_run(
         monkeypatch.setenv(key, "made-up")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:langsmith_plugin")  # slow to import; langchain-openai brings it along
     monkeypatch.chdir(tmp_path)
     usual = [endpoint for endpoint in pool.endpoints if endpoint.model not in MODELS]
     Path("pool.toml").write_text(pool_toml(usual))

@@ -29,7 +29,8 @@ from tests.evaluate.logs import Line, closed, output, stream, table_of
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 3.0}
 SKILLS = {"a": 0.55, "b": 0.9, "c": 0.7, "d": 0.6}
-TRAIN, TEST = np.arange(200), np.arange(200, 500)
+ROWS = 240
+TRAIN, TEST = np.arange(120), np.arange(120, ROWS)
 
 Make = Callable[[Training], Strategy]
 
@@ -78,7 +79,7 @@ def test_every_baseline_serves_or_says_why_not() -> None:
 )
 def test_they_ask_and_answer_alike_ties_included(tmp_path: Path, name: str, make: Make) -> None:
     """With the same past: ties go by accuracy in both, over the window here and the training part there."""
-    table = table_of(tmp_path, unsure(stream(500, SKILLS)), PRICES)
+    table = table_of(tmp_path, unsure(stream(ROWS, SKILLS)), PRICES)
     ours, theirs = both(name, make, table)
     assert ours.asked.tolist() == theirs.asked.tolist()
     assert ours.worth.tolist() == theirs.worth.tolist()
@@ -87,15 +88,15 @@ def test_they_ask_and_answer_alike_ties_included(tmp_path: Path, name: str, make
 
 def test_weighted_votes_agree_but_for_how_they_rate_their_members(tmp_path: Path) -> None:
     """In service a member is rated beside those asked the same queries, in the replay by its own accuracy."""
-    ours, theirs = both("weighted-vote", Weighted, table_of(tmp_path, unsure(stream(500, SKILLS)), PRICES))
+    ours, theirs = both("weighted-vote", Weighted, table_of(tmp_path, unsure(stream(ROWS, SKILLS)), PRICES))
     assert ours.asked.tolist() == theirs.asked.tolist()
     assert (ours.worth == theirs.worth).mean() > 0.95
 
 
 def test_the_latest_correct_is_the_same_member_from_nothing_known_on(tmp_path: Path) -> None:
     """At equal prices, which settle here what the pool's order settles there: nobody is known at the start."""
-    table = table_of(tmp_path, stream(300, SKILLS), dict.fromkeys(SKILLS, 1.0))
-    rows = np.arange(300)
+    table = table_of(tmp_path, stream(ROWS, SKILLS), dict.fromkeys(SKILLS, 1.0))
+    rows = np.arange(ROWS)
     serving = Serving(named("latest-correct", table), table.endpoints, seed=0)
     theirs = play(ReplayedLatestCorrect(Training(table, rows[:0], seed=0)), table, rows)
     ours = play(serving, table, rows)
@@ -127,9 +128,9 @@ def test_log_linear_learns_the_same_weights(tmp_path: Path) -> None:
 
 def test_log_linear_takes_from_a_bare_reward_what_it_tells(tmp_path: Path) -> None:
     """Of a right answer everything, of a wrong one where the rest of the mass lies: it still finds whom to believe."""
-    table = table_of(tmp_path, stream(500, {"a": 0.3, "b": 0.95, "c": 0.3, "d": 0.3}), PRICES)
+    table = table_of(tmp_path, stream(ROWS, {"a": 0.3, "b": 0.95, "c": 0.3, "d": 0.3}), PRICES)
     policy = named("log-linear-online", table)
-    play(Serving(policy, table.endpoints, seed=0), table, np.arange(500), feedback="reward")
+    play(Serving(policy, table.endpoints, seed=0), table, np.arange(ROWS), feedback="reward")
     assert isinstance(policy, LogLinearOnline)
     assert policy.weights.argmax() == 1
     assert policy.weights[1] > policy.weights[[0, 2, 3]].max() + 0.3
@@ -137,7 +138,7 @@ def test_log_linear_takes_from_a_bare_reward_what_it_tells(tmp_path: Path) -> No
 
 def test_the_cascade_asks_as_the_baseline_does_with_the_same_settings(tmp_path: Path) -> None:
     """But where the counts, with slightly different priors, fall on the two sides of the threshold."""
-    table = table_of(tmp_path, stream(500, SKILLS), PRICES)
+    table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
     stages = ((1, SURE_ENOUGH), (2, SURE_ENOUGH))  # the better half, the cheap one first
     ours, theirs = both("cascade", lambda training: TrainedCascade(training, stages), table)
     assert (ours.asked == theirs.asked).all(axis=1).mean() > 0.95
@@ -158,8 +159,8 @@ def test_the_cascade_asks_a_free_form_question_twice_and_on_where_they_differ(tm
 @pytest.mark.parametrize("name", ROUTERS)
 def test_a_published_router_decides_alike_in_service_and_in_the_replay(tmp_path: Path, name: str) -> None:
     """It is one router behind both, fitted alike and held to one cost by the same pacer."""
-    table = table_of(tmp_path, stream(240, SKILLS), PRICES)
-    train, test = np.arange(100), np.arange(100, 240)
+    table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
+    train, test = TRAIN, TEST
     usd = 0.2 * float(table.usd[test].mean(axis=0).sum())
     theirs = play(Routed(fitted(name, Training(table, train, seed=0)), table.embed, usd), table, test)
     serving = Serving(fitted(name, Training(table, train, seed=0)), table.endpoints, seed=0)
@@ -171,7 +172,7 @@ def test_a_published_router_decides_alike_in_service_and_in_the_replay(tmp_path:
 
 @pytest.mark.parametrize(("name", "members"), [("random", 4), ("random-select", 2)])
 def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
-    table = table_of(tmp_path, stream(500, SKILLS), PRICES)
+    table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
     ours, _ = both(name, BASELINES["round-robin"], table)
     shares = ours.asked.mean(axis=0)
     best = list(Training(table, TRAIN, seed=0).rank[:members])

@@ -79,37 +79,37 @@ def test_where_the_networks_are_wrong_and_the_members_fixed_online_beats_frozen(
 
 def test_the_refitted_fusion_learns_and_the_decider_stays(tmp_path: Path) -> None:
     """The policy believes one that is mostly wrong here."""
-    table = table_of(tmp_path, stream(600, {**BEFORE, "a": 0.1, "b": 0.9}), PRICES)
+    table = table_of(tmp_path, stream(300, {**BEFORE, "a": 0.1, "b": 0.9}), PRICES)
     root = believing_in(0, tmp_path / "policy")
     settings: dict[str, Any] = {"seed": 0, "explore": False, "probe_share": 0.0, "detect": False}
-    frozen = play(Serving(load(root), table.endpoints, **settings), table, np.arange(600))
-    with Refitted(root, table.endpoints, every=300, rate=0.02, **settings) as strategy:
-        played = play(strategy, table, np.arange(600))
+    frozen = play(Serving(load(root), table.endpoints, **settings), table, np.arange(300))
+    with Refitted(root, table.endpoints, every=150, rate=0.02, **settings) as strategy:
+        played = play(strategy, table, np.arange(300))
     assert versions(root) == (1, 2, 3)
     assert load(root).decider_onnx == load(root, 1).decider_onnx
-    assert played.worth[:300].tolist() == frozen.worth[:300].tolist()
-    assert played.worth[300:].mean() > frozen.worth[300:].mean() + 0.1
+    assert played.worth[:150].tolist() == frozen.worth[:150].tolist()
+    assert played.worth[150:].mean() > frozen.worth[150:].mean() + 0.1
 
 
 @pytest.mark.parametrize("kind", [Online, Refitted])
 def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refitted]) -> None:
     """With every output that was not asked for changed, it does the same."""
-    table = table_of(tmp_path, stream(250, BEFORE), PRICES)
+    table = table_of(tmp_path, stream(150, BEFORE), PRICES)
     roots = [tmp_path / "one", tmp_path / "other"]
     for root in roots:
         publish(
             root, decider=decider_model(linear_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None
         )
     with kind(roots[0], table.endpoints, seed=0, every=100) as strategy:
-        first = play(strategy, table, np.arange(250))
-    lines = stream(250, BEFORE)
+        first = play(strategy, table, np.arange(150))
+    lines = stream(150, BEFORE)
     for row, line in enumerate(lines):
         for i, name in enumerate(PRICES):
             if not first.asked[row, i]:
                 line["outputs"][name]["answer"] = 2
     other = table_of(tmp_path, lines, PRICES)
     with kind(roots[1], other.endpoints, seed=0, every=100) as strategy:
-        again = play(strategy, other, np.arange(250))
+        again = play(strategy, other, np.arange(150))
     assert again.asked.tolist() == first.asked.tolist()
     assert again.worth.tolist() == first.worth.tolist()
     assert (load(roots[0]).version, load(roots[0]).fusion_onnx) == (load(roots[1]).version, load(roots[1]).fusion_onnx)
@@ -117,14 +117,14 @@ def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refi
 
 def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
     """Sampled decisions, updates and all."""
-    table = table_of(tmp_path, stream(250, BEFORE), PRICES)
+    table = table_of(tmp_path, stream(150, BEFORE), PRICES)
     found = []
     for name in ("one", "other"):
         root = tmp_path / name
         publish(
             root, decider=decider_model(linear_decider()), fusion=fusion_model(cold_fusion()), names=(), parent=None
         )
-        _, played = online(root, table, 250, explore=True)
+        _, played = online(root, table, 150, explore=True)
         latest = max(versions(root))
         found.append((latest, load(root, latest).decider_onnx, played.asked.tolist()))
     assert found[0] == found[1]

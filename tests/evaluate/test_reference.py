@@ -19,15 +19,26 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 @pytest.mark.parametrize(
     ("name", "per_task", "expected"),
     [
-        (
+        pytest.param(
             "mmlupro12",
             False,
             {"best-single-train": (0.599, 0.095), "hindsight": (0.644, 0.119), "plurality": (0.63, 1), "oracle": 0.908},
+            marks=pytest.mark.slow,
         ),
-        ("mmlu9", False, {"best-single-train": (0.826, 0.207), "plurality": (0.823, 1), "oracle": 0.936}),
-        ("zeroeval12", False, {"best-single-train": (0.771, 0.057), "plurality": (0.752, 1), "oracle": 0.916}),
+        pytest.param(
+            "mmlu9",
+            False,
+            {"best-single-train": (0.826, 0.207), "plurality": (0.823, 1), "oracle": 0.936},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "zeroeval12",
+            False,
+            {"best-single-train": (0.771, 0.057), "plurality": (0.752, 1), "oracle": 0.916},
+            marks=pytest.mark.slow,
+        ),
         ("zeroeval12", True, {"best-single-train": (0.817, 0.052), "plurality": (0.838, 1), "oracle": 0.946}),
-        ("llmrouter9", False, {"best-single-train": 0.749, "oracle": 0.879}),
+        pytest.param("llmrouter9", False, {"best-single-train": 0.749, "oracle": 0.879}, marks=pytest.mark.slow),
         ("llmrouter9", True, {"best-single-train": 0.596, "oracle": 0.778}),
     ],
 )

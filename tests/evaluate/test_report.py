@@ -31,7 +31,7 @@ BRIEF = OfflineSettings(
 )
 
 
-def _given(folder: Path, count: int = 100) -> tuple[Path, Path]:
+def _given(folder: Path, count: int = 50) -> tuple[Path, Path]:
     log = write_log(folder / "log.jsonl", stream(count, SKILLS))
     return log, write_pool(folder / "pool.toml", {"a": 1.0, "b": 2.0, "c": 4.0})
 
@@ -54,7 +54,7 @@ def test_the_json_has_the_fields_of_the_format(
     evaluate_command(*given, policy=cold(), json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["log"], report["split"], report["seed"]) == (str(given[0]), "stream", 0)
-    assert (report["n_train"], report["n_test"], report["feedback"], report["show_task"]) == (80, 20, "label", False)
+    assert (report["n_train"], report["n_test"], report["feedback"], report["show_task"]) == (40, 10, "label", False)
     assert (report["policy"], report["scored"], report["seeds"]) == ("cold", "accuracy", 1)
     assert sorted(method["name"] for method in report["methods"]) == EVERY
     fields = {"name", "accuracy", "accuracy_ci95", "cost_usd_per_query", "cost_ratio", "calls_per_query"}
@@ -99,7 +99,7 @@ def test_figures_are_means_over_seeds_that_are_each_trained_and_played(trained: 
     runs = trained.runs
     assert runs is not None
     for point, own in zip(trained.focalroute, runs.ours, strict=True):
-        assert [len(run.played.worth) for run in own] == [20, 20]
+        assert [len(run.played.worth) for run in own] == [10, 10]
         assert point.accuracy == pytest.approx(np.mean([run.played.worth.mean() for run in own]))
     first, second = runs.others["random"]
     assert (first.asked != second.asked).any()
@@ -115,6 +115,7 @@ def test_what_asks_everybody_costs_everything(trained: Report) -> None:
     assert ratios["best-single-train"] == pytest.approx(2 / 7)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report(given: tuple[Path, Path], trained: Report) -> None:
     again = evaluate(*given, operating_points=(0.2, 1.0), seed=3, seeds=2, settings=BRIEF)
     assert again.to_dict() | {"log": ""} == trained.to_dict() | {"log": ""}
@@ -163,13 +164,13 @@ def test_a_point_is_held_where_the_best_single_endpoint_lies(given: tuple[Path, 
 
 def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> None:
     report = evaluate(*given, split_by="per-task", train_fraction=0.5, feedback="reward", show_task=True, policy=cold())
-    assert (report.n_train, report.n_test, report.split, report.show_task) == (50, 50, "per-task", True)
+    assert (report.n_train, report.n_test, report.split, report.show_task) == (24, 26, "per-task", True)
 
 
 def test_feedback_as_it_is_in_life_reaches_every_method_and_stands_in_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = _given(tmp_path, 200)
+    given = _given(tmp_path, 80)
     life: dict[str, Any] = {"feedback_share": 0.4, "feedback_delay": 9, "feedback_noise": 0.5}
     plain, report, again = (evaluate(*given, policy=cold(), **how) for how in ({}, life, life))
     assert report.to_dict() == again.to_dict()
@@ -192,12 +193,12 @@ def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
 ) -> None:
     log, pool = given
     pool.write_text(pool.read_text() + '[[endpoint]]\nname = "d"\nmodel = "m"\n')
-    write_log(log, ["{", *stream(100, {**SKILLS, "d": 0.6})])
+    write_log(log, ["{", *stream(50, {**SKILLS, "d": 0.6})])
     with pytest.raises(ConfigError, match=r"log\.jsonl:1: "):
         evaluate(log, pool, policy=cold())
     evaluate_command(log, pool, policy=cold(), skip_bad_rows=True, json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["bad_rows"], report["unpriced"], report["n_train"] + report["n_test"]) == (1, ["d"], 100)
+    assert (report["bad_rows"], report["unpriced"], report["n_train"] + report["n_test"]) == (1, ["d"], 50)
     said = capsys.readouterr().out
     assert "Left out as bad rows of the log: 1." in said
     assert "Left out of all costs, as no price is known: d." in said

@@ -59,15 +59,15 @@ def _recorded(n: int, question: Question, answers: list[Answer]) -> Line:
 
 
 def test_replay_decides_and_answers_as_the_ensemble_does(tmp_path: Path) -> None:
-    """40 queries over HTTP with feedback, and the recorded outputs replayed: same calls, rounds, answers and cost."""
-    asked = list(questions(40, seed=1))
+    """25 queries over HTTP with feedback, and the recorded outputs replayed: same calls, rounds, answers and cost."""
+    asked = list(questions(25, seed=1))
     with SimulatedPool() as pool:
         ours, alone = asyncio.run(_served(pool, asked))
         lines = [_recorded(n, q, [column[n] for column in alone]) for n, q in enumerate(asked)]
         log = write_log(tmp_path / "log.jsonl", lines)
         table = join(read_log(log), PoolFile(tuple(pool.endpoints), {}, None), log)
         serving = Serving(cold(), pool.endpoints, seed=5, probe_share=0)
-        played = play(serving, table, np.arange(40))
+        played = play(serving, table, np.arange(25))
     names = [endpoint.name for endpoint in table.endpoints]
     called = [tuple(call.endpoint for call in answer.receipt.calls) for answer in ours]
     assert [tuple(names[i] for round_ in rounds for i in round_) for rounds in serving.history] == called
@@ -75,32 +75,32 @@ def test_replay_decides_and_answers_as_the_ensemble_does(tmp_path: Path) -> None
     assert played.worth.tolist() == [float(a.choice == q.label) for a, q in zip(ours, asked, strict=True)]
 
 
-@pytest.mark.parametrize("feedback", ["label", "reward"])
-def test_it_learns_whom_to_ask(tmp_path: Path, feedback: FeedbackKind) -> None:
+def test_it_learns_whom_to_ask(tmp_path: Path) -> None:
     """A good endpoint is asked ever more, a bad one ever less; without feedback they are not told apart."""
-    table = table_of(tmp_path, stream(600, {"a": 0.1, "b": 0.95, "c": 0.1, "d": 0.1}), dict.fromkeys("abcd", 1.0))
-    learned, blind = (
-        play(Serving(cold(), table.endpoints, seed=0), table, np.arange(600), feedback=kind)
-        for kind in (feedback, "none")
+    table = table_of(tmp_path, stream(300, {"a": 0.1, "b": 0.95, "c": 0.1, "d": 0.1}), dict.fromkeys("abcd", 1.0))
+    kinds: tuple[FeedbackKind, ...] = ("none", "label", "reward")
+    blind, *learned = (
+        play(Serving(cold(), table.endpoints, seed=0), table, np.arange(300), feedback=kind) for kind in kinds
     )
-    shares = learned.asked[-200:].mean(axis=0)
-    assert shares[1] > 0.8
-    assert shares[1] > blind.asked[-200:, 1].mean()
-    assert learned.worth[-200:].mean() > blind.worth[-200:].mean() + 0.1
+    for one in learned:
+        shares = one.asked[-100:].mean(axis=0)
+        assert shares[1] > 0.8
+        assert shares[1] > blind.asked[-100:, 1].mean()
+        assert one.worth[-100:].mean() > blind.worth[-100:].mean() + 0.1
 
 
 def test_late_labels_teach_of_the_answer_that_they_are_about(tmp_path: Path) -> None:
     """They replace what agreement said of it: two that are wrong alike are believed no more."""
-    lines = stream(600, {"a": 0.95, "b": 0.1})
+    lines = stream(300, {"a": 0.95, "b": 0.1})
     for line in lines:
         line["outputs"]["c"] = line["outputs"]["d"] = line["outputs"]["b"]
     table = table_of(tmp_path, lines, dict.fromkeys("abcd", 1.0))
     late, blind = (
-        play(Serving(cold(), table.endpoints, seed=0), table, np.arange(600), feedback=FeedbackStream(plan))
+        play(Serving(cold(), table.endpoints, seed=0), table, np.arange(300), feedback=FeedbackStream(plan))
         for plan in (FeedbackPlan(delay=50, share=0.5), FeedbackPlan("none"))
     )
-    assert late.worth[-200:].mean() > 0.85
-    assert blind.worth[-200:].mean() < 0.5
+    assert late.worth[-100:].mean() > 0.85
+    assert blind.worth[-100:].mean() < 0.5
 
 
 def test_it_does_not_matter_when_a_label_comes_once_it_is_there(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_it_does_not_matter_when_a_label_comes_once_it_is_there(tmp_path: Path) 
 def test_graded_scores_are_credited_to_every_member(tmp_path: Path) -> None:
     """Where only scores are known it still finds the endpoint with the best ones."""
     scores = {"a": 0.2, "b": 0.9, "c": 0.3, "d": 0.2}
-    lines = [{"id": str(n), "outputs": {e: output(None, score=s) for e, s in scores.items()}} for n in range(300)]
+    lines = [{"id": str(n), "outputs": {e: output(None, score=s) for e, s in scores.items()}} for n in range(150)]
     table = table_of(tmp_path, lines, dict.fromkeys("abcd", 1.0))
-    played = play(Serving(cold(), table.endpoints, seed=0), table, np.arange(300))
-    assert played.worth[-100:].mean() > 0.75
+    played = play(Serving(cold(), table.endpoints, seed=0), table, np.arange(150))
+    assert played.worth[-50:].mean() > 0.75
 
 
 def test_failed_members_are_asked_round_and_nobody_left_is_no_answer(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_a_turn_without_outputs_asks_nobody(tmp_path: Path) -> None:
 # -- drift -------------------------------------------------------------------------------------------------------------
 
 
-def turning(tmp_path: Path, before: dict[str, float], after: dict[str, float]) -> LogTable:
-    """600 queries and then 600 more, at other skills; everybody at one price."""
-    lines = [*stream(600, before), *stream(600, after, seed=1)]
+def turning(tmp_path: Path, before: dict[str, float], after: dict[str, float], *, count: int = 600) -> LogTable:
+    """So many queries and then as many more, at other skills; everybody at one price."""
+    lines = [*stream(count, before), *stream(count, after, seed=1)]
     for n, line in enumerate(lines):
         line["id"] = str(n)
     return table_of(tmp_path, lines, dict.fromkeys(after, 1.0))
@@ -222,16 +222,17 @@ def decided_on(serving: Serving, endpoint: int, rows: slice) -> float:
 def test_a_newcomer_is_tried_by_a_probe(tmp_path: Path) -> None:
     """Among greedy decisions."""
     skills = {"a": 0.8, "b": 0.5, "c": 0.3}
-    table = turning(tmp_path, skills, {**skills, "new": 0.95})
+    table = turning(tmp_path, skills, {**skills, "new": 0.95}, count=200)
     serving = Serving(narrow(tmp_path / "policy"), table.endpoints, seed=0, explore=False, probe_share=0.05)
-    played = play(serving, table, np.arange(1200))
-    asked = decided_on(serving, 3, slice(800, 1200))
+    played = play(serving, table, np.arange(400))
+    asked = decided_on(serving, 3, slice(300, 400))
     probes = played.asked.sum() - sum(len(picked) for rounds in serving.history for picked in rounds)
     assert asked > 0.9
-    assert 0 < probes < 200
-    assert played.worth[800:].mean() > 0.9
+    assert 0 < probes < 80
+    assert played.worth[300:].mean() > 0.9
 
 
+@pytest.mark.slow
 def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
     skills = {"a": 0.8, "b": 0.5, "c": 0.3}
     table = turning(tmp_path, skills, {**skills, "c": 0.95})
@@ -258,18 +259,18 @@ def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Pa
 
 def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
     """Once all are known at most the share of what the asks cost, and part of what was played; the same every time."""
-    table = table_of(tmp_path, stream(400, SKILLS), PRICES)
-    before = play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(400))
+    table = table_of(tmp_path, stream(250, SKILLS), PRICES)
+    before = play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(100))
     serving = Serving(cold(), table.endpoints, seed=0, probe_share=0.1)
-    played = play(serving, table, np.arange(400))
+    played = play(serving, table, np.arange(250))
     decided = np.zeros_like(played.asked)
     for row, rounds in enumerate(serving.history):
         decided[row, [endpoint for picked in rounds for endpoint in picked]] = True
-    known = slice(100, 400)
+    known = slice(100, 250)
     asks = float(table.usd[known][decided[known]].sum())
-    assert played.usd.sum() == pytest.approx(float(table.usd[:400][played.asked].sum()))
+    assert played.usd.sum() == pytest.approx(float(table.usd[played.asked].sum()))
     assert 0 <= played.usd[known].sum() - asks <= 0.11 * asks
-    assert before.asked.tolist() == played.asked.tolist()
+    assert before.asked.tolist() == played.asked[:100].tolist()
 
 
 # -- pacing ------------------------------------------------------------------------------------------------------------
@@ -279,27 +280,27 @@ def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
 def test_the_cost_weight_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
     """A policy that asks the fewer the dearer money is holds the cost ratio in the long run, from a wrong start."""
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
-    table = table_of(tmp_path, stream(900, dict.fromkeys(prices, 0.7)), prices)
+    table = table_of(tmp_path, stream(600, dict.fromkeys(prices, 0.7)), prices)
     policy = load(ask_the_affordable(tmp_path / "policy"))
-    usd = target * table.usd[300:].sum(axis=1).mean()
+    usd = target * table.usd[200:].sum(axis=1).mean()
     serving = Serving(policy, table.endpoints, seed=0, explore=False, cost_weight=10.0)
     serving.hold(usd)
-    play(serving, table, np.arange(300))
-    paid = play(serving, table, np.arange(300, 900)).usd.sum()
-    assert paid / table.usd[300:].sum() == pytest.approx(target, rel=0.05)
+    play(serving, table, np.arange(200))
+    paid = play(serving, table, np.arange(200, 600)).usd.sum()
+    assert paid / table.usd[200:].sum() == pytest.approx(target, rel=0.05)
 
 
 def test_pacing_holds_the_mean_where_single_queries_cost_many_times_the_target(tmp_path: Path) -> None:
     """One endpoint or both: 1/21 or all of it, to hold a twelfth."""
     prices = {"a": 1.0, "b": 20.0}
-    table = table_of(tmp_path, stream(1500, dict.fromkeys(prices, 0.7)), prices)
+    table = table_of(tmp_path, stream(800, dict.fromkeys(prices, 0.7)), prices)
     policy = load(ask_the_affordable(tmp_path / "policy"))
-    usd = table.usd[500:].sum(axis=1).mean() / 12
+    usd = table.usd[200:].sum(axis=1).mean() / 12
     serving = Serving(policy, table.endpoints, seed=0, explore=False)
     serving.hold(usd)
-    play(serving, table, np.arange(500))
-    paid = play(serving, table, np.arange(500, 1500)).usd.sum()
-    assert paid / table.usd[500:].sum() == pytest.approx(1 / 12, rel=0.05)
+    play(serving, table, np.arange(200))
+    paid = play(serving, table, np.arange(200, 800)).usd.sum()
+    assert paid / table.usd[200:].sum() == pytest.approx(1 / 12, rel=0.05)
 
 
 def test_pacing_takes_queries_that_nobody_can_answer_and_pools_without_known_costs(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from focalroute.core.errors import ConfigError
+from focalroute.evaluate.eval_page import eval_page
+from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate_command
 from focalroute.policy.bundle import load
@@ -40,11 +42,12 @@ def test_json_tells_of_every_seed_and_the_best_is_published(
     assert policy.names == tuple(SKILLS)
     other = write_log(tmp_path / "other.jsonl", stream(20, SKILLS, seed=5))
     for log, seen in ((given[0], 12), (other, 0)):
-        page = tmp_path / "page.html"
-        evaluate_command(log, given[1], policy=policy, operating_points=[0.5], html_file=page)
+        report = tmp_path / "report.json"
+        evaluate_command(log, given[1], policy=policy, operating_points=[0.5], json_file=report)
         printed = capsys.readouterr().out
         warned = f"CAUTION: the policy was trained on {seen} of these 12 test questions"
-        assert printed.strip().startswith(warned) == (warned in page.read_text()) == bool(seen)
+        page = eval_page(read_eval(json.loads(report.read_text()), "report.json"))
+        assert printed.strip().startswith(warned) == page.lead.startswith(warned) == bool(seen)
 
 
 def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path], tmp_path: Path) -> None:

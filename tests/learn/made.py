@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from decimal import Decimal
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -192,6 +193,7 @@ def episodes_of(played: Played) -> list[Episode]:
     return [found for answer, said in played if (found := episode(answer, said, Costs(USD)))]
 
 
+@cache
 def learned(updates: int, seed: int, *, label: bool = True) -> Learner:
     """A learner that knew nothing, after updates on 300 episodes of its own each."""
     learner, rng = fresh_learner(seed), np.random.default_rng(seed)

@@ -226,6 +226,7 @@ def test_another_version_put_in_place_by_hand_ends_the_trial(store: Store, tmp_p
     assert (report.parent, report.challenger) == (3, 4)
 
 
+@pytest.mark.slow
 def test_from_update_to_update_it_finds_the_optimum(tmp_path: Path) -> None:
     """The whole loop, from nets set by hand: play, store, learn, try, serve, play on."""
     put(tmp_path, linear_learner())

@@ -181,11 +181,11 @@ def test_intervals_of_accuracies_hold_what_they_say(labels: float) -> None:
         return [1 if k and rng.random() < 0.3 else k for k in said]
 
     held, widths = 0, []
-    for seed in range(20):
+    for seed in range(8):
         intervals = play(with_shared_errors, 400, asked=3, labels=labels, seed=seed).accuracy_interval()
         held += sum(low <= a <= high for a, (low, high) in zip(truth, intervals, strict=True))
         widths += [high - low for low, high in intervals]
-    assert held >= 0.9 * 4 * 20
+    assert held >= 0.9 * 4 * 8
     assert np.mean(widths) < (0.42 if labels == 0 else 0.3)
 
 

@@ -22,6 +22,7 @@ from focalroute.server import Caller, Callers, create_app
 from focalroute.server.callers import new_key
 from focalroute.sim import SimulatedPool
 from focalroute.store import open_store
+from tests.cli.calling import focalroute
 from tests.loopback import until
 from tests.server.running import ask, command, get, post, served, started
 
@@ -305,25 +306,23 @@ def test_two_servers_on_one_store_keep_a_key_s_limit_exactly(pool_file: Path, tm
 
 
 def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
-    with command("key", "alice") as made:
-        table, told = made.communicate()
-    (key,) = re.findall(r"fr-[0-9a-f]{48}", told)
-    assert key not in table
-    (tmp_path / "keys.toml").write_text(table)
+    made = focalroute("key", "alice")
+    (key,) = re.findall(r"fr-[0-9a-f]{48}", made.stderr)
+    assert key not in made.stdout
+    (tmp_path / "keys.toml").write_text(made.stdout)
     found = Callers.from_toml(tmp_path / "keys.toml").find(key)
     assert found is not None
     assert found.name == "alice"
-    with command("key", 'a"b') as wrong:
-        assert "name: give a name without quotes" in wrong.communicate()[1]
+    wrong = focalroute("key", 'a"b')
+    assert "name: give a name without quotes" in wrong.stderr
     assert wrong.returncode == 2
 
 
 def test_keys_and_addresses_come_as_json_where_asked_for(pool_file: Path) -> None:
-    with command("key", "alice", "--json") as made:
-        told, beside = made.communicate()
-    assert json.loads(told)["key"].startswith("fr-")
-    assert "alice" in json.loads(told)["table"]
-    assert beside == ""
+    made = focalroute("key", "alice", "--json")
+    assert json.loads(made.stdout)["key"].startswith("fr-")
+    assert "alice" in json.loads(made.stdout)["table"]
+    assert made.stderr == ""
     with command("serve", "--pool", str(pool_file), "--port", "0", "--json") as served:
         assert served.stdout is not None
         found = json.loads(served.stdout.readline())

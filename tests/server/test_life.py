@@ -22,8 +22,9 @@ from focalroute import Endpoint
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
+from tests.cli.calling import focalroute
 from tests.loopback import completion, json_reply, serving, sse, until
-from tests.server.running import ask, command, post, served, started
+from tests.server.running import ask, post, served, started
 
 
 class Held:
@@ -240,12 +241,11 @@ def test_what_cannot_be_served_is_said_and_nothing_listens(
     (tmp_path / "keys.toml").write_text(f"[[key]]\nname = 'a'\nsha256 = '{'0' * 64}'\n")
     with socket.create_server(("127.0.0.1", 0)) as busy:
         put = {"KEYS": str(tmp_path / "keys.toml"), "BUSY": str(busy.getsockname()[1])}
-        with command("serve", "--pool", str(pool_file), *(put.get(o, o) for o in options), cwd=tmp_path) as process:
-            out, error = process.communicate()
-    assert process.returncode == 2
-    assert said in error
-    assert error.count("\n") == 1
-    assert out == ""
+        done = focalroute("serve", "--pool", str(pool_file), *(put.get(o, o) for o in options), cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("stream", [False, True])  # before the first piece a stream has a status, too

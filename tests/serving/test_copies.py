@@ -19,6 +19,7 @@ from focalroute.policy.bundle import cold
 
 CHOICES = tuple("ABCD")
 QUERIES, LEARNING = 1000, 400
+NONE, FEW = FeedbackPlan("none"), FeedbackPlan(share=0.02)
 
 
 def drawn(skill: float, label: int, rng: random.Random) -> int:
@@ -55,8 +56,15 @@ def world(answers: Callable[[int, random.Random], dict[str, int]], seed: int) ->
     return join(queries, PoolFile(tuple(endpoints), {}, None), "copies")
 
 
-@pytest.mark.parametrize("labels", [FeedbackPlan("none"), FeedbackPlan(share=0.02)])
-@pytest.mark.parametrize("answers", [clones, imitator])
+@pytest.mark.parametrize(
+    ("answers", "labels"),
+    [
+        (clones, NONE),
+        pytest.param(clones, FEW, marks=pytest.mark.slow),
+        pytest.param(imitator, NONE, marks=pytest.mark.slow),
+        (imitator, FEW),
+    ],
+)
 def test_copies_do_not_vote_themselves_up(
     answers: Callable[[int, random.Random], dict[str, int]], labels: FeedbackPlan
 ) -> None:

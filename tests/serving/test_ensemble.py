@@ -146,10 +146,11 @@ def test_the_same_seed_gives_the_same_decisions(pool: SimulatedPool) -> None:
         return answer.choice, answer.probabilities, [call.endpoint for call in answer.receipt.calls]
 
     def run(seed: int) -> list[object]:
-        return [first(seed, question.text, question.choices) for question in stream(12, seed=3)]
+        return [first(seed, question.text, question.choices) for question in stream(5, seed=3)]
 
-    assert run(1) == run(1)
-    assert run(1) != run(2)
+    one = run(1)
+    assert one == run(1)
+    assert one != run(2)
 
 
 def test_with_a_seed_concurrent_asks_decide_as_sequential_ones_do(pool: SimulatedPool) -> None:
@@ -596,7 +597,7 @@ def test_a_service_that_cannot_be_reached_costs_nothing() -> None:
 
 def test_feedback_teaches_whom_to_believe_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
     with Ensemble(pool.endpoints, store=tmp_path / "s.db", seed=0) as ensemble:
-        for question in stream(150, seed=9):
+        for question in stream(60, seed=9):
             answer = ensemble.ask(question.text, choices=question.choices)
             ensemble.feedback(answer, label=question.choices[question.label])
         learned = ensemble.stats().endpoints
@@ -733,7 +734,7 @@ def test_the_first_closed_question_is_retried_though_it_needs_a_probe() -> None:
         assert ensemble.ask(QUESTION, choices=CHOICES).replies[0].ok
 
 
-@pytest.mark.parametrize(("asks", "swaps"), [(100, 3), pytest.param(1000, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("asks", "swaps"), [(60, 2), pytest.param(1000, 20, marks=pytest.mark.slow)])
 def test_asks_under_way_during_swaps_of_the_policy_have_one_version_each(
     asks: int, swaps: int, pool: SimulatedPool, tmp_path: Path
 ) -> None:

@@ -14,25 +14,25 @@ from focalroute import AsyncEnsemble, Ensemble
 from focalroute.core.errors import PoolError
 from focalroute.core.records import Reply
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
+from tests.conftest import StartPool
 from tests.loopback import until
 
 NAMES = ("e", "f")
 FAILS, HANGS = Fault("status", status=500), Fault("hang", seconds=5)
 FAULTS = [
     FAILS,
-    Fault("status", status=429, retry_after_s=0.01),
+    pytest.param(Fault("status", status=429, retry_after_s=0.01), marks=pytest.mark.slow),
     Fault("reset"),
-    Fault("cut"),
-    Fault("html"),
+    pytest.param(Fault("cut"), marks=pytest.mark.slow),
+    pytest.param(Fault("html"), marks=pytest.mark.slow),
     HANGS,
-    Fault("drip", seconds=5),
+    pytest.param(Fault("drip", seconds=5), marks=pytest.mark.slow),
 ]
 
 
 @pytest.fixture
-def pool() -> Iterator[SimulatedPool]:
-    with SimulatedPool([SimulatedModel(name, skill=1.0) for name in NAMES]) as simulated:
-        yield simulated
+def pool(start_pool: StartPool) -> SimulatedPool:
+    return start_pool([SimulatedModel(name, skill=1.0) for name in NAMES])
 
 
 @pytest.fixture

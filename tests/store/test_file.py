@@ -225,7 +225,7 @@ def test_a_file_with_statements_of_its_own_is_refused(tmp_path: Path, made: list
 def test_a_row_of_a_crafted_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     """In a process of its own that may take a gigabyte; the row has 300 MB."""
     path = filled(tmp_path / "s.db")
-    edit(path, "UPDATE answers SET record = zeroblob(300000000)")
+    edit(path, "UPDATE answers SET record = zeroblob(300000000) WHERE id = 'a'")
     script = (
         "import resource, sys; from pathlib import Path; from focalroute.store import open_store\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"

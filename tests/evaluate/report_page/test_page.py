@@ -17,8 +17,8 @@ from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.report import evaluate, evaluate_command
 from focalroute.evaluate.report_page.page import SECTIONS, as_svg, html
-from focalroute.evaluate.report_page.report_command import report_command
 from focalroute.policy.bundle import cold, load
+from tests.cli.calling import focalroute
 from tests.evaluate.logs import Line, output, stream, write_log, write_pool
 from tests.evaluate.report_page.browsing import browser, fits_a_phone
 from tests.evaluate.report_page.reading import Checked
@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two seeds and three operating points, by the command."""
     folder = tmp_path_factory.mktemp("page")
     prices = {"small": 1.0, "medium": 3.0, "large": 9.0}
-    lines = stream(100, {"small": 0.6, "medium": 0.75, "large": 0.9})
+    lines = stream(50, {"small": 0.6, "medium": 0.75, "large": 0.9})
     for line in lines:
         line["task"] = ODD if line["task"] == "odd" else line["task"]
     log, pool = write_log(folder / "a&b.jsonl", lines), write_pool(folder / "pool.toml", prices)
@@ -50,7 +50,8 @@ def report_json(made: Path) -> Any:
 
 
 def test_the_page_of_the_json_is_the_page_of_the_evaluation(made: Path, tmp_path: Path) -> None:
-    report_command(made.with_name("eval.json"), None, out=tmp_path / "page.html")
+    done = focalroute("report", str(made.with_name("eval.json")), "--out", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").read_bytes() == made.read_bytes()
 
 

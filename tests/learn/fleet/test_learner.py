@@ -74,7 +74,7 @@ def published(store: RedisStore, learner: FleetLearner, seed: int = 0) -> int:
     """Feed the fleet until the learner has put a challenger on trial and published it; the version."""
     fill(store, played(500, seed, FleetPolicy(store).state().current or 1))
     assert on_trial(learner.step())
-    fill(store, played(1500, seed + 1000, FleetPolicy(store).state().current))
+    fill(store, played(1000, seed + 1000, FleetPolicy(store).state().current))
     report = learner.step()
     assert report is not None
     assert report.status == "published", report.reason

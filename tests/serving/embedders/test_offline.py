@@ -103,7 +103,7 @@ def test_a_function_that_gives_no_vectors_is_wrong() -> None:
 # -- training and replaying -------------------------------------------------------------------------------------------
 
 
-LINES = stream(60, {"a": 0.9, "b": 0.6})
+LINES = stream(30, {"a": 0.9, "b": 0.6})
 PRICES = {"a": 1.0, "b": 0.1}
 
 
@@ -128,7 +128,7 @@ def test_evaluate_takes_an_embedder(tmp_path: Path) -> None:
         return [1.0, float(len(text))]
 
     report = evaluate(log, write_pool(tmp_path / "pool.toml", PRICES), embedder=length, policy=cold(), seeds=2)
-    assert (report.n_test, report.to_dict()["embedder"].endswith("length")) == (12, True)
+    assert (report.n_test, report.to_dict()["embedder"].endswith("length")) == (6, True)
     assert sorted(asked) == sorted(line["prompt"] for line in LINES)
 
 
@@ -165,7 +165,7 @@ def test_a_pool_file_may_name_a_local_encoder(tmp_path: Path) -> None:
     pool = pool_with(tmp_path, 'onnx = "encoder/model.onnx"\ntokenizer = "encoder/tokenizer.json"\nmax_tokens = 32')
     log = write_log(tmp_path / "log.jsonl", [dict(line) for line in LINES])
     report = evaluate(log, pool, policy=cold())
-    assert report.n_test == 12
+    assert report.n_test == 6
     (tmp_path / "encoder" / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"encoder.tokenizer\.json: cannot be read"):
         evaluate(log, pool, policy=cold())
