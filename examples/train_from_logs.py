@@ -19,7 +19,7 @@ with tempfile.TemporaryDirectory() as name, SimulatedPool() as pool:
     # focalroute collect questions.jsonl --pool pool.toml --out log.jsonl --max-usd 1
     collect_command(str(folder / "questions.jsonl"), folder / "pool.toml", folder / "log.jsonl", max_usd="1")
     # focalroute train log.jsonl --pool pool.toml --out policy/
-    train_command(folder / "log.jsonl", folder / "pool.toml", folder / "policy", iterations=10)
+    train_command([folder / "log.jsonl"], [folder / "pool.toml"], folder / "policy", iterations=10)
 
     right, usd, calls, asked = 0, 0.0, 0, list(stream(40, seed=2))
     with Ensemble(pool.endpoints, policy=folder / "policy", seed=0) as ensemble:

@@ -64,6 +64,7 @@ ENGINES = {
     "jsonschema": {"answers/json_schema.py"},
     "referencing": {"answers/json_schema.py"},
     "re2": {"answers/json_schema.py"},
+    "ray": {"evaluate/job_engine.py"},
     "redis": {"store/redis/connection.py"},
 }
 
@@ -98,6 +99,7 @@ LAZY = {
     "onnx",
     "onnxruntime",
     "openai",
+    "ray",
     "re2",
     "redis",
     "opentelemetry",

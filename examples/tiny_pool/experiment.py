@@ -97,8 +97,8 @@ class Seed:
     def train(self) -> None:
         """The policy of the warm start, from the training questions alone."""
         train_command(
-            self.folder / "training.jsonl",
-            self.folder / "pool.toml",
+            [self.folder / "training.jsonl"],
+            [self.folder / "pool.toml"],
             self.folder / "trained",
             seed=self.seed,
             iterations=self.sizes.iterations,

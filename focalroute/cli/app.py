@@ -57,15 +57,22 @@ def common(
 _SkipBadRows = Annotated[
     bool, typer.Option("--skip-bad-rows", help="Leave out, and count, rows that are wrong, instead of stopping.")
 ]
+_Engine = Annotated[
+    str, typer.Option(help="What runs it: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
+]
 
 
 @app.command()
 def train(
     log: Annotated[
-        Path, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
+        list[Path], typer.Argument(help="Outcome logs (.jsonl or .jsonl.gz): what a pool answered in the past.")
     ],
-    pool: Annotated[Path, typer.Option(help="The pool file (TOML) with the endpoints' prices.")],
-    out: Annotated[Path, typer.Option(help="Folder of policy bundles to publish to.")],
+    pool: Annotated[
+        list[Path], typer.Option(help="The pool file (TOML) with the endpoints' prices; of several logs one for each.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder of policy bundles to publish to; with several logs each has OUT/NAME.")
+    ],
     seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
     iterations: Annotated[
@@ -78,14 +85,19 @@ def train(
         Literal["stream", "per-task"],
         typer.Option(help="What to train for: a stream that goes on as the log does, or the log's tasks again."),
     ] = "stream",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a killed training stopped.")] = False,
     skip_bad_rows: _SkipBadRows = False,
+    engine: _Engine = "local",
     as_json: JsonOption = False,
 ) -> None:
-    """Train a policy on recorded answers and publish it as the next version of a folder."""
+    """Train a policy on recorded answers and publish it as the next version of a folder.
+
+    With --engine ray logs and seeds are trained at the same time; the policies are the same.
+    """
     from focalroute.evaluate.recording import TrainOptions, train_command
 
-    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, skip_bad_rows)
-    train_command(log, pool, out, options, as_json=as_json)
+    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume, skip_bad_rows)
+    train_command(log, pool, out, options, engine=engine, as_json=as_json)
 
 
 @app.command()
@@ -101,6 +113,7 @@ def collect(
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
     max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
+    engine: _Engine = "local",
     as_json: JsonOption = False,
 ) -> None:
     """Ask every endpoint a dataset whose answers are known, and write the log that train and eval read.
@@ -120,6 +133,7 @@ def collect(
         concurrency=concurrency,
         max_usd=max_usd,
         resume=resume,
+        engine=engine,
         as_json=as_json,
     )
     if not whole:
@@ -176,6 +190,7 @@ def evaluate(
         list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
     ] = None,
     skip_bad_rows: _SkipBadRows = False,
+    engine: _Engine = "local",
     live: Annotated[
         str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
     ] = "",
@@ -225,7 +240,7 @@ def evaluate(
         presets=preset or (),
         skip_bad_rows=skip_bad_rows,
     )
-    evaluate_command(log, pool, options, json_file=json_file, html_file=html_file)
+    evaluate_command(log, pool, options, engine=engine, json_file=json_file, html_file=html_file)
 
 
 @app.command()

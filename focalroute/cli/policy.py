@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,47 +19,21 @@ if TYPE_CHECKING:
 policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
 
 
-_LATEST = 10_000  # answers of the store that are looked at
-
-
 @policies.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="The policy that decided: a folder, folder@version, or cold.")],
+    a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
     b: Annotated[str, typer.Argument(help="Another one.")],
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
+    seed: Annotated[int, typer.Option(help="Draws the parts of the answers that the critic is fitted on.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate what policy B would have gained on the answers with feedback that policy A decided.
+    """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.
 
-    No endpoint is asked: the answers are weighed by how likely B would have decided alike, as for a challenger on
-    trial. Serve with exploration: greedy decisions say little of another policy.
+    No endpoint is asked: the answers are weighed by the probabilities that were stored with them.
     """
-    from focalroute.learn.episodes import Costs, episode, rewarded
-    from focalroute.learn.gate import Nets, decided_by, evidence, judge
-    from focalroute.policy.references import load_reference
-    from focalroute.store import display_name, open_store, require_existing
+    from focalroute.evaluate.offpolicy import compare_command
 
-    first, second = Nets.of(load_reference(a)), Nets.of(load_reference(b))
-    with closing(open_store(require_existing(store))) as opened:
-        rows = rewarded(opened.recent(_LATEST))
-    costs = Costs.of(answer for answer, _ in rows)
-    read = [one for answer, said in rows if (one := episode(answer, said, costs))]
-    episodes = decided_by(first, read)
-    if not episodes:
-        raise ConfigError(
-            f"{display_name(store)}: {a} decided none of the {len(rows)} answers with feedback; give the policy that "
-            "served, and gather feedback"
-        )
-    found = judge(evidence(first, second, episodes, share=0))
-    verdict = "neither surely better nor worse"
-    if found.low > 0:
-        verdict = "surely better"
-    elif found.high < 0:
-        verdict = "surely worse"
-    if as_json:
-        print(json.dumps({"store": display_name(store), "a": a, "b": b, "verdict": verdict, **asdict(found)}, indent=2))
-    else:
-        print(f"{b} is {verdict} than {a}: {found}")
+    compare_command(a, b, store, seed=seed, as_json=as_json)
 
 
 @policies.command("show")

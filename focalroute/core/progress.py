@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_REPORT_EVERY_S = 0.2
 
 
 @contextmanager
@@ -20,3 +23,22 @@ def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Calla
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+@contextmanager
+def gathered(advance: Callable[[int], object]) -> Iterator[Callable[[int], object]]:
+    """Add steps up and report them at most five times a second, as each report may be costly; the rest at the end."""
+    steps, reported_at = 0, time.monotonic()
+
+    def add(more: int) -> None:
+        nonlocal steps, reported_at
+        steps += more
+        if steps and time.monotonic() - reported_at >= _REPORT_EVERY_S:
+            advance(steps)
+            steps, reported_at = 0, time.monotonic()
+
+    try:
+        yield add
+    finally:
+        if steps:
+            advance(steps)

@@ -25,6 +25,7 @@ from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
 from focalroute.evaluate.harness import import_samples
+from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.output import table
 from focalroute.money.budget import BudgetGuard
@@ -33,6 +34,8 @@ from focalroute.serving.query import make_query
 from focalroute.store import open_store
 
 _Outputs = Mapping[str, Mapping[str, Any]]
+#: A question that was asked: its id, and by endpoint what the log says of it.
+_Asked = tuple[str, _Outputs]
 
 _PICO = Decimal("1e-12")
 _SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # of a question, as of an ensemble
@@ -112,11 +115,13 @@ class LogFile:
         """The questions that are not in the log yet."""
         return [question for id_, question in self._questions.items() if id_ not in self._done]
 
-    def take(self, question: LabelledQuestion, outputs: _Outputs) -> None:
+    def take(self, asked: _Asked) -> None:
         """Write the line of a question, and count."""
+        id_, outputs = asked
+        question = self._questions[id_]
         self._file.write(_line(question, outputs).encode("utf-8", "replace") + b"\n")
         self._file.flush()
-        self._done.add(question.id)
+        self._done.add(id_)
         self._advance(1)
         self.collected.asked += 1
         for name, output in outputs.items():
@@ -178,6 +183,7 @@ def collect(
     max_usd: Decimal | float | str | None = None,
     resume: bool = False,
     advance: Callable[[int], object] = lambda _: None,
+    engine: Engine = HERE,
 ) -> Collected:
     """Ask every endpoint every question, and write what they answered as an outcome log.
 
@@ -185,49 +191,92 @@ def collect(
     No paid answer is lost, whatever ends it; what ended early can be resumed. It ends early, and says so, where the
     budget leaves too little, and where every call of ten questions in a row failed.
 
+    Every machine of an engine asks a share of the questions; the log is written here. What may be spent is shared out
+    as well, so that all of them together keep to it without asking each other; what their shares left over is spent by
+    one of them in the end. Each machine takes the keys from its own environment, and keeps the pool's limits of calls
+    for itself.
+
     Args:
         endpoints: the pool.
         questions: in the order that the log is to have.
         out: a ``.jsonl`` file.
         kind: of free-form answers, as for ``ask(answer=)``.
-        concurrency: questions at a time.
+        concurrency: questions at a time, on each machine.
         max_usd: what the whole log may cost, with what is there already; it stops in time.
         resume: go on after the questions whose lines are there.
         advance: called with the number of questions done.
+        engine: whose machines ask.
 
     Raises:
         ConfigError: an argument is wrong, or the file is not this dataset's log.
+        FocalrouteError: a machine was lost. What it had answered is in the log, so resuming asks the rest; what it
+            had under way may have been paid.
     """
-    pool, left = validate_pool(endpoints, askable=True), None
-    if concurrency < 1:
-        raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
+    way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
     if max_usd is not None:
         left = parse_usd(max_usd, "max_usd")
     with closing(LogFile(Path(out), questions, resume=resume, advance=advance)) as log:
+        collected = log.collected
         if left is not None:
-            left = (left - log.spent).quantize(_PICO, ROUND_FLOOR)
-        log.collected.stopped, log.collected.usd = asyncio.run(_ask_all(pool, kind, concurrency, log, left))
-        return log.collected
+            left -= log.spent
+        for machines in (engine.machines, 1):
+            share = None
+            if left is not None:
+                share = (left / machines).quantize(_PICO, ROUND_FLOOR)
+            waiting = log.waiting
+            shares = [(waiting[start::machines], share) for start in range(machines)]
+            ended = engine.each(_share, way, shares, log.take, again=False)
+            paid = sum((usd for _, usd in ended), Decimal(0))
+            collected.usd += paid
+            collected.stopped = next((why for why, _ in ended if why is not None), None)
+            if left is None or collected.stopped != _SPENT or machines == 1:
+                break
+            left -= paid
+        return collected
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How questions are asked; see `collect`.
+
+    Raises:
+        ConfigError: ``concurrency`` is below 1.
+    """
+
+    pool: tuple[Endpoint, ...]
+    kind: AnswerKind | None
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency: must be at least 1, got {self.concurrency}")
+
+
+def _share(
+    way: _Way, share: tuple[Sequence[LabelledQuestion], Decimal | None], tell: Callable[[_Asked], object]
+) -> tuple[str | None, Decimal]:
+    """The questions of one machine, as a job; why it ended before the last one (None: it did not), and USD paid.
+
+    That is more than the questions cost: what an endpoint can do is tried out first.
+    """
+    return asyncio.run(_ask_all(way, *share, tell))
 
 
 async def _ask_all(
-    endpoints: Sequence[Endpoint], kind: AnswerKind | None, concurrency: int, log: LogFile, left: Decimal | None
+    way: _Way, waiting: Sequence[LabelledQuestion], left: Decimal | None, tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
-    """Ask the questions that wait, spending no more than is left; why it ended before the last (None: it did not).
-
-    The USD paid are more than the questions cost: what an endpoint can do is tried out first.
-    """
+    """Ask every endpoint these questions, spending no more than is left."""
     budget = None
     if left is not None:
         if left <= 0:
             return _SPENT, Decimal(0)
         budget = Budget(usd_total=left)
     with closing(open_store(None)) as store:
-        guard = BudgetGuard(budget, endpoints, store)
-        pool = Pool(endpoints, store, guard, rules=Rules(_ATTEMPTS), samples=_SAMPLES)
-        work, questions = _Asking(pool, len(endpoints), kind, guard, left, log), iter(log.waiting)
+        guard = BudgetGuard(budget, way.pool, store)
+        pool = Pool(way.pool, store, guard, rules=Rules(_ATTEMPTS), samples=_SAMPLES)
+        work, questions = _Asking(way, pool, guard, left, tell), iter(waiting)
         try:
-            await run_together(work.run(questions) for _ in range(concurrency))
+            await run_together(work.run(questions) for _ in range(way.concurrency))
         finally:
             await pool.aclose()
         noted = sum((total.cost for total in store.totals().values()), Decimal(0))
@@ -241,18 +290,16 @@ class _Asking:
     """The state that the workers share.
 
     Attributes:
-        size: of the pool.
         left: USD at the start; None: no limit. ``promised``: the most that the questions under way can cost.
         settled: is notified when a question is paid.
         in_vain: questions in a row, up to now, of which every call failed.
     """
 
+    way: _Way
     pool: Pool
-    size: int
-    kind: AnswerKind | None
     guard: BudgetGuard
     left: Decimal | None
-    log: LogFile
+    tell: Callable[[_Asked], object]
     settled: asyncio.Condition = field(default_factory=asyncio.Condition)
     spent: Decimal = Decimal(0)
     promised: Decimal = Decimal(0)
@@ -268,7 +315,7 @@ class _Asking:
     async def _one(self, question: LabelledQuestion) -> None:
         kind = None
         if question.choices is None:
-            kind = self.kind
+            kind = self.way.kind
         query = make_query(question.messages, choices=question.choices, answer=kind)
         ask_budget = self.guard.ask_budget(None, query.id, (), _DEADLINE_S)
         bound = sum(await self.pool.upper_bounds(query, ask_budget) or (), Decimal(0))
@@ -276,13 +323,13 @@ class _Asking:
             self.stopped = _SPENT
             return
         deadline = asyncio.get_running_loop().time() + _DEADLINE_S
-        replies = await self.pool.ask(range(self.size), self.pool.call_context(query, ask_budget, deadline))
+        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.call_context(query, ask_budget, deadline))
         async with self.settled:
             self.promised -= bound
             self.spent += ask_budget.spent
             self.settled.notify_all()
-        outputs = {reply.endpoint: _output(reply, self.kind) for reply in replies}
-        self.log.take(question, outputs)
+        outputs = {reply.endpoint: _output(reply, self.way.kind) for reply in replies}
+        self.tell((question.id, outputs))
         self.in_vain += 1
         if not all("error" in output for output in outputs.values()):
             self.in_vain = 0
@@ -313,6 +360,7 @@ def collect_command(
     concurrency: int = 16,
     max_usd: str | None = None,
     resume: bool = False,
+    engine: str = "local",
     as_json: bool = False,
 ) -> bool:
     """Collect with a progress bar and print what came of it; whether every question was asked.
@@ -320,15 +368,17 @@ def collect_command(
     Args:
         dataset: see `read_dataset`; ``columns`` are of the form FIELD=COLUMN.
         limit: only this many questions from the start.
+        engine: see `focalroute.evaluate.job_engine.open_engine`.
 
     Raises:
-        ConfigError: an argument, the dataset, the pool or the log is wrong.
+        ConfigError: an argument, the dataset, the pool or the log is wrong, or there is no such engine.
+        FocalrouteError: see `collect`.
     """
     endpoints = load_pool(pool).endpoints
     questions = read_dataset(dataset, columns=_columns(columns), kind=answer)[:limit]
     settings: Any = {"kind": answer, "concurrency": concurrency, "max_usd": max_usd, "resume": resume}
-    with progress_bar("asking", len(questions), shown=not as_json) as advance:
-        collected = collect(endpoints, questions, out, **settings, advance=advance)
+    with progress_bar("asking", len(questions), shown=not as_json) as advance, open_engine(engine) as opened:
+        collected = collect(endpoints, questions, out, **settings, advance=advance, engine=opened)
     names = [endpoint.name for endpoint in endpoints]
     if as_json:
         counts = [

@@ -1,4 +1,4 @@
-"""Plays an evaluation: each seed's training, each operating point, and all other methods."""
+"""Plays an evaluation as jobs of an engine: each seed's training, each operating point, and all other methods."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from focalroute.core.progress import gathered
 from focalroute.core.records import F64, I64, Bools
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
+from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.presets.rl_focal import RlFocal
 from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackStream, ReplayResult, Strategy, Training, play
@@ -22,6 +24,7 @@ from focalroute.observe.drift import Change
 from focalroute.policy.bundle import Policy, load
 
 Advance = Callable[[int], object]
+_Point = tuple[Policy, int, float | None]
 #: The endpoints that each query's decisions named, by round.
 DecisionPlan = Sequence[tuple[tuple[int, ...], ...]]
 
@@ -193,59 +196,79 @@ class Stage:
         once = (len(baselines(self.first)) - len(BY_CHANCE)) * test
         return len(self.seeds) * (each + training * self.settings.steps) + once
 
-    def trained(self, advance: Advance) -> list[Policy]:
+    def trained(self, engine: Engine, advance: Advance) -> list[Policy]:
         """One policy a seed."""
-        show_task = self.first.show_task
-        return [
-            trained(self.table, self.rows, seed=seed, settings=self.settings, show_task=show_task, advance=advance)
-            for seed in self.seeds
-        ]
+        return engine.each(_train, self, self.seeds, advance)
 
     def ours(
-        self, policies: Sequence[Policy], targets: Sequence[float | None], advance: Advance
+        self, engine: Engine, policies: Sequence[Policy], targets: Sequence[float | None], advance: Advance
     ) -> list[list[PointRun]]:
         """By operating point, one run a seed."""
-        served = self._served(policies, advance)
-        return [[replay.run(target) for replay in served] for target in targets]
+        every = list(zip(policies, self.seeds, strict=True))
+        points: list[_Point] = [(policy, seed, target) for target in targets for policy, seed in every]
+        runs = engine.each(_run, self, points, advance)
+        return [runs[start : start + len(every)] for start in range(0, len(runs), len(every))]
 
     def others(
-        self, policies: Sequence[Policy], shown: Sequence[PointRun], target: float | None, advance: Advance
+        self,
+        engine: Engine,
+        policies: Sequence[Policy],
+        shown: Sequence[PointRun],
+        target: float | None,
+        advance: Advance,
     ) -> tuple[dict[str, tuple[ReplayResult, ...]], dict[str, int]]:
         """Everybody else, one result a seed; and what of all seeds is unfused (`focalroute.evaluate.report.Report`).
 
         ``shown`` are the runs at ``target``, whose decisions are shuffled. A baseline without chance plays every seed
         alike, so it plays the first one alone.
         """
-        served = self._served(policies, advance)
-        found = [self._others(replay, run.plan, target) for replay, run in zip(served, shown, strict=True)]
+        inputs = [
+            ((policy, seed, target), run.plan) for policy, seed, run in zip(policies, self.seeds, shown, strict=True)
+        ]
+        found = engine.each(_play_others, self, inputs, advance)
         first, unfused = found[0]
         played = {name: tuple(own.get(name, alone) for own, _ in found) for name, alone in first.items()}
         return played, {name: sum(counts[name] for _, counts in found) for name in unfused}
 
-    def _served(self, policies: Sequence[Policy], advance: Advance) -> list[PolicyReplay]:
-        """Each policy with its seed."""
-        return [
-            PolicyReplay(
-                policy,
-                self.table,
-                self.parts,
-                replace(self.first, seed=seed),
-                warm=self.warm,
-                explore=self.explore,
-                usd_per_second=self.usd_per_second,
-                advance=advance,
-            )
-            for policy, seed in zip(policies, self.seeds, strict=True)
-        ]
+    def served(self, point: _Point, advance: Advance) -> PolicyReplay:
+        """This policy with this seed."""
+        policy, seed, _ = point
+        return PolicyReplay(
+            policy,
+            self.table,
+            self.parts,
+            replace(self.first, seed=seed),
+            warm=self.warm,
+            explore=self.explore,
+            usd_per_second=self.usd_per_second,
+            advance=advance,
+        )
 
-    def _others(
-        self, replay: PolicyReplay, plan: DecisionPlan, target: float | None
-    ) -> tuple[dict[str, ReplayResult], dict[str, int]]:
-        """The test part, as all others play it; the decisions of the plan are what gets shuffled."""
-        table, test = self.table, self.parts.test
+
+def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
+    show_task = stage.first.show_task
+    with gathered(tell) as advance:
+        return trained(
+            stage.table, stage.rows, seed=seed, settings=stage.settings, show_task=show_task, advance=advance
+        )
+
+
+def _run(stage: Stage, point: _Point, tell: Advance) -> PointRun:
+    with gathered(tell) as advance:
+        return stage.served(point, advance).run(point[2])
+
+
+def _play_others(
+    stage: Stage, one: tuple[_Point, DecisionPlan], tell: Advance
+) -> tuple[dict[str, ReplayResult], dict[str, int]]:
+    """The test part, as all others play it; the decisions of the plan are what gets shuffled."""
+    point, plan = one
+    target, table, test = point[2], stage.table, stage.parts.test
+    with gathered(tell) as advance:
+        replay = stage.served(point, advance)
         training = replace(replay.training, usd_per_query=table.held(test, target))
-        makers = {**baselines(training), **self.presets}
-        if training.seed != self.first.seed:
+        makers = {**baselines(training), **stage.presets}
+        if training.seed != stage.first.seed:
             makers = {name: make for name, make in makers.items() if name not in BASELINES or name in BY_CHANCE}
         played: dict[str, ReplayResult] = {}
         unfused: dict[str, int] = {}
@@ -257,4 +280,4 @@ class Stage:
         played["best-single-hindsight"] = replay.play(best_in_hindsight(table, test), test)
         played["shuffled"] = replay.shuffled(plan, target)
         played["oracle"] = oracle(table, test)
-        return played, unfused
+    return played, unfused

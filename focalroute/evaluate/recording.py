@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ import numpy as np
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
-from focalroute.core.progress import progress_bar
+from focalroute.core.progress import gathered, progress_bar
 from focalroute.core.records import I64
 from focalroute.evaluate import output
+from focalroute.evaluate.job_engine import HERE, Engine, open_engine, shares_files
 from focalroute.evaluate.outcomes import Output, digest, read_log
 from focalroute.evaluate.table import LogTable, SplitKind, join, learning_order
-from focalroute.learn.backend import BackendName, open_backend
+from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
+from focalroute.learn.offline.checkpoint import Checkpoint, made_for
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained, train
@@ -113,6 +115,87 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """A training to run.
+
+    Attributes:
+        log: what to learn from, its last part to choose by.
+        settings: how.
+        backend: which engine computes.
+        folder: where to keep what outlives a killed process; None: nowhere.
+        resume: go on from what is kept there.
+
+    Raises:
+        ConfigError: the log is too short.
+    """
+
+    log: RecordedLog
+    settings: OfflineSettings = OfflineSettings()  # noqa: RUF009 - immutable
+    backend: Backend = NUMPY
+    folder: Path | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        rows, share = len(self.log), self.settings.validation
+        if rows - int(rows * share) < 1:
+            raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on; lower it")
+
+    @property
+    def held(self) -> int:
+        """Queries of the validation part; all of them, where there is none."""
+        return int(len(self.log) * self.settings.validation) or len(self.log)
+
+    def checkpoint(self, seed: int) -> Checkpoint | None:
+        """Return the checkpoint of this training with this seed; None without one."""
+        if self.folder is None:
+            return None
+        key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)
+        return Checkpoint(_kept(self.folder, seed), key)
+
+
+def _kept(folder: Path, seed: int) -> Path:
+    return folder / f".training-{seed}.npz"
+
+
+def train_each(
+    jobs: Sequence[TrainingJob],
+    seeds: Sequence[int],
+    *,
+    engine: Engine = HERE,
+    advance: Callable[[int], object] = lambda _: None,
+) -> list[list[Trained]]:
+    """Train every job with each of the seeds, by job; the same whichever engine runs them.
+
+    Args:
+        advance: called with the units of progress made, `OfflineSettings.steps` for each job and seed.
+
+    Raises:
+        ConfigError: what is kept belongs to another training, or cannot be written.
+    """
+    inputs = [(number, seed) for number in range(len(jobs)) for seed in seeds]
+    found = engine.each(_train, jobs, inputs, advance)
+    return [found[start : start + len(seeds)] for start in range(0, len(found), len(seeds))]
+
+
+def _train(jobs: Sequence[TrainingJob], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
+    number, seed = one
+    job = jobs[number]
+    settings: dict[str, Any] = {}
+    kept = job.checkpoint(seed)
+    if kept is not None:
+        settings["keep"] = kept.write
+        if job.resume:
+            settings["progress"] = kept.read()
+    with gathered(tell) as advance:
+        return train(job.log, seed=seed, settings=job.settings, passes=job.backend, advance=advance, **settings)
+
+
+def best_of(found: Sequence[Trained]) -> Trained:
+    """The one that did best on its validation part."""
+    return max(found, key=lambda one: one.score)
+
+
 def train_on(
     table: LogTable,
     rows: I64,
@@ -122,21 +205,9 @@ def train_on(
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Trained:
-    """Train on these rows of a log.
-
-    Raises:
-        ConfigError: there are too few.
-    """
-    log, settings = recorded(table, rows, show_task=show_task), settings or OfflineSettings()
-    _check_size(log, settings)
-    return train(log, seed=seed, settings=settings, advance=advance)
-
-
-def _check_size(log: RecordedLog, settings: OfflineSettings) -> None:
-    if len(log) - int(len(log) * settings.validation) < 1:
-        raise ConfigError(
-            f"settings.validation: {settings.validation} of {len(log)} queries leaves none to train on; lower it"
-        )
+    """Train on these rows of a log (see `TrainingJob`)."""
+    job = TrainingJob(recorded(table, rows, show_task=show_task), settings or OfflineSettings())
+    return _train([job], (0, seed), advance)
 
 
 def publish_trained(
@@ -173,6 +244,7 @@ class TrainOptions:
         backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
         show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
         split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
+        resume: go on from what an earlier, killed process kept.
         skip_bad_rows: see `read_table`.
 
     Raises:
@@ -186,6 +258,7 @@ class TrainOptions:
     device: str | None = None
     show_task: bool = False
     split: SplitKind = "stream"
+    resume: bool = False
     skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
@@ -202,69 +275,116 @@ class TrainOptions:
 
 
 def train_command(
-    log: Path,
-    pool: Path,
+    logs: Sequence[Path],
+    pools: Sequence[Path],
     out: Path,
     options: TrainOptions | None = None,
     *,
+    engine: str = "local",
     as_json: bool = False,
     **changes: Any,
 ) -> None:
-    """Train on a whole log with a progress bar, publish the best of the seeds, and print how all did.
+    """Train on whole logs with a progress bar, publish the best of the seeds of each, and print how all did.
 
     Args:
-        log: the outcome log.
-        pool: its pool file.
-        out: the folder of bundles.
+        logs: the outcome logs.
+        pools: the pool file of each, or one for all.
+        out: the folder of bundles, and of what outlives a killed process; of several logs one folder each in it, named
+            as the log.
         options: how; None: the defaults.
-        as_json: print JSON.
+        engine: see `focalroute.evaluate.job_engine.open_engine`; logs and seeds are its jobs.
+        as_json: print JSON: an object, or of several logs a list.
         changes: fields of `TrainOptions` that differ from ``options``.
 
     Raises:
-        ConfigError: an argument, the log or the pool is wrong.
-        PoolError: the pool's embedder failed.
-        PolicyError: the policy cannot be published.
+        ConfigError: an argument, a log, a pool or what was kept is wrong, or there is no such engine.
+        PoolError: a pool's embedder failed.
+        PolicyError: a policy cannot be published.
     """
     options = replace(options or TrainOptions(), **changes)
-    settings, backend = options.settings, open_backend(options.backend, options.device)
-    table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=not as_json)
-    rows = learning_order(table, np.arange(len(table.queries)), options.split)
-    data = recorded(table, rows, show_task=options.show_task)
-    _check_size(data, settings)
-    with progress_bar("training", options.seeds * settings.steps, shown=not as_json) as advance:
-        found = [
-            train(data, seed=seed, settings=settings, passes=backend, advance=advance)
-            for seed in range(options.seed, options.seed + options.seeds)
-        ]
-    best = max(found, key=lambda one: one.score)
-    version = publish_trained(out, best, settings=settings, trained_on=map(digest, table.queries))
-    held = int(len(data) * settings.validation) or len(data)
+    backend = open_backend(options.backend, options.device)
+    keep = shares_files(engine)
+    if options.resume and not keep:
+        raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
+    seeds, folders = range(options.seed, options.seed + options.seeds), _folders(out, logs)
+    tables, jobs = [], []
+    with open_engine(engine) as opened:
+        for log, pool, folder in zip(logs, _each(pools, logs), folders, strict=True):
+            table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=not as_json)
+            rows = learning_order(table, np.arange(len(table.queries)), options.split)
+            data = recorded(table, rows, show_task=options.show_task)
+            tables.append(table)
+            jobs.append(
+                TrainingJob(data, options.settings, backend, folder.absolute() if keep else None, options.resume)
+            )
+        steps = len(jobs) * len(seeds) * options.settings.steps
+        with progress_bar("training", steps, shown=not as_json) as advance:
+            found = train_each(jobs, seeds, engine=opened, advance=advance)
+    published = list(map(_publish, jobs, tables, folders, found))
     if not as_json:
-        _show(table, found, best, held, f"version {version} of {out}")
-        return
-    said: dict[str, Any] = {"version": version, "seed": best.seed, "queries": len(data), "validation": held}
-    said |= {"bad_rows": table.bad_rows, "unpriced": table.unpriced}
-    seeds = [
-        {"seed": one.seed, "score": one.score, "trust": one.trust, "curve": [asdict(point) for point in one.curve]}
-        for one in found
-    ]
-    print(json.dumps({**said, "seeds": seeds}, indent=2, allow_nan=False))
+        for each in zip(jobs, tables, folders, found, published, strict=True):
+            _show(*each)
+    elif len(jobs) == 1:
+        print(json.dumps(published[0], indent=2, allow_nan=False))
+    else:
+        print(json.dumps(published, indent=2, allow_nan=False))
 
 
-def _show(table: LogTable, found: Sequence[Trained], best: Trained, held: int, published: str) -> None:
+def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
+    """The pool file of each log."""
+    if len(pools) not in (1, len(logs)):
+        raise ConfigError(f"pool: give one for all {len(logs)} logs, or one for each, not {len(pools)}")
+    return list(pools) * (len(logs) // len(pools))
+
+
+def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
+    """The folder of each log's policies."""
+    if len(logs) == 1:
+        return [out]
+    names = [log.name.removesuffix(".gz").removesuffix(".jsonl") for log in logs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"log: two are called {twice!r}, and would share a folder; train them one by one")
+    return [out / name for name in names]
+
+
+def _publish(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
+    """Publish the best of the seeds, and remove what was kept of all; how they did, for the JSON."""
+    best = best_of(found)
+    version = publish_trained(folder, best, settings=job.settings, trained_on=map(digest, table.queries))
+    seeds = []
+    for one in found:
+        curve = [asdict(point) for point in one.curve]
+        seeds.append({"seed": one.seed, "score": one.score, "trust": one.trust, "curve": curve})
+        _kept(folder, one.seed).unlink(missing_ok=True)
+    return {
+        "version": version,
+        "seed": best.seed,
+        "queries": len(job.log),
+        "validation": job.held,
+        "bad_rows": table.bad_rows,
+        "unpriced": table.unpriced,
+        "seeds": seeds,
+    }
+
+
+def _show(
+    job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained], published: Mapping[str, Any]
+) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
+    best = best_of(found)
     for one in found:
         said = f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}"
         if one is best:
-            said += f", {published}"
+            said += f", version {published['version']} of {folder}"
         console.print(said)
     console.print(
         output.table(
             ("cost weight", "accuracy", "cost ratio", "calls"),
             [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-            title=f"seed {best.seed} on the last {held} queries, before it learned from them",
+            title=f"seed {best.seed} on the last {job.held} queries, before it learned from them",
         )
     )
     for sentence in output.left_out(table.bad_rows, table.unpriced):

@@ -26,6 +26,7 @@ from focalroute.evaluate.eval_result import (
     figures,
     nearest,
 )
+from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, beside_curve, compare, score
 from focalroute.evaluate.outcomes import digest
 from focalroute.evaluate.playing import EvaluationRuns, Stage
@@ -122,6 +123,7 @@ def evaluate(
     pool: str | Path,
     options: EvalOptions | None = None,
     *,
+    engine: Engine = HERE,
     progress: bool = False,
     **changes: Any,
 ) -> Report:
@@ -134,6 +136,7 @@ def evaluate(
         log: an outcome log.
         pool: its pool file.
         options: how; None: the defaults.
+        engine: what runs seeds and operating points; the report is the same.
         progress: whether to show a progress bar.
         changes: fields of `EvalOptions` that differ from ``options``.
 
@@ -161,9 +164,9 @@ def evaluate(
     targets, policy = options.targets(table, parts), options.policy
     shown = nearest(targets)
     with progress_bar("replaying", stage.steps(len(targets), training=policy is None), shown=progress) as advance:
-        policies = [policy] * options.seeds if policy is not None else stage.trained(advance)
-        ours = stage.ours(policies, targets, advance)
-        others, unfused = stage.others(policies, ours[shown], targets[shown], advance)
+        policies = [policy] * options.seeds if policy is not None else stage.trained(engine, advance)
+        ours = stage.ours(engine, policies, targets, advance)
+        others, unfused = stage.others(engine, policies, ours[shown], targets[shown], advance)
     runs = EvaluationRuns(table, parts.test, tuple(map(tuple, ours)), others, shown)
     return _report(str(log), options, runs, targets, len(parts.train), unfused)
 
@@ -224,6 +227,7 @@ def evaluate_command(
     pool: Path,
     options: EvalOptions | None = None,
     *,
+    engine: str = "local",
     json_file: Path | None = None,
     html_file: Path | None = None,
     **changes: Any,
@@ -239,7 +243,8 @@ def evaluate_command(
         output.check_writable(file)
     if html_file is not None:
         check_extra()
-    report = evaluate(log, pool, options, progress=True, **changes)
+    with open_engine(engine) as opened:
+        report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
     if json_file != output.STANDARD_OUTPUT:
         show(report)
     if json_file is not None:

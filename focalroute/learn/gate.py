@@ -30,14 +30,12 @@ import numpy as np
 
 from focalroute.core.records import COST_WEIGHT_RANGE, F64
 from focalroute.learn.episodes import Episode
-from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.losses import likelihood, log_posterior
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, decider_pass
 from focalroute.learn.reobserved import reobserved
 from focalroute.learn.trajectory import Batch, Bools, Fusions, batch, vocabulary
 from focalroute.learn.update_report import Comparison
 from focalroute.observe import layout
-from focalroute.policy.bundle import Policy
 
 #: Points in one unit of u, which runs from -1 to 1: a point is 1 % of right answers.
 POINTS = 50.0
@@ -48,7 +46,6 @@ WIDTH = 5
 
 _STAKES = 0.9 * 0.3 ** np.arange(3)
 _STEPS = 30  # halvings: the bound to a billionth of the range
-_EQUAL = 1e-3  # between what single and double precision make of the same
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
@@ -67,11 +64,6 @@ class Nets:
     names: tuple[str, ...]
     decider: DeciderNet
     fusion: FusionNet
-
-    @classmethod
-    def of(cls, policy: Policy) -> Nets:
-        """Those of a bundle; PolicyError if this package did not write them."""
-        return cls(policy.version, policy.names, decider_net(policy.decider_onnx), fusion_net(policy.fusion_onnx))
 
     def over(self, names: Sequence[str]) -> Nets:
         """With the tables of these names; one that it does not know has row 0, as where it serves."""
@@ -97,7 +89,7 @@ def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, s
     names = vocabulary((), episodes)
     champion, challenger = champion.over(names), challenger.over(names)
     made = batch(episodes, names, greedy=True)
-    theirs = np.array([share > 0 and one.trajectory.version == challenger.version for one in episodes])
+    theirs = np.array([one.trajectory.version == challenger.version for one in episodes])
     rho, sigma = _weights(champion, challenger, episodes, made, theirs, share)
     price = np.array([_price(one) for one in episodes])
     paid = np.minimum(-made.steps.rewards[:, :-1].sum(axis=1, dtype=np.float64), price)
@@ -105,19 +97,6 @@ def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, s
     share_of_all = np.minimum([sum(one.shares) for one in episodes], 1.0)
     gains = rho * after - sigma * before, (rho - sigma) * share_of_all
     return np.concatenate([paired(rho, sigma, after - paid, before - paid, price), np.stack(gains, axis=1)], axis=1)
-
-
-def decided_by(nets: Nets, episodes: Sequence[Episode]) -> list[Episode]:
-    """Those of its version whose decisions were made with the probabilities that it gives them."""
-    own = [one for one in episodes if one.trajectory.version == nets.version]
-    if not own:
-        return []
-    names = vocabulary((), own)
-    made = batch(own, names, greedy=True)
-    chance = _log_chance(nets.over(names).decider, made, made.decisions.context)
-    stored = np.zeros(len(own))
-    np.add.at(stored, made.decisions.episode, np.nan_to_num(made.decisions.log_mu))
-    return [one for one, is_own in zip(own, np.abs(chance - stored) < _EQUAL, strict=True) if is_own]
 
 
 def balanced(champion: F64, challenger: F64, share: float) -> tuple[F64, F64]:

@@ -25,7 +25,7 @@ from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
 from focalroute.learn.nets import DeciderNet, Floats, FusionNet, parameters, restored
 from focalroute.learn.trajectory import batch, grown, vocabulary
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
-from focalroute.learn.update_report import REACH, WINDOW, UpdateReport
+from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.publish import end_trial, make_current, publish
 from focalroute.policy.slot import CHALLENGER_SHARE
@@ -38,7 +38,6 @@ STARTING = Hyperparameters(decider_rate=5e-4, target_kl=0.005)
 #: How one that was trained on recorded answers does: a thousand answers of its own say much less than these.
 REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
-_GATHER = "serve with this policy folder, and give feedback"
 _HELD_OUT = 5  # one episode in five is held out, to choose how far the Fusion goes
 
 _log = logging.getLogger("focalroute")
@@ -93,13 +92,13 @@ def _watched(
 ) -> tuple[Trial, UpdateReport | None]:
     """Go back to the version before, if it is surely better; stop watching once that will not be shown."""
     before = bundle.load(root, trial.parent)
-    trial = with_new_evidence(trial, Nets.of(policy), Nets.of(before), episodes)
+    trial = with_new_evidence(trial, _nets(policy), _nets(before), episodes)
     outcome, found = verdict(trial.watched)
     if outcome != "better":
         trial = replace(trial, parent=None) if outcome == "not better" else trial
         write_trial(root, trial)
         return trial, None
-    reason = f"version {before.version}, which served before, is surely better: {found}"
+    reason = f"version {before.version}, which served before, is surely better: {_shown(found)}"
     make_current(root, before.version)
     write_trial(root, Trial(before.version, record=trial.noted(policy.version, "rolled back", found, reason).record))
     return trial, UpdateReport("rolled back", before.version, policy.version, reason, comparison=found)
@@ -110,20 +109,19 @@ def _judged(
 ) -> UpdateReport:
     """Let the challenger take over, go, or stay on trial."""
     challenger = bundle.load(root, trial.challenger)
-    trial = with_new_evidence(trial, Nets.of(policy), Nets.of(challenger), episodes, share=share)
+    trial = with_new_evidence(trial, _nets(policy), _nets(challenger), episodes, share=share)
     outcome, found = verdict(trial.tried)
     if outcome == "open":
         write_trial(root, trial)
-        shown = str(found) if found.episodes else "no feedback since on an answer that either decided; " + _GATHER
-        reason = f"version {challenger.version} is on trial: {shown}"
+        reason = f"version {challenger.version} is on trial: {_shown(found)}"
         return UpdateReport("on trial", policy.version, policy.version, reason, challenger.version, comparison=found)
     if outcome == "better":
-        reason = f"surely better: {found}"
+        reason = f"surely better: {_shown(found)}"
         record = trial.noted(challenger.version, "published", found, reason).record
         make_current(root, challenger.version)
         write_trial(root, Trial(challenger.version, parent=policy.version, record=record))
         return UpdateReport("published", challenger.version, policy.version, reason, comparison=found)
-    reason = f"version {challenger.version} will not be shown to be better: {found}"
+    reason = f"version {challenger.version} will not be shown to be better: {_shown(found)}"
     end_trial(root)
     ended = trial.noted(challenger.version, "dropped", found, reason)
     write_trial(root, Trial(policy.version, parent=ended.parent, watched=ended.watched, record=ended.record))
@@ -191,6 +189,19 @@ def _first_published(root: str | Path, policy: bundle.Policy) -> int:
         parent=None,
         hyperparameters=policy.hyperparameters,
         metrics=policy.metrics,
+    )
+
+
+def _nets(policy: bundle.Policy) -> Nets:
+    return Nets(policy.version, policy.names, decider_net(policy.decider_onnx), fusion_net(policy.fusion_onnx))
+
+
+def _shown(found: Comparison) -> str:
+    if not found.episodes:
+        return "no feedback since on an answer that either decided; serve with this policy folder, and give feedback"
+    return (
+        f"{found.gain:+.1f} points ({found.low:+.1f} to {found.high:+.1f}) on {found.episodes} answers, right answers "
+        f"{found.right:+.1f}, cost {found.cost:+.1f} % of asking everybody"
     )
 
 

@@ -33,12 +33,6 @@ class Comparison:
     right: float
     cost: float
 
-    def __str__(self) -> str:
-        return (
-            f"{self.gain:+.1f} points ({self.low:+.1f} to {self.high:+.1f}) on {self.episodes} answers, right answers "
-            f"{self.right:+.1f}, cost {self.cost:+.1f} % of asking everybody"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:

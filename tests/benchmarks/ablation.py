@@ -1,7 +1,7 @@
 """What each part of offline training and of the observation is worth, as a Markdown table.
 
     python -m tests.benchmarks.ablation LOG --pool POOL [--seeds N] [--part validation|test|both] [--only NAME...]
-        [--keep FOLDER]
+        [--keep FOLDER] [--engine ENGINE]
 
 The default, `focalroute.learn.offline.train.train`, and each variant learn from the first 80 % of the log, with the
 same
@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.pool import load_pool
+from focalroute.evaluate.job_engine import open_engine
 from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import recorded
@@ -245,11 +246,14 @@ def _kept(path: Path | None, log: RecordedLog, variant: Variant, seed: int) -> d
     return curves
 
 
-def _run(log: RecordedLog, keep: Path | None, name: str, variant: Variant, seed: int) -> dict[str, Curve]:
-    """One variant with one seed."""
+def _run(
+    shared: tuple[RecordedLog, Path | None], one: tuple[str, Variant, int], tell: Callable[[str], object]
+) -> dict[str, Curve]:
+    """One variant with one seed, as a job of an engine."""
+    (log, keep), (name, variant, seed) = shared, one
     began = time.process_time()
     curves = _kept(keep and keep / f"{name}-{seed}.npz", log, variant, seed)
-    _say(f"{name}, seed {seed}: {time.process_time() - began:.0f} s")
+    tell(f"{name}, seed {seed}: {time.process_time() - began:.0f} s")
     return curves
 
 
@@ -270,16 +274,18 @@ def main(arguments: Sequence[str] | None = None, variants: Mapping[str, Variant]
     parser.add_argument("--part", choices=(*PARTS, "both"), default="validation")
     parser.add_argument("--only", nargs="+", choices=variants, default=list(variants), metavar="NAME")
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--engine", default="local", help="local, ray or ray://host:port: variants and seeds at once")
     asked = parser.parse_args(arguments)
     table = join(read_log(asked.log), load_pool(asked.pool), asked.log)
     log = recorded(table, np.arange(len(table.queries)))
     bases = {name: base(name, variants) for name in asked.only}
     wanted = dict.fromkeys(["default", *bases.values(), *asked.only])
     keep = asked.keep and asked.keep.absolute()
+    runs = [(name, variants[name], seed) for seed in range(asked.seeds) for name in wanted]
     found: dict[str, list[dict[str, Curve]]] = {}
-    for seed in range(asked.seeds):
-        for name in wanted:
-            found.setdefault(name, []).append(_run(log, keep, name, variants[name], seed))
+    with open_engine(asked.engine) as engine:
+        for (name, *_), curves in zip(runs, engine.each(_run, (log, keep), runs, _say), strict=True):
+            found.setdefault(name, []).append(curves)
     for part in PARTS if asked.part == "both" else (asked.part,):
         show(
             part,

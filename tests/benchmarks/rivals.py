@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.evaluate.cascade import cascade
+from focalroute.evaluate.job_engine import HERE
 from focalroute.evaluate.metrics import beside_curve, compare, score
 from focalroute.evaluate.playing import Stage
 from focalroute.evaluate.recording import read_table
@@ -74,8 +75,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         logged, parts, training, range(given.seeds), OfflineSettings(), rows, rows[-WARM:],
         explore=False, usd_per_second=0.0, presets={},
     )  # fmt: skip
-    policies = stage.trained(lambda _: None)
-    ours = [[run.played for run in each] for each in stage.ours(policies, points, lambda _: None)]
+    policies = stage.trained(HERE, lambda _: None)
+    ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
     curve = [score(OURS, played, everybody) for played in ours]
     first = min(range(len(points)), key=lambda n: curve[n].cost_ratio)
     cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}

@@ -13,7 +13,7 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Trajectory
-from focalroute.evaluate.recording import publish_trained, recorded, train_on
+from focalroute.evaluate.recording import TrainingJob, best_of, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable
@@ -348,6 +348,15 @@ def test_an_endpoint_that_the_log_never_asked_costs_what_its_price_says(tmp_path
     observer = Observer(table.names, [typical_cost(endpoint) for endpoint in table.endpoints])
     observer.adopt(policy.experience)
     assert observer.order() == (0, 1, 2)
+
+
+def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTable) -> None:
+    (found,) = train_each([TrainingJob(recorded(table, np.arange(100)), SMALL)], range(5, 8))
+    assert [one.seed for one in found] == [5, 6, 7]
+    assert len({one.score for one in found}) > 1
+    best = best_of(found)
+    assert best.score == max(one.score for one in found)
+    assert best.seed == max(found, key=lambda one: one.score).seed
 
 
 def test_a_log_that_leaves_nothing_to_train_on_is_refused(table: LogTable) -> None:

@@ -1,8 +1,13 @@
-"""``focalroute train``: from a log to a folder that serves, and what it prints."""
+"""``focalroute train``: from a log to a folder that serves, in one go or after a kill."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,7 @@ from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate_command
-from focalroute.policy.bundle import load
+from focalroute.policy.bundle import load, versions
 from tests.evaluate.logs import stream, write_log, write_pool
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
@@ -26,10 +31,47 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_log(folder / "log.jsonl", stream(60, SKILLS)), write_pool(folder / "pool.toml", prices)
 
 
+def _process(given: tuple[Path, Path], out: Path, *more: str) -> subprocess.Popen[bytes]:
+    log, pool = given
+    command = [sys.executable, "-m", "focalroute", "train", str(log), "--pool", str(pool), "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
+    said, complaint = process.communicate(timeout=120)
+    return process.returncode, said.decode(), complaint.decode()
+
+
+def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple[Path, Path], tmp_path: Path) -> None:
+    """SIGKILL from outside as soon as something is kept; the same models, byte for byte."""
+    quick = ("--iterations", "5", "--seed", "4")
+    whole = _process(given, tmp_path / "whole", *quick)
+    killed = _process(given, tmp_path / "killed", *quick)
+    kept = tmp_path / "killed" / ".training-4.npz"
+    deadline = time.monotonic() + 100
+    while not kept.exists() and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert _ended(killed)[0] == -signal.SIGKILL
+    assert kept.exists()
+    assert versions(tmp_path / "killed") == ()
+    code, said, complaint = _ended(_process(given, tmp_path / "killed", *quick, "--resume", "--json"))
+    assert (code, complaint) == (0, "")
+    assert json.loads(said)["version"] == 1
+    assert not kept.exists()
+    code, said, complaint = _ended(whole)
+    assert (code, complaint) == (0, "")
+    assert "seed 4: score" in said
+    assert "cost weight" in said
+    one, other = load(tmp_path / "whole"), load(tmp_path / "killed")
+    assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
+    assert one.metrics == other.metrics
+
+
 def test_json_tells_of_every_seed_and_the_best_is_published(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_command(given[0], given[1], tmp_path, seeds=2, iterations=1, as_json=True)
+    train_command([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["version"], said["queries"], said["validation"]) == (1, 60, 12)
     assert (said["bad_rows"], said["unpriced"]) == (0, [])
@@ -40,6 +82,7 @@ def test_json_tells_of_every_seed_and_the_best_is_published(
     assert policy.metrics["score"] == best["score"]
     assert policy.metrics["curve"] == best["curve"]
     assert policy.names == tuple(SKILLS)
+    assert not list(tmp_path.glob(".training*"))
     other = write_log(tmp_path / "other.jsonl", stream(20, SKILLS, seed=5))
     for log, seen in ((given[0], 12), (other, 0)):
         report = tmp_path / "report.json"
@@ -54,14 +97,19 @@ def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path],
     log, pool = given
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="at least 1"):
-        train_command(log, pool, out, iterations=0)
+        train_command([log], [pool], out, iterations=0)
     with pytest.raises(ConfigError, match="numpy computes on the processor"):
-        train_command(log, pool, out, device="cuda")
+        train_command([log], [pool], out, device="cuda")
     with pytest.raises(ConfigError, match="backend"):
-        train_command(log, pool, out, backend="jax")
+        train_command([log], [pool], out, backend="jax")
     with pytest.raises(ConfigError, match="cannot be read"):
-        train_command(tmp_path / "none.jsonl", pool, out)
+        train_command([tmp_path / "none.jsonl"], [pool], out)
     assert not out.exists()
+    out.mkdir()
+    (out / ".training-0.npz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"\.training-0\.npz: is damaged"):
+        train_command([log], [pool], out, iterations=1, resume=True)
+    assert versions(out) == ()
 
 
 @pytest.mark.parametrize("show_task", [True, False])
@@ -75,7 +123,7 @@ def test_tasks_are_learned_only_where_they_are_shown(
         for said in line["outputs"].values():
             said["probabilities"] = [0.7 if choice == said["answer"] else 0.1 for choice in range(len(line["choices"]))]
     log = write_log(tmp_path / "log.jsonl", lines)
-    train_command(log, given[1], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
+    train_command([log], [given[1]], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
     capsys.readouterr()
     experience = load(tmp_path / "policy").experience
     assert experience is not None
@@ -96,8 +144,8 @@ def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
     log = write_log(tmp_path / "log.jsonl", lines)
     for split, right in (("stream", 1.0), ("per-task", 4 / 12)):
         out = tmp_path / split
-        train_command(log, given[1], out, iterations=1, split=split, as_json=True)
+        train_command([log], [given[1]], out, iterations=1, split=split, as_json=True)
         (seed,) = json.loads(capsys.readouterr().out)["seeds"]
         assert [point["accuracy"] for point in seed["curve"]] == pytest.approx([right] * len(seed["curve"]))
     with pytest.raises(ConfigError, match="split: stream or per-task"):
-        train_command(log, given[1], tmp_path / "out", split="both")
+        train_command([log], [given[1]], tmp_path / "out", split="both")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from contextlib import closing
@@ -174,6 +175,13 @@ def experience() -> Experience:
 def models() -> tuple[bytes, bytes]:
     """The ONNX files of the Decider and the Fusion that are shipped."""
     return (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
+
+
+def checkpoint() -> bytes:
+    """The beginnings of what training keeps: enough for its archive to be opened."""
+    file = io.BytesIO()
+    np.savez_compressed(file, made_for=np.array("{}"), counts=np.arange(300))
+    return file.getvalue()
 
 
 def bundle(root: Path) -> Path:

@@ -32,6 +32,7 @@ from focalroute.endpoints.wire.fields import told_cost
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.evaluate.outcomes import read_log
+from focalroute.learn.offline.checkpoint import Checkpoint
 from focalroute.money.prices import read_listing
 from focalroute.policy.bundle import digest, load_folder
 from focalroute.policy.onnx_graph import Graph
@@ -199,6 +200,10 @@ def in_bundle() -> Iterator[Read]:
                 (folder / each).write_bytes(sound[each])
 
         yield read
+
+
+def resumed() -> Any:
+    return at_path("training.npz", lambda path: Checkpoint(path, {}).read(), ConfigError)
 
 
 def heard(news: Mapping[str, HealthRow]) -> None:
@@ -392,6 +397,7 @@ def _targets() -> Iterator[Target]:
     yield Target("outcome logs", 5_000, from_json([seeds.LOG]), lambda: at_path("log.jsonl", read_log, ConfigError))
     yield Target("policy bundles", 4_000, bundle_input, in_bundle)
     yield Target("policy folders", 2_000, folder_input, callers.policy_folder)
+    yield Target("training checkpoints", 3_000, from_bytes(seeds.checkpoint()), resumed)
     yield Target("HTTP responses on a socket", 2_000, response, over_http)
     yield Target("stores with a changed file", 3_000, store_input, in_store)
     yield Target("databases", 1_000, from_bytes(sound), lambda: at_path("s.db", read_store, StoreError))

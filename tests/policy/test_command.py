@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from focalroute.cli.policy import compare, describe, roll_back, roll_back_folder, show_policy
+from focalroute.cli.policy import describe, roll_back, roll_back_folder, show_policy
 from focalroute.core.errors import ConfigError, PolicyError
-from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.trial import Trial, write_trial
 from focalroute.learn.update_report import Comparison
 from focalroute.policy.bundle import COLD, current
 from focalroute.policy.publish import publish
 from focalroute.policy.references import load_reference
-from focalroute.store import open_store
-from tests.learn.made import NAMES, learned, play, value
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
 
@@ -125,28 +121,3 @@ def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Pat
     with pytest.raises(PolicyError, match="SHA-256"):
         roll_back_folder(root, 2)
     assert current(root) == 1
-
-
-def test_policies_are_compared_on_what_the_first_of_them_decided(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Answers of another version do not count, nor those that it would have decided with other odds."""
-    old, new = learned(1, 0), learned(3, 0)
-    for name, learner in (("old", old), ("new", new)):
-        decider, fusion = decider_model(learner.decider), fusion_model(learner.fusion)
-        publish(tmp_path / name, decider=decider, fusion=fusion, names=NAMES, parent=None)
-    store, first, second = (str(tmp_path / name) for name in ("s.db", "old", "new"))
-    with closing(open_store(store)) as opened:
-        for answer, said in [*play(old, 400, 5, version=1), *play(new, 40, 6, version=1), *play(old, 20, 7, version=9)]:
-            opened.write(answer, said).result()
-    compare(first, second, store, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["episodes"] == 400
-    truth = 50 * (value(new, 4000, explore=True) - value(old, 4000, explore=True))
-    assert found["low"] < truth < found["high"]
-    assert found["gain"] == pytest.approx(truth, abs=10)
-    assert (found["low"] > 0) == (found["verdict"] == "surely better")
-    compare(first, second, store)
-    assert f"{second} is {found['verdict']} than {first}: {found['gain']:+.1f} points" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"cold decided none of the 460 answers with feedback"):
-        compare("cold", second, store)

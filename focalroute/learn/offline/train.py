@@ -23,7 +23,7 @@ worth depends on how its reply is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -33,6 +33,7 @@ from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.critic import CriticNet
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters, sharpened
+from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import book, relative_usd
 from focalroute.learn.offline.recorded import I64, RecordedLog
@@ -91,6 +92,8 @@ def train(
     settings: OfflineSettings | None = None,
     passes: Backend = NUMPY,
     advance: Callable[[int], object] = lambda _: None,
+    progress: Progress | None = None,
+    keep: Callable[[Progress], object] = lambda _: None,
 ) -> Trained:
     """Train Fusion and Decider on a log. The same seed gives the same policy.
 
@@ -100,41 +103,62 @@ def train(
         settings: how; None: the defaults.
         passes: which engine computes.
         advance: called with the units of progress made, `OfflineSettings.steps` in all.
+        progress: what to go on from, of the same log, seed and settings; the policy is the same as in one go.
+        keep: called with the progress after every phase, and whenever the windows are renewed.
     """
+    settings = settings or OfflineSettings()
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
-        rng, shipped = np.random.default_rng(seed), bundle.cold()
-        masks = random_masks(recorded, rng)
-        training = _training(recorded, masks, settings or OfflineSettings(), passes, advance)
-        fusion, trust = _fused(training, fusion_net(shipped.fusion_onnx), rng)
-        start = _start(training, sharpened(decider_net(shipped.decider_onnx), _SHARPER), fusion, rng)
-        best = _best(training, start, fusion, rng)
-        decider, fusion = _finished(training, best.decider, fusion, rng)
-        learner = training.gradient(fusion, training.everyone)
-        critic = fit_critic(CriticNet.initial(np.random.default_rng(seed)), learner, decider, rng)
+        rng = np.random.default_rng(seed)
+        if progress is None:
+            progress = _begun(recorded, seed, rng)
+        else:
+            rng.bit_generator.state = progress.rng
+            advance(_done(progress, settings))
+        training = _training(recorded, progress, settings, passes, advance)
+        while progress.phase < len(_PHASES):
+            after = _PHASES[progress.phase](training, progress, rng)
+            progress = replace(after, rng=rng.bit_generator.state, masks=tuple(training.views.masks))
+            keep(progress)
     return Trained(
         seed=seed,
-        decider=unlimited(neutral(decider, len(recorded.names))),
-        fusion=neutral(fusion, len(recorded.names)),
-        critic=critic,
+        decider=unlimited(neutral(progress.decider, len(recorded.names))),
+        fusion=neutral(progress.fusion, len(recorded.names)),
+        critic=progress.critic,
         experience=_experience(recorded),
         usd_per_query=training.everybody,
-        trust=trust,
-        curve=best.curve,
-        score=best.score,
+        trust=progress.trust,
+        curve=progress.curve,
+        score=progress.score,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A Decider, and what it did on the validation part."""
+def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progress:
+    """Nothing learned yet: the nets are those that are shipped, and random members were asked."""
+    masks = random_masks(recorded, rng)
+    shipped = bundle.cold()
+    decider = sharpened(decider_net(shipped.decider_onnx), _SHARPER)
+    return Progress(
+        phase=0,
+        done=0,
+        rng=rng.bit_generator.state,
+        masks=masks,
+        fusion=fusion_net(shipped.fusion_onnx),
+        trust=1.0,
+        decider=decider,
+        moments=Moments.zero(parameters(decider)),
+        best=decider,
+        curve=(),
+        score=-np.inf,
+        critic=CriticNet.initial(np.random.default_rng(seed)),
+    )
 
-    decider: DeciderNet
-    curve: tuple[ValidationPoint, ...]
 
-    @property
-    def score(self) -> float:
-        """Return what that is worth."""
-        return score_of(self.curve)
+def _done(progress: Progress, settings: OfflineSettings) -> int:
+    """The units of progress that were made."""
+    improving = (settings.iterations, settings.finish, settings.critic_steps)
+    units = (settings.fusion_epochs, 0, settings.lookahead_steps, *improving)
+    whole = units[: progress.phase]
+    return sum(whole) + (progress.done if progress.phase == _PHASES.index(_improve) else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +193,15 @@ class _Training:
         """Return the Decider's batch beside this Fusion."""
         return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
 
-    def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> _Measured:
+    def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[ValidationPoint, ...]:
         """Measure a Decider on the validation queries, in windows of what it asks, which stay."""
         self.views.renew(decider, fusion, self.everybody, self.settings.rounds, rng)
-        return _Measured(decider, self.gradient(fusion, self.rows).curve(decider, self.judges))
+        return self.gradient(fusion, self.rows).curve(decider, self.judges)
 
 
 def _training(
     recorded: RecordedLog,
-    masks: Sequence[Masks],
+    progress: Progress,
     settings: OfflineSettings,
     passes: Backend,
     advance: Callable[[int], object],
@@ -188,14 +212,15 @@ def _training(
     rows = everyone[: size - len(held)]
     _, prior = long_run(recorded, rows)
     ids = np.zeros(len(recorded.names), np.int64)
-    views = Views(recorded, prior, ids, masks, window=settings.window, probed=settings.probed)
+    views = Views(recorded, prior, ids, progress.masks, window=settings.window, probed=settings.probed)
     everybody = float(recorded.usd[rows].sum() / len(rows))
     return _Training(recorded, rows, held, views, everybody, settings, passes, advance)
 
 
-def _fused(training: _Training, start: FusionNet, rng: np.random.Generator) -> tuple[FusionNet, float]:
-    """The Fusion over random sets, as far towards what it learned as does best on the held-out queries; how far."""
+def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """The Fusion over random sets, as far towards what it learned as does best on the held-out queries."""
     recorded, views, held, settings = training.recorded, training.views, training.held, training.settings
+    start = progress.fusion
     learned = fit(
         start,
         views.at(0, training.rows),
@@ -207,7 +232,7 @@ def _fused(training: _Training, start: FusionNet, rng: np.random.Generator) -> t
         advance=training.advance,
     )
     if not len(held):
-        return learned, 1.0
+        return replace(progress, phase=progress.phase + 1, fusion=learned)
     seen = views.at(0, held)
     sets = [random_sets(recorded.usable[held], everyone=0)(np.arange(len(held)), rng) for _ in range(4)]
 
@@ -216,17 +241,21 @@ def _fused(training: _Training, start: FusionNet, rng: np.random.Generator) -> t
         return float(np.mean([log_loss(net, seen, *asked)[0] for asked in sets]))
 
     trust = min(_TRUST, key=loss)
-    return between(start, learned, trust), trust
+    return replace(progress, phase=progress.phase + 1, fusion=between(start, learned, trust), trust=trust)
 
 
-def _start(training: _Training, shipped: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> _Measured:
-    """The shipped Decider, or one that learned to look ahead on this log alone, if it is better."""
+def _measure(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """The shipped Decider, in windows of what it asks: it stays unless a better one is found."""
+    curve = training.measured(progress.decider, progress.fusion, rng)
+    return replace(progress, phase=progress.phase + 1, curve=curve, score=score_of(curve))
+
+
+def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """A Decider that learned to look ahead on this log alone, if it is better than the shipped one; else that one."""
     settings = training.settings
-    first = training.measured(shipped, fusion, rng)
-    shipped_masks = tuple(training.views.masks)
     looking = look_ahead(
         DeciderNet.initial(rng),
-        fusion,
+        progress.fusion,
         [(training.views, training.rows)],
         steps=settings.lookahead_steps,
         rate=settings.lookahead_rate,
@@ -235,39 +264,40 @@ def _start(training: _Training, shipped: DeciderNet, fusion: FusionNet, rng: np.
         passes=training.passes,
         advance=training.advance,
     )
-    second = training.measured(sharpened(looking, _SHARPER), fusion, rng)
-    if second.score > first.score:
-        return second
+    fresh = sharpened(looking, _SHARPER)
+    shipped_masks = tuple(training.views.masks)
+    curve = training.measured(fresh, progress.fusion, rng)
+    after = replace(progress, phase=progress.phase + 1)
+    if score_of(curve) > progress.score:
+        return replace(after, decider=fresh, best=fresh, curve=curve, score=score_of(curve))
     training.views.see(shipped_masks)
-    return first
+    return after
 
 
-def _best(training: _Training, start: _Measured, fusion: FusionNet, rng: np.random.Generator) -> _Measured:
-    """The best Decider on the way of the policy gradient, measured whenever the windows are renewed."""
+def _improve(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """The Decider by the policy gradient, up to the next renewal of the windows; the best one so far is kept aside."""
     settings = training.settings
-    learner = training.gradient(fusion, training.rows)
-    best, decider, moments = start, start.decider, Moments.zero(parameters(start.decider))
-    for done in range(0, settings.iterations, settings.renew):
-        decider, moments = improved(
-            [learner],
-            decider,
-            moments,
-            steps=range(done, min(done + settings.renew, settings.iterations)),
-            total=settings.iterations,
-            share=1.0,
-            rng=rng,
-        )
-        found = training.measured(decider, fusion, rng)
-        if found.score > best.score:
-            best = found
-    return best
+    learner = training.gradient(progress.fusion, training.rows)
+    end = min(progress.done + settings.renew, settings.iterations)
+    decider, moments = improved(
+        [learner],
+        progress.decider,
+        progress.moments,
+        steps=range(progress.done, end),
+        total=settings.iterations,
+        share=1.0,
+        rng=rng,
+    )
+    curve = training.measured(decider, progress.fusion, rng)
+    after = replace(progress, done=end, decider=decider, moments=moments)
+    if score_of(curve) > progress.score:
+        after = replace(after, best=decider, curve=curve, score=score_of(curve))
+    return replace(after, phase=progress.phase + 1) if end == settings.iterations else after
 
 
-def _finished(
-    training: _Training, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator
-) -> tuple[DeciderNet, FusionNet]:
-    """Both nets after some more learning from all queries."""
-    settings = training.settings
+def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """Both nets after some more learning from all queries, the Decider from where it was best."""
+    settings, fusion = training.settings, progress.fusion
     if settings.finish_epochs:
         fusion = fit(
             fusion,
@@ -278,16 +308,26 @@ def _finished(
             rng=rng,
             passes=training.passes,
         )
-    decider, _ = improved(
+    decider, moments = improved(
         [training.gradient(fusion, training.everyone)],
-        decider,
-        Moments.zero(parameters(decider)),
+        progress.best,
+        Moments.zero(parameters(progress.best)),
         steps=range(settings.finish),
         total=settings.finish,
         share=0.3,
         rng=rng,
     )
-    return decider, fusion
+    return replace(progress, phase=progress.phase + 1, fusion=fusion, decider=decider, moments=moments)
+
+
+def _value(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+    """The critic of the policy that came out."""
+    learner = training.gradient(progress.fusion, training.everyone)
+    critic = fit_critic(progress.critic, learner, progress.decider, rng)
+    return replace(progress, phase=progress.phase + 1, critic=critic)
+
+
+_PHASES = (_fuse, _measure, _look_ahead, _improve, _finish, _value)
 
 
 def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:

@@ -1,23 +1,31 @@
-"""Training on a log: what it learns, which Decider it keeps, and the critic it leaves."""
+"""Training on a log: what it learns, that it goes on where it was stopped, and the critic it leaves."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from examples.shipped_policy.training import cold_fusion
+from focalroute.core.errors import ConfigError
 from focalroute.learn.backend import NUMPY, open_backend
 from focalroute.learn.critic import CriticNet, values
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline import train as offline
+from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, valued
 from focalroute.learn.offline.rollout import Rollout, roll
-from focalroute.learn.offline.train import Trained, train
+from focalroute.learn.offline.train import (
+    Trained,
+    train,
+)
 from focalroute.learn.offline.views import Masks, Views, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
@@ -162,44 +170,33 @@ def test_the_same_seed_gives_the_same_policy_and_another_one_another() -> None:
     assert (one.seed, third.seed) == (1, 2)
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[Masks]]]:
-    """Every Decider as it was measured, in order, and who was asked in the windows it started from."""
-    found: list[tuple[Any, list[Masks]]] = []
-    measure = offline._Training.measured
-
-    def note(training: offline._Training, *given: Any) -> Any:
-        masks = list(training.views.masks)
-        found.append((measure(training, *given), masks))
-        return found[-1][0]
-
-    monkeypatch.setattr(offline._Training, "measured", note)
-    return found
-
-
-def test_the_decider_that_did_best_on_the_validation_part_is_kept(measured: list[tuple[Any, list[Masks]]]) -> None:
+def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     """Steps far too large: it gets better and worse again."""
+    kept: list[Progress] = []
     wild = replace(SMALL, decider_rate=0.1, iterations=12, renew=1, finish=0, finish_epochs=0)
-    trained = train(history(SPECIALISTS, 120, seed=3), seed=0, settings=wild)
-    every = [one for one, _ in measured]
-    assert len(every) == 2 + 12
-    best = max(every, key=lambda one: float(one.score))
-    assert best in every[2:-1]
-    for name, array in parameters(unlimited(neutral(best.decider, len(SPECIALISTS)))).items():
+    trained = train(history(SPECIALISTS, 120, seed=3), seed=0, settings=wild, keep=kept.append)
+    measured = [one for one in kept if one.done and one.phase <= 4]
+    scores = [one.score for one in measured]
+    assert scores == sorted(scores)
+    found = next(one for one in measured if one.score == scores[-1])
+    assert found.done < 12
+    for name, array in parameters(unlimited(neutral(found.best, len(SPECIALISTS)))).items():
         np.testing.assert_array_equal(parameters(trained.decider)[name], array)
-    assert not np.array_equal(best.decider.out, every[-1].decider.out)
-    assert (trained.score, trained.curve) == (best.score, best.curve)
+    assert not np.array_equal(found.best.out, measured[-1].decider.out)
+    assert (trained.score, trained.curve) == (scores[-1], found.curve)
 
 
 @pytest.mark.parametrize(("rate", "fresh"), [(3e-3, True), (0.0, False)], ids=["learned", "knows nothing"])
-def test_the_better_of_two_starts_goes_on(rate: float, fresh: bool, measured: list[tuple[Any, list[Masks]]]) -> None:
+def test_the_better_of_two_starts_goes_on(rate: float, fresh: bool) -> None:
     """Six endpoints that are all alike are a pool that the shipped Decider does not expect."""
-    settings = replace(TINY, lookahead_steps=100, lookahead_rate=rate, iterations=1, decider_rate=0.0)
-    train(history([Kind((0.6, 0.6), 1.0)] * 6, 400, seed=3), seed=0, settings=settings)
-    (shipped, _), (looking, by_shipped), (going, masks) = measured
-    assert (looking.score > shipped.score) == fresh
-    np.testing.assert_array_equal(going.decider.out, (looking if fresh else shipped).decider.out)
-    assert all(np.array_equal(*sets) for sets in zip(masks, by_shipped, strict=True)) != fresh
+    kept: list[Progress] = []
+    settings = replace(TINY, lookahead_steps=100, lookahead_rate=rate, iterations=1)
+    train(history([Kind((0.6, 0.6), 1.0)] * 6, 400, seed=3), seed=0, settings=settings, keep=kept.append)
+    shipped, chosen = kept[1], kept[2]
+    assert (chosen.score > shipped.score) == fresh
+    assert np.array_equal(chosen.best.out, shipped.best.out) != fresh
+    assert all(np.array_equal(*sets) for sets in zip(chosen.masks, shipped.masks, strict=True)) != fresh
+    np.testing.assert_array_equal(chosen.decider.out, chosen.best.out)
 
 
 def test_progress_adds_up_to_what_was_announced() -> None:
@@ -215,6 +212,122 @@ def test_a_free_pool_and_a_log_without_validation_part_can_be_learned_from() -> 
     assert trained.usd_per_query == 0
     assert all(np.isfinite(array).all() for array in arrays_of(trained).values())
     assert all(point.cost_ratio == 0 for point in trained.curve)
+
+
+# --- going on --------------------------------------------------------------------------------------------
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _checkpoint(folder: Path, log: RecordedLog, **changed: Any) -> Checkpoint:
+    given: dict[str, Any] = {"seed": 1, "settings": SMALL, "engine": "numpy"} | changed
+    return Checkpoint(folder / "kept.npz", made_for(log, **given))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> Trained:
+    """From the log and seed that the checkpoints below are of."""
+    return train(random_history(80), seed=1, settings=SMALL)
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, uninterrupted: Trained, tmp_path: Path) -> None:
+    """After every phase and in the midst of the policy gradient; also the progress told adds up."""
+    log = random_history(80)
+    checkpoint = _checkpoint(tmp_path, log)
+    kept = []
+
+    def keep(progress: Progress) -> None:
+        checkpoint.write(progress)
+        kept.append(progress)
+        if len(kept) == stop:
+            raise _Stopped
+
+    with pytest.raises(_Stopped):
+        train(log, seed=1, settings=SMALL, keep=keep)
+    steps: list[int] = []
+    resumed = train(log, seed=1, settings=SMALL, progress=checkpoint.read(), advance=steps.append)
+    assert same(resumed, uninterrupted)
+    assert sum(steps) == SMALL.steps
+
+
+def test_a_killed_process_leaves_what_to_go_on_from(uninterrupted: Trained, tmp_path: Path) -> None:
+    """SIGKILL right after its third checkpoint, that is without any chance to tidy up."""
+    code = """
+import os, signal, sys
+from pathlib import Path
+from tests.learn.offline.test_train import SMALL, _checkpoint, random_history, train
+log = random_history(80)
+checkpoint, kept = _checkpoint(Path(sys.argv[1]), log), []
+def keep(progress):
+    checkpoint.write(progress)
+    kept.append(progress)
+    if len(kept) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+train(log, seed=1, settings=SMALL, keep=keep)
+"""
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root, check=False)
+    assert done.returncode == -signal.SIGKILL
+    log = random_history(80)
+    progress = _checkpoint(tmp_path, log).read()
+    assert progress is not None
+    assert (progress.phase, progress.done) == (3, 4)
+    assert same(train(log, seed=1, settings=SMALL, progress=progress), uninterrupted)
+
+
+def test_what_is_kept_comes_back_and_holds_no_pickle(tmp_path: Path) -> None:
+    log = random_history(80)
+    checkpoint = _checkpoint(tmp_path, log)
+    assert checkpoint.read() is None
+    kept: list[Progress] = []
+    train(log, seed=1, settings=SMALL, keep=kept.append)
+    checkpoint.write(kept[4])
+    found = checkpoint.read()
+    assert found is not None
+    expected = kept[4].arrays()
+    assert found.arrays().keys() == expected.keys()
+    for name, array in found.arrays().items():
+        assert array.dtype != object
+        np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": 2}, "seed"),
+        ({"settings": replace(SMALL, iterations=10)}, "settings"),
+        ({"engine": "torch on cpu"}, "backend"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
+    log = random_history(60)
+    kept: list[Progress] = []
+    train(log, seed=1, settings=SMALL, keep=kept.append)
+    _checkpoint(tmp_path, log).write(kept[0])
+    with pytest.raises(ConfigError, match=rf"kept\.npz: belongs to another training, which differs in {named};"):
+        _checkpoint(tmp_path, log, **changed).read()
+    other = replace(log, value=1 - log.value)
+    with pytest.raises(ConfigError, match="differs in log;"):
+        _checkpoint(tmp_path, other).read()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    log = random_history(60)
+    kept: list[Progress] = []
+    train(log, seed=1, settings=SMALL, keep=kept.append)
+    checkpoint = _checkpoint(tmp_path, log)
+    checkpoint.write(kept[0])
+    whole = checkpoint.path.read_bytes()
+    for data in (b"", b"no archive", whole[: len(whole) // 2]):
+        checkpoint.path.write_bytes(data)
+        with pytest.raises(ConfigError, match="is damaged"):
+            checkpoint.read()
+    blocked = replace(checkpoint, path=checkpoint.path / "below" / "kept.npz")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        blocked.write(kept[0])
 
 
 # --- the gradient, and the critic ------------------------------------------------------------------------

@@ -1,0 +1,459 @@
+"""Estimates the worth of two policies on answers of others, from the stored probabilities.
+
+A policy is valued as it serves with exploration, on queries like the ones stored, seen with the window as it was then.
+rho_1:t is the product of an episode's ratios pi / mu up to decision t, mu the probability stored when it was decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.core.errors import ConfigError
+from focalroute.core.records import F64, Feedback
+from focalroute.evaluate import output
+from focalroute.learn.episodes import Costs, Episode, episode, rewarded
+from focalroute.learn.export import decider_net, fusion_net
+from focalroute.learn.gate import POINTS, log_q, worth
+from focalroute.learn.losses import likelihood
+from focalroute.learn.nets import DeciderNet, Floats, decider_pass
+from focalroute.learn.trajectory import Batch, Bools, Decisions, StepBatch, batch, vocabulary
+from focalroute.policy.bundle import Policy
+from focalroute.policy.references import load_reference
+from focalroute.store import display_name, open_store, require_existing
+from focalroute.store.base import StoredAnswer
+
+#: What is estimated: right answers in points (100 (u + 1) / 2), cost in costs of asking everybody once, and
+#: u - lambda cost in points, lambda the one that each decision saw.
+MEASURES = ("accuracy", "cost", "reward")
+#: How: weighted by whole episodes' ratios; the same divided by their mean; per decision around a fitted V.
+ESTIMATORS = ("ips", "self-normalised", "doubly-robust")
+#: A mean ratio that is further from 1 says that the answers lack, or hold by chance, so much of what the policy does.
+UNTRIED = 0.05
+
+#: An episode's V is fitted on the other parts.
+PARTS = 5
+#: An effective sample size below this says nothing.
+ENOUGH = 50.0
+
+_SURE = 1.96
+_RIDGE = 10.0  # as if so many episodes had shown no effect of a feature
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval (normal approximation over episodes)."""
+
+    value: float
+    low: float
+    high: float
+
+
+#: Measure -> estimator -> estimate.
+Estimates = Mapping[str, Mapping[str, Estimate]]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyValue:
+    """The estimates for one policy.
+
+    Attributes:
+        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: how many answers of its
+            own the stored ones are worth.
+        mean_ratio: the mean of rho, whose expectation is 1. Far from it: what the policy does was hardly ever tried,
+            which the effective sample size does not show, since what never happened has no ratio.
+        changed: answers that its Fusion would have given otherwise.
+        guessed: those of them whose worth is only likely, since a bare reward on another answer says no more.
+        estimates: measure -> estimator -> value; None if the effective sample size is under `ENOUGH`, or the mean
+            ratio further from 1 than `UNTRIED`: insufficient evidence.
+    """
+
+    effective_sample_size: float
+    mean_ratio: float
+    changed: int
+    guessed: int
+    estimates: Estimates | None
+
+    @property
+    def enough(self) -> bool:
+        """Whether there is evidence at all."""
+        return self.estimates is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyComparison:
+    """Two policies on the same stored answers.
+
+    Attributes:
+        rewarded: answers that a policy decided and somebody judged.
+        episodes: those that count: every decision sampled, seen through today's layout.
+        greedy: left out because a decision was not sampled, so that it has no probability to weigh by.
+        unread: left out because another version of this package saw them through another layout.
+        labelled: those of ``episodes`` whose right answer is known.
+        a: the first policy.
+        b: the second.
+        difference: b minus a, paired; None where either has insufficient evidence.
+    """
+
+    rewarded: int
+    episodes: int
+    greedy: int
+    unread: int
+    labelled: int
+    a: PolicyValue
+    b: PolicyValue
+    difference: Estimates | None
+
+
+def compare_policies(
+    answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]], a: Policy, b: Policy, *, seed: int = 0
+) -> PolicyComparison:
+    """Estimate what two policies are worth, and their difference, from rewarded answers of any policies.
+
+    Args:
+        answers: with their feedback, as `Store.recent` gives them.
+        a: a policy.
+        b: another one.
+        seed: of the parts that the critic is cross-fitted on.
+
+    Raises:
+        ConfigError: both are the same policy, or no answer can count.
+        PolicyError: a policy is not one that this package wrote.
+    """
+    if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
+        raise ConfigError("policies: both are the same; give two that differ")
+    judged = rewarded(answers)
+    if not judged:
+        raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
+    costs = Costs.of(answer for answer, _ in judged)
+    read = [(answer, one) for answer, said in judged if (one := episode(answer, said, costs))]
+    sampled = [
+        (answer, one) for answer, one in read if all(step.log_mu is not None for _, step in one.trajectory.decisions)
+    ]
+    if not sampled:
+        raise ConfigError(
+            f"none of the {len(judged)} rewarded answers can count: {len(read)} were decided greedily (explore=False), "
+            f"{len(judged) - len(read)} seen through another layout; serve with exploration, then compare"
+        )
+    log = _Log.of(sampled, seed)
+    first, second = _played(log, a), _played(log, b)
+    difference = None
+    if first.value.enough and second.value.enough:
+        difference = _estimates(second.values - first.values)
+    return PolicyComparison(
+        rewarded=len(judged),
+        episodes=len(sampled),
+        greedy=len(read) - len(sampled),
+        unread=len(judged) - len(read),
+        labelled=int(log.batch.fusions.labelled.sum()),
+        a=first.value,
+        b=second.value,
+        difference=difference,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """The episodes as arrays (letters as in `focalroute.learn.trajectory`).
+
+    Attributes:
+        names: the endpoints, in the order of the batch's ids.
+        shares: (B, T) c_k / C of each decision.
+        worth: (B, K) u, had this candidate been the answer.
+        known: (B, K) whether that is exact.
+        part: (B,) which of the parts, for cross-fitting, an episode is in.
+    """
+
+    batch: Batch
+    names: tuple[str, ...]
+    shares: F64
+    worth: F64
+    known: NDArray[np.bool_]
+    part: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sampled: Sequence[tuple[StoredAnswer, Episode]], seed: int) -> _Log:
+        episodes = [one for _, one in sampled]
+        names = vocabulary((), episodes)
+        made = batch(episodes, names)
+        shares = np.zeros_like(made.steps.rewards, np.float64)
+        posterior = np.zeros_like(made.fusions.offered, np.float64)
+        for row, (answer, one) in enumerate(sampled):
+            shares[row, shares.shape[1] - 1 - len(one.shares) : -1] = one.shares
+            known = answer.probabilities[: posterior.shape[1]]
+            posterior[row, : len(known)] = known
+        fusions = made.fusions
+        answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
+        answered |= fusions.answered[:, None] < 0  # written from them, whichever is preferred
+        either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, _ in sampled])
+        told = fusions.labelled | (fusions.reward == 1) | (either & (fusions.reward == -1))
+        return cls(
+            batch=made,
+            names=names,
+            shares=shares,
+            worth=worth(fusions, np.log(np.maximum(posterior, 1e-12))),
+            known=answered | told[:, None],
+            part=np.random.default_rng(seed).permutation(len(episodes)) % PARTS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """One policy on a log; ``values`` (estimator, measure, B) are its estimates as means of one value an episode."""
+
+    value: PolicyValue
+    values: F64
+
+
+def _played(log: _Log, policy: Policy) -> _Played:
+    steps, fusions = log.batch.steps, log.batch.fusions
+    rows = np.concatenate([[0], policy.ids(log.names)])  # from the batch's ids to the policy's own
+    decisions = replace(log.batch.decisions, ids=rows[log.batch.decisions.ids])
+    ratio = ratios(decider_net(policy.decider_onnx), decisions, steps.taken.shape)
+    answer = log_q(fusion_net(policy.fusion_onnx), replace(fusions, ids=rows[fusions.ids])).argmax(axis=1)
+    each, weight = np.arange(len(answer)), ratio[:, -1]
+    size, mean = effective_sample_size(weight), float(weight.mean())
+    rewards = _rewards(log, log.worth[each, answer])
+    total = rewards.sum(axis=2)
+    values = np.stack([weight * total, _normalised(total, weight), _robust(log, rewards, ratio)])
+    estimates = None
+    if size >= ENOUGH and abs(mean - 1) <= UNTRIED:
+        estimates = _estimates(values)
+    value = PolicyValue(
+        effective_sample_size=size,
+        mean_ratio=mean,
+        changed=int(((answer != fusions.answered) & (fusions.answered >= 0)).sum()),
+        guessed=int((~log.known[each, answer]).sum()),
+        estimates=estimates,
+    )
+    return _Played(value, values)
+
+
+def _rewards(log: _Log, u: F64) -> F64:
+    """Return what each step adds to each measure, (measure, B, T), the answers worth ``u`` (B,)."""
+    right = np.zeros_like(log.shares)
+    right[:, -1] = POINTS * (u + 1)
+    paid = POINTS * log.batch.steps.rewards.astype(np.float64)  # -lambda c_k / C at the Decider's steps
+    paid[:, -1] = 0
+    return np.stack([right, log.shares, right + paid])
+
+
+def _normalised(total: F64, weight: F64) -> F64:
+    """The self-normalised estimate sum(rho G) / sum(rho), made linear, so that its interval is that of a mean."""
+    value = (total @ weight / weight.sum())[:, None]
+    linear: F64 = value + weight / weight.mean() * (total - value)
+    return linear
+
+
+def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
+    """V(s_1) and its corrections, (measure, B)."""
+    steps = log.batch.steps
+    value = cross_fitted(steps, rewards, ratio, log.part)
+    first = steps.taken.argmax(axis=1)
+    start = value[:, np.arange(len(first)), first]
+    added = np.stack([corrections(r, v, ratio, steps.taken) for r, v in zip(rewards, value, strict=True)])
+    robust: F64 = start + added
+    return robust
+
+
+def _estimates(values: F64) -> Estimates:
+    """From one value an episode, (estimator, measure, B)."""
+    return {
+        measure: {how: Estimate(*interval(values[e, m])) for e, how in enumerate(ESTIMATORS)}
+        for m, measure in enumerate(MEASURES)
+    }
+
+
+def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64:
+    """rho_1:t (B, T); the last column, the Fusion's, is that of all decisions."""
+    logits, _ = decider_pass(net, decisions.context, decisions.endpoints, decisions.ids)
+    log_ratio = np.zeros(shape)
+    log_ratio[decisions.episode, decisions.step] = likelihood(logits, decisions.heads).log_pi - decisions.log_mu
+    found: F64 = np.exp(np.cumsum(log_ratio, axis=1))
+    return found
+
+
+def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64:
+    """sum over t of rho_1:t (r_t + V(s_{t+1}) - V(s_t)), (B,): what doubly robust estimation adds to V(s_1).
+
+    Jiang & Li 2016 (arXiv 1511.03722) with Q(s, a) taken to be V(s). V(s_1) plus this has the policy's value as its
+    mean whatever V, as long as V was not fitted on the same episodes, and the less variance the better V.
+
+    Args:
+        rewards: (B, T).
+        value: (B, T) V(s_t); what stands at padding does not matter.
+        ratio: (B, T) rho_1:t.
+        taken: (B, T) a step, not padding.
+    """
+    value = np.where(taken, value, 0).astype(np.float64)
+    after = np.concatenate([value[:, 1:], np.zeros_like(value[:, :1])], axis=1)
+    total: F64 = np.where(taken, ratio * (rewards + after - value), 0).sum(axis=1)
+    return total
+
+
+def effective_sample_size(weights: Floats) -> float:
+    """(sum w)^2 / sum w^2: how many episodes of the policy's own these are worth."""
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def interval(values: Floats) -> tuple[float, float, float]:
+    """The mean of one value an episode, and the ends of its 95 % interval.
+
+    By the normal approximation: each decision was sampled by itself, so what weighing adds is independent from episode
+    to episode.
+    """
+    mean, half = float(values.mean()), _SURE * float(values.std()) / max(len(values) - 1, 1) ** 0.5
+    return mean, mean - half, mean + half
+
+
+def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
+    """V at every step, (measure, B, T), fitted by least squares on parts that an episode is not in.
+
+    One linear function for each kind of step: the first decision, later ones, the Fusion's. An error of V costs
+    precision, never correctness, so a fit in closed form, with nothing to tune, will do. What stands at padding means
+    nothing.
+
+    What followed a step is weighted by the ratios of the decisions from there on, so that V is the policy's own and
+    not that of the policy that decided.
+
+    Args:
+        steps: what was seen.
+        rewards: (measure, B, T).
+        ratio: (B, T) rho_1:t.
+        part: (B,) in 0..`PARTS` - 1.
+    """
+    returns = np.cumsum(rewards[:, :, ::-1], axis=2)[:, :, ::-1]
+    before = np.concatenate([np.ones_like(ratio[:, :1]), ratio[:, :-1]], axis=1)
+    weights = ratio[:, -1:] / before
+    value = np.zeros_like(rewards)
+    for kind in _kinds(steps.taken):
+        for number in range(PARTS):
+            own = kind & (part == number)[:, None]
+            rest = kind & (part != number)[:, None]
+            if own.any() and rest.any():
+                value[:, own] = _fitted(
+                    steps.states[rest].astype(np.float64), returns[:, rest], weights[rest], steps.states[own]
+                )
+    return value
+
+
+def _kinds(taken: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], ...]:
+    """First decisions, later ones, Fusion steps: (B, T) each."""
+    fusion = np.zeros_like(taken)
+    fusion[:, -1] = True
+    first = taken & (np.cumsum(taken, axis=1) == 1) & ~fusion
+    return first, taken & ~first & ~fusion, fusion
+
+
+def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]) -> F64:
+    """Weighted ridge regression of ``returns`` (measure, n) on ``states`` (n, Ds), at the states ``wanted``."""
+    weights = weights / weights.mean()
+    total = weights.sum()
+    centre, level = weights @ states / total, returns @ weights / total
+    x = (states - centre) * weights[:, None]
+    gram = x.T @ (states - centre) + _RIDGE * np.eye(states.shape[1])
+    slopes = np.linalg.solve(gram, x.T @ (returns - level[:, None]).T)
+    found: F64 = ((wanted - centre) @ slopes + level).T
+    return found
+
+
+#: How many of a store's latest answers are looked at.
+LATEST = 10_000
+
+_PIPED_WIDTH = 120
+_TITLES = {"accuracy": "accuracy, points", "cost": "cost, % of asking all", "reward": "reward, points"}
+_UNITS = {"accuracy": 1.0, "cost": 100.0, "reward": 1.0}
+
+
+def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool = False) -> None:
+    """Compare two policies (see `focalroute.cli.policy.describe`) on a store's answers, and print the estimates.
+
+    Raises:
+        ConfigError: a policy or the store does not exist, both policies are the same, or no answer can count.
+        PolicyError: a policy does not pass its checks.
+        StoreError: the store cannot be read.
+    """
+    first, second = load_reference(a), load_reference(b)
+    with closing(open_store(require_existing(store))) as opened:
+        found = compare_policies(opened.recent(LATEST), first, second, seed=seed)
+    names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}
+    if as_json:
+        said = {"store": display_name(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
+        print(json.dumps({**said, **dataclasses.asdict(found)}, indent=2, allow_nan=False))
+    else:
+        _show(display_name(store), names, found)
+
+
+def _show(store: str, names: dict[str, str], found: PolicyComparison) -> None:
+    print(f"{store}: {found.episodes} of {found.rewarded} rewarded answers, {found.labelled} with a label")
+    for key, value in (("a", found.a), ("b", found.b)):
+        print(f"{key.upper()}: {names[key]}; {_evidence(value, found.episodes)}")
+    if found.a.enough or found.b.enough:
+        _show_estimates((found.a.estimates, found.b.estimates, found.difference))
+    print(_verdict(found))
+    for note in _notes(found):
+        print(f"note: {note}")
+
+
+def _show_estimates(columns: Sequence[Estimates | None]) -> None:
+    rows = []
+    for measure in MEASURES:
+        title = _TITLES[measure]
+        for how in ESTIMATORS:
+            rows.append((title, how, *(_cell(part, measure, how) for part in columns)))
+            title = ""
+    output.console(_PIPED_WIDTH).print(output.table(("", "", "A", "B", "B minus A"), rows))
+
+
+def _evidence(value: PolicyValue, episodes: int) -> str:
+    said = f"effective sample size {value.effective_sample_size:.0f} of {episodes}, mean ratio {value.mean_ratio:.2f}"
+    if not value.enough:
+        said += ": insufficient evidence"
+    return said
+
+
+def _cell(part: Estimates | None, measure: str, how: str) -> str:
+    if part is None:
+        return "-"
+    one, unit = part[measure][how], _UNITS[measure]
+    return f"{one.value * unit:.2f} ({one.low * unit:.2f} to {one.high * unit:.2f})"
+
+
+def _verdict(found: PolicyComparison) -> str:
+    """Which is better, by the doubly robust estimate of the reward."""
+    if found.difference is None:
+        lacking = [name for name, value in (("A", found.a), ("B", found.b)) if not value.enough]
+        return (
+            f"insufficient evidence on {' and '.join(lacking)}: an effective sample size under {ENOUGH:.0f}, or a "
+            f"mean ratio further from 1 than {UNTRIED:g}, says nothing; gather more answers, or serve with more "
+            "exploration"
+        )
+    gain = found.difference["reward"]["doubly-robust"]
+    surely = "neither surely better nor worse"
+    if gain.low > 0:
+        surely = "surely better"
+    elif gain.high < 0:
+        surely = "surely worse"
+    return f"B is {surely} than A: {gain.value:+.2f} points of reward ({gain.low:+.2f} to {gain.high:+.2f})"
+
+
+def _notes(found: PolicyComparison) -> list[str]:
+    notes = []
+    if found.greedy:
+        notes.append(f"{found.greedy} answers decided greedily have no probability to weigh by, and are left out")
+    if found.unread:
+        notes.append(f"{found.unread} answers seen through another layout of the observation are left out")
+    for name, value in (("A", found.a), ("B", found.b)):
+        if value.changed:
+            guessed = f", {value.guessed} of them of a worth only guessed from bare rewards" if value.guessed else ""
+            notes.append(
+                f"{name}'s Fusion would have given {value.changed} other answers{guessed}; "
+                "what it would have shown the Decider between rounds is left out"
+            )
+    return notes

@@ -1,0 +1,169 @@
+"""How far offline training has come, as arrays and back, and the file that outlives a killed process."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from focalroute.core.errors import ConfigError
+from focalroute.learn.adam import Moments
+from focalroute.learn.critic import CriticNet
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters, restored
+from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
+from focalroute.learn.offline.views import Masks
+from focalroute.policy.publish import lock_folder, replace_file
+
+_FORMAT = "1"
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a training: with the log, the settings and the seed all that going on needs.
+
+    Attributes:
+        phase: phases that are done.
+        done: iterations of the policy gradient that are done.
+        rng: state of the generator, as its ``bit_generator`` gives it.
+        masks: who was asked, for each view.
+        fusion: the net.
+        trust: share of its learned part.
+        decider: the net as it is now.
+        moments: what Adam remembers of it.
+        best: the Decider that did best on the validation part.
+        curve: what it did there.
+        score: what that is worth.
+        critic: the net.
+    """
+
+    phase: int
+    done: int
+    rng: Mapping[str, Any]
+    masks: tuple[Masks, ...]
+    fusion: FusionNet
+    trust: float
+    decider: DeciderNet
+    moments: Moments
+    best: DeciderNet
+    curve: tuple[ValidationPoint, ...]
+    score: float
+    critic: CriticNet
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """As named arrays."""
+        nets = {
+            "fusion": parameters(self.fusion),
+            "decider": parameters(self.decider),
+            "best": parameters(self.best),
+            "critic": parameters(self.critic),
+            "first": self.moments.first,
+            "second": self.moments.second,
+        }
+        return {
+            **{f"{net}.{name}": np.asarray(array) for net, arrays in nets.items() for name, array in arrays.items()},
+            "counts": np.array([self.phase, self.done, self.moments.steps]),
+            "figures": np.array([self.trust, self.score]),
+            "curve": np.array([astuple(point) for point in self.curve]).reshape(-1, len(fields(ValidationPoint))),
+            "masks": np.array(self.masks, np.bool_),
+            "rng": np.array(json.dumps(self.rng)),
+        }
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Progress:
+        """Restore the state from `arrays`.
+
+        Raises:
+            KeyError: an array is missing; ValueError: these are other arrays.
+        """
+        decider = restored(DeciderNet, arrays, "decider.")
+        phase, done, steps = arrays["counts"].tolist()
+        trust, score = arrays["figures"].tolist()
+        first, second = (parameters(restored(DeciderNet, arrays, part)) for part in ("first.", "second."))
+        return cls(
+            phase=phase,
+            done=done,
+            rng=json.loads(str(arrays["rng"])),
+            masks=tuple((first, later) for first, later in arrays["masks"]),
+            fusion=restored(FusionNet, arrays, "fusion."),
+            trust=trust,
+            decider=decider,
+            moments=Moments(steps, first, second),
+            best=restored(DeciderNet, arrays, "best."),
+            curve=tuple(ValidationPoint(*row) for row in arrays["curve"].tolist()),
+            score=score,
+            critic=restored(CriticNet, arrays, "critic."),
+        )
+
+
+def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
+    """Return the settings that a training depends on; it can resume only with the same."""
+    digest = hashlib.sha256()
+    for field in fields(recorded):
+        value = getattr(recorded, field.name)
+        if value is not None:
+            array = np.ascontiguousarray(value)
+            digest.update(f"{field.name} {array.dtype} {array.shape} ".encode())
+            digest.update(array.tobytes())
+    said = json.dumps(asdict(settings), sort_keys=True)
+    return {"format": _FORMAT, "log": digest.hexdigest(), "settings": said, "seed": str(seed), "backend": engine}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A file that holds the latest `Progress`: plain arrays, replaced in one step, without pickles.
+
+    Attributes:
+        path: the file.
+        made_for: see `made_for`.
+    """
+
+    path: Path
+    made_for: Mapping[str, str]
+
+    def write(self, progress: Progress) -> None:
+        """Replace what was kept.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        archive = io.BytesIO()
+        np.savez(archive, allow_pickle=False, **progress.arrays(), made_for=np.array(json.dumps(dict(self.made_for))))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with lock_folder(self.path.parent):  # who publishes there removes files that are half written
+                replace_file(self.path, archive.getvalue())
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
+
+    def read(self) -> Progress | None:
+        """Read the checkpoint; None if there is no such file.
+
+        Raises:
+            ConfigError: it is damaged, or of another log, seed, backend or other settings.
+        """
+        try:
+            with np.load(io.BytesIO(self.path.read_bytes()), allow_pickle=False) as archive:
+                arrays = dict(archive)
+            kept = json.loads(str(arrays["made_for"]))
+            progress = Progress.of(arrays)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # damage may show as anything
+            raise ConfigError(f"{self.path}: is damaged; remove it, or train without resume") from error
+        other = [what for what, value in self.made_for.items() if kept.get(what) != value]
+        if other:
+            raise ConfigError(
+                f"{self.path}: belongs to another training, which differs in {' and '.join(other)}; "
+                "give the same again, or train without resume"
+            )
+        return progress

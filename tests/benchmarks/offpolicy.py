@@ -1,0 +1,82 @@
+"""Off-policy estimates against the truth, as Markdown tables: ``python -m tests.benchmarks.offpolicy``.
+
+On questions and models of the package's own simulation, and on recorded answers in ``../shared/data`` where they are
+(see `tests.evaluate.truth` for what is compared with what). A few minutes; ``--logs``, ``--size``
+and ``--samples`` say how thorough it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from focalroute.core.pool import load_pool
+from focalroute.core.progress import progress_bar
+from focalroute.evaluate.offpolicy import ESTIMATORS
+from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.table import LogTable, join
+from tests.evaluate.truth import Study, Trial, World, simulated_table, study, targets
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+WARM, LAST = 1000, 3000
+UNITS = {"accuracy": 1.0, "cost": 100.0}  # points; % of asking everybody. The reward is a sum of both
+
+
+def tables(folder: Path) -> Iterator[tuple[str, LogTable]]:
+    """Each log that there is, by name."""
+    yield "simulated", simulated_table(folder, LAST)
+    path = DATA / "mmlupro12.jsonl.gz"
+    if path.exists():
+        yield "mmlupro12", join(read_log(path), load_pool(DATA / "mmlupro12.pool.toml"), path)
+
+
+def rows(name: str, one: Study) -> Iterator[str]:
+    """The lines of one policy."""
+    for what, quantities in (("value", one.value), ("gain", one.gain)):
+        for measure, unit in UNITS.items():
+            known = quantities[measure]
+            truth = f"{known.truth * unit:+.2f} ± {1.96 * known.truth_error * unit:.2f}"
+            cells = [cell(known.trials[how], unit) if known.trials else "insufficient" for how in ESTIMATORS]
+            yield f"| {name} | {what}, {measure} | {truth} | {' | '.join(cells)} |"
+
+
+def cell(trial: Trial, unit: float) -> str:
+    """What is said of one estimator."""
+    bias = f"{trial.bias * unit:+.2f} ± {1.96 * trial.bias_error * unit:.2f}"
+    return f"{bias}, {trial.rmse * unit:.2f}, {trial.coverage:.0%}"
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--logs", type=int, default=40, help="logs drawn for each table")
+    parser.add_argument("--size", type=int, default=600, help="answers in a log")
+    parser.add_argument("--samples", type=int, default=4, help="times each row is played for the truth")
+    parser.add_argument("--reward", action="store_true", help="bare rewards instead of labels")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        policies = targets(Path(name))
+        for log, table in tables(Path(name)):
+            world = World.of(table, warm=WARM, last=LAST)
+            with progress_bar(log, given.logs + len(policies), shown=True) as advance:
+                found = study(
+                    world,
+                    policies,
+                    logs=given.logs,
+                    size=given.size,
+                    samples=given.samples,
+                    label=not given.reward,
+                    advance=advance,
+                )
+            print(f"\n{log}: {given.logs} logs of {given.size} answers; bias ± 95 %, RMSE, coverage of the interval\n")
+            print(f"| policy | | truth | {' | '.join(ESTIMATORS)} |\n|---|---|---|---|---|---|")
+            for target, one in found.items():
+                print(*rows(target, one), sep="\n")
+            sizes = (f"{target} {one.size:.0f} ({one.answered:.0%})" for target, one in found.items())
+            print(f"\nMean effective sample size (logs with sufficient evidence): {', '.join(sizes)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
