@@ -107,13 +107,16 @@ def test_a_request_that_no_endpoint_may_be_asked_is_told_without_their_names(mon
     assert "in-the-cellar" not in json.dumps(got)
 
 
-def test_a_stream_that_breaks_off_tells_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_breaks_off_tells_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def breaks(request: web.Request, _: Any) -> web.StreamResponse:
         return await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=False)
 
     with serving(breaks) as service, served([in_the_cellar(service, monkeypatch)]) as url:
-        _, body, _ = asked(url, stream=True)
+        _, body, request_id = asked(url, stream=True)
     assert "the answer broke off" in body
+    assert f"{request_id}: StreamBroken: " in caplog.text
     assert not [secret for secret in PRIVATE if secret in body]
 
 
