@@ -19,6 +19,7 @@ from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate_command
 from focalroute.policy.bundle import load, versions
+from tests.cli.calling import focalroute
 from tests.evaluate.logs import stream, write_log, write_pool
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
@@ -31,38 +32,27 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_log(folder / "log.jsonl", stream(60, SKILLS)), write_pool(folder / "pool.toml", prices)
 
 
-def _process(given: tuple[Path, Path], out: Path, *more: str) -> subprocess.Popen[bytes]:
-    log, pool = given
-    command = [sys.executable, "-m", "focalroute", "train", str(log), "--pool", str(pool), "--out", str(out), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-    said, complaint = process.communicate(timeout=120)
-    return process.returncode, said.decode(), complaint.decode()
-
-
 def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple[Path, Path], tmp_path: Path) -> None:
     """SIGKILL from outside as soon as something is kept; the same models, byte for byte."""
-    quick = ("--iterations", "5", "--seed", "4")
-    whole = _process(given, tmp_path / "whole", *quick)
-    killed = _process(given, tmp_path / "killed", *quick)
+    log, pool = given
+    arguments = ["train", str(log), "--pool", str(pool), "--iterations", "2", "--seed", "4", "--out"]
+    killed = subprocess.Popen([sys.executable, "-m", "focalroute", *arguments, str(tmp_path / "killed")])
     kept = tmp_path / "killed" / ".training-4.npz"
     deadline = time.monotonic() + 100
     while not kept.exists() and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     os.kill(killed.pid, signal.SIGKILL)
-    assert _ended(killed)[0] == -signal.SIGKILL
+    assert killed.wait(120) == -signal.SIGKILL
     assert kept.exists()
     assert versions(tmp_path / "killed") == ()
-    code, said, complaint = _ended(_process(given, tmp_path / "killed", *quick, "--resume", "--json"))
-    assert (code, complaint) == (0, "")
-    assert json.loads(said)["version"] == 1
+    resumed = focalroute(*arguments, str(tmp_path / "killed"), "--resume", "--json")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert json.loads(resumed.stdout)["version"] == 1
     assert not kept.exists()
-    code, said, complaint = _ended(whole)
-    assert (code, complaint) == (0, "")
-    assert "seed 4: score" in said
-    assert "cost weight" in said
+    whole = focalroute(*arguments, str(tmp_path / "whole"))
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert "seed 4: score" in whole.stdout
+    assert "cost weight" in whole.stdout
     one, other = load(tmp_path / "whole"), load(tmp_path / "killed")
     assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
     assert one.metrics == other.metrics

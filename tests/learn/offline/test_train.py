@@ -93,6 +93,12 @@ def reward(played: Rollout, price: float) -> float:
     return float((2 * played.worth - 1 - price * played.shares.sum(axis=0)).mean())
 
 
+@pytest.fixture(scope="module")
+def uninterrupted() -> Trained:
+    """From the log and seed that the checkpoints below are of."""
+    return train(random_history(80), seed=1, settings=SMALL)
+
+
 def test_the_curve_goes_from_everybody_to_the_cheapest_and_names_what_is_served() -> None:
     log = history(CHEAP, 60, seed=0)
     curve = train(log, seed=0, settings=SMALL).curve
@@ -162,12 +168,11 @@ def test_it_finds_the_known_optimum_and_beats_nets_set_by_hand(kinds: list[Kind]
     assert point.accuracy > optimum - 0.1
 
 
-def test_the_same_seed_gives_the_same_policy_and_another_one_another() -> None:
-    log = random_history(80)
-    one, other, third = (train(log, seed=seed, settings=SMALL) for seed in (1, 1, 2))
-    assert same(one, other)
-    assert not same(one, third)
-    assert (one.seed, third.seed) == (1, 2)
+def test_the_same_seed_gives_the_same_policy_and_another_one_another(uninterrupted: Trained) -> None:
+    again, other = (train(random_history(80), seed=seed, settings=SMALL) for seed in (1, 2))
+    assert same(uninterrupted, again)
+    assert not same(uninterrupted, other)
+    assert (again.seed, other.seed) == (1, 2)
 
 
 def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
@@ -226,13 +231,9 @@ def _checkpoint(folder: Path, log: RecordedLog, **changed: Any) -> Checkpoint:
     return Checkpoint(folder / "kept.npz", made_for(log, **given))
 
 
-@pytest.fixture(scope="module")
-def uninterrupted() -> Trained:
-    """From the log and seed that the checkpoints below are of."""
-    return train(random_history(80), seed=1, settings=SMALL)
-
-
-@pytest.mark.parametrize("stop", range(1, 8))
+@pytest.mark.parametrize(
+    "stop", [stop if stop in (2, 5) else pytest.param(stop, marks=pytest.mark.slow) for stop in range(1, 8)]
+)
 def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, uninterrupted: Trained, tmp_path: Path) -> None:
     """After every phase and in the midst of the policy gradient; also the progress told adds up."""
     log = random_history(80)
@@ -294,6 +295,19 @@ def test_what_is_kept_comes_back_and_holds_no_pickle(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, expected[name])
 
 
+def _begun(log: RecordedLog) -> Progress:
+    """The first that is kept of a training."""
+    kept: list[Progress] = []
+
+    def keep(progress: Progress) -> None:
+        kept.append(progress)
+        raise _Stopped
+
+    with pytest.raises(_Stopped):
+        train(log, seed=1, settings=SMALL, keep=keep)
+    return kept[0]
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -304,9 +318,7 @@ def test_what_is_kept_comes_back_and_holds_no_pickle(tmp_path: Path) -> None:
 )
 def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, Any], named: str, tmp_path: Path) -> None:
     log = random_history(60)
-    kept: list[Progress] = []
-    train(log, seed=1, settings=SMALL, keep=kept.append)
-    _checkpoint(tmp_path, log).write(kept[0])
+    _checkpoint(tmp_path, log).write(_begun(log))
     with pytest.raises(ConfigError, match=rf"kept\.npz: belongs to another training, which differs in {named};"):
         _checkpoint(tmp_path, log, **changed).read()
     other = replace(log, value=1 - log.value)
@@ -316,10 +328,8 @@ def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, Any], na
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     log = random_history(60)
-    kept: list[Progress] = []
-    train(log, seed=1, settings=SMALL, keep=kept.append)
     checkpoint = _checkpoint(tmp_path, log)
-    checkpoint.write(kept[0])
+    checkpoint.write(_begun(log))
     whole = checkpoint.path.read_bytes()
     for data in (b"", b"no archive", whole[: len(whole) // 2]):
         checkpoint.path.write_bytes(data)
@@ -327,7 +337,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
             checkpoint.read()
     blocked = replace(checkpoint, path=checkpoint.path / "below" / "kept.npz")
     with pytest.raises(ConfigError, match="cannot be written"):
-        blocked.write(kept[0])
+        blocked.write(_begun(log))
 
 
 # --- the gradient, and the critic ------------------------------------------------------------------------
