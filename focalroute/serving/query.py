@@ -168,8 +168,8 @@ def make_query(
         choices, answer = _wanted(answer)
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
-    if choices is not None and params.get("tools"):
-        raise ConfigError("tools: a closed question is answered by a choice, not by a call; give choices or tools")
+    if choices is not None and params.get("tools") and params.get("tool_choice") != "none":
+        raise ConfigError('tools: a closed question calls none; leave them out, or give tool_choice="none"')
     if (samples or 1) > 1 and (isinstance(answer, Structure) or "tools" in params):
         raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
     if combine not in _MODES:

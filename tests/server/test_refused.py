@@ -65,7 +65,7 @@ def formatted(schema: Any) -> dict[str, Any]:
             "response_format",
             "give one",
         ),
-        ({"tools": [call_of("add")], "focalroute": {"choices": ["a", "b"]}}, "tools", "give choices or tools"),
+        ({"tools": [call_of("add")], "focalroute": {"choices": ["a", "b"]}}, "tools", "tool_choice"),
         (formatted(SCHEMA) | {"focalroute": {"choices": ["a", "b"]}}, "response_format", "give one"),
         ({"focalroute": 5}, "focalroute", "give names and their values"),
         ({"focalroute": {"choises": []}}, "focalroute.choises", "unknown field; did you mean 'choices'?"),
