@@ -257,6 +257,17 @@ def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Pa
     assert late[True] < 0.3 < late[False]
 
 
+def test_a_change_is_noted_with_its_query(tmp_path: Path) -> None:
+    skills = {"a": 0.95, "b": 0.75, "c": 0.3}
+    table = turning(tmp_path, skills, {**skills, "a": 0.05}, count=80)
+    serving = Serving(narrow(tmp_path / "policy"), table.endpoints, seed=0, explore=False, probe_share=0)
+    play(serving, table, np.arange(160))
+    ((turn, name, change),) = serving.changes
+    assert name == "a"
+    assert 80 <= turn < 110
+    assert change.after < change.before - 0.3
+
+
 def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
     """Once all are known at most the share of what the asks cost, and part of what was played; the same every time."""
     table = table_of(tmp_path, stream(250, SKILLS), PRICES)

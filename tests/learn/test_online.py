@@ -192,6 +192,23 @@ def test_what_took_over_and_is_surely_worse_is_rolled_back(store: Store, tmp_pat
     assert [entry["outcome"] for entry in read_trial(tmp_path, 1, None).record] == ["rolled back"]
 
 
+def test_what_took_over_is_watched_until_the_one_before_will_not_be_shown_to_be_better(
+    store: Store, tmp_path: Path
+) -> None:
+    good = learned(3, 0)
+    put(tmp_path, learned(1, 0))
+    put(tmp_path, good, on_trial=True)
+    make_current(tmp_path, 2)
+    write_trial(tmp_path, Trial(2, parent=1))
+    watched = []
+    for number, answers in enumerate((20, 500)):
+        fill(store, play(good, answers, number, version=2))
+        update_policy(store, tmp_path, seed=0)
+        watched.append(read_trial(tmp_path, 2, None).parent)
+    assert watched == [1, None]
+    assert bundle.current(tmp_path) == 2
+
+
 def test_who_does_not_serve_the_challenger_tries_it_on_the_answers_of_what_serves(store: Store, tmp_path: Path) -> None:
     put(tmp_path, linear_learner())
     fill(store, play(linear_learner(), 500, 0, version=1))
