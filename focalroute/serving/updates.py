@@ -148,7 +148,9 @@ class Updater:
         One that runs on a thread, as no Python can be started, is waited for.
         """
         timer = threading.Timer(_CLOSING_S, self._stop.set)
-        timer.start()
+        timer.daemon = True
+        if self._latest is not None:  # else there is nothing to wait for
+            timer.start()
         self._worker.shutdown(cancel_futures=True)
         timer.cancel()
         if self._learner is not None:
