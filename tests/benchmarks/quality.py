@@ -38,7 +38,10 @@ def tables(logs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
     beside = [points.get(own) for points, own in zip(ours, single, strict=True)]
     rows = [
         ["test queries", *(str(log["n_test"]) for log in logs)],
-        ["focalroute, held at the best single's cost", *("" if point is None else f"**{_at(point)}**" for point in beside)],
+        [
+            "focalroute, held at the best single's cost",
+            *("" if point is None else f"**{_at(point)}**" for point in beside),
+        ],
     ]
     rows += [
         [f"focalroute, held at {target:g}", *(f"**{_at(own[target])}**" if target in own else "" for own in ours)]
