@@ -200,7 +200,7 @@ class LogLinearOnline(Baseline):
 
     def __init__(self, endpoints: Sequence[str], seed: int | None = None) -> None:
         super().__init__(endpoints, seed)
-        self.weights = np.ones(len(self._index))  # never changed in place: whoever reads it has one whole state
+        self.weights = np.ones(len(self._index))  # never changed in place: a reader has one whole state
         self._learning = threading.Lock()
 
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:

@@ -38,7 +38,7 @@ STEP: Mapping[str, int] = {
 
 #: A row of `Observation.endpoints` before a step.
 STEP_ENDPOINT: Mapping[str, int] = {
-    "last": 1,  # 1 for whoever gave the last answer
+    "last": 1,  # 1 for the endpoint that gave the last answer
     "asked": 1,  # how often it was asked / T_max
     "accuracy": 1,  # as in `focalroute.observe.layout.ENDPOINT`, and so the next
     "price": 1,

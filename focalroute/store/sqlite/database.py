@@ -231,7 +231,7 @@ class OpenedFile:
             found = _identity(file)
             if found == identity:
                 continue
-            self._next_check = 0.0  # whoever comes next must hear of it too
+            self._next_check = 0.0  # the next caller must hear of it, too
             happened = "deleted, emptied or moved away" if found is None else "replaced by another file"
             raise StoreError(
                 f"{file}: was {happened} while it was in use, so what is written is lost to other processes; "
