@@ -172,7 +172,7 @@ def test_feedback_as_it_is_in_life_reaches_every_method_and_stands_in_the_report
 ) -> None:
     given = _given(tmp_path, 80)
     life: dict[str, Any] = {"feedback_share": 0.4, "feedback_delay": 9, "feedback_noise": 0.5}
-    plain, report, again = (evaluate(*given, policy=cold(), **how) for how in ({}, life, life))
+    plain, report, again = (evaluate(*given, policy=cold(), train_fraction=0.5, **how) for how in ({}, life, life))
     assert report.to_dict() == again.to_dict()
     changed = {
         one.name for one, other in zip(report.methods, plain.methods, strict=True) if one.accuracy != other.accuracy
