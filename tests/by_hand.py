@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from focalroute.learn.nets import F32, DeciderNet
+from focalroute.core.records import F32
+from focalroute.learn.nets import DeciderNet
 from focalroute.observe import layout
 
 __all__ = ["linear_decider"]

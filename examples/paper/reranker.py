@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.evaluate.baselines import TextVectors
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.replay import Revealed, Training, Turn
-from focalroute.evaluate.singles import TextVectors
 
 F64 = NDArray[np.float64]
 

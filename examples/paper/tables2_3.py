@@ -14,8 +14,8 @@ import numpy as np
 
 from examples.paper.common import Benchmark, Options, accuracy, benchmarks, cost, options, show
 from examples.paper.reranker import Rerank
+from focalroute.evaluate.baselines import First, has_text, threshold_pair
 from focalroute.evaluate.replay import ReplayResult, Training
-from focalroute.evaluate.singles import First, has_text, threshold_pair
 
 #: Published, Table 2 on GPQA: the strongest with three others, and RL-Focal. Table 3 on MMLU / GSM8K.
 PUBLISHED_PAIRS = "40.00, 38.88, 36.66; RL-Focal 48.98"

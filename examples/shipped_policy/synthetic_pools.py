@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.core.records import F32, I64, Bools
+from focalroute.learn.offline.recorded import RecordedLog
 
 F64 = NDArray[np.float64]
 

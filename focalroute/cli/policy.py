@@ -14,7 +14,7 @@ from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from focalroute.policy.bundle import Policy
-    from focalroute.policy.der import Der
+    from focalroute.policy.sequential import Der
 
 policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
 
@@ -70,8 +70,8 @@ def describe(reference: str) -> dict[str, Any]:
     """
     from focalroute.learn.trial import read_trial
     from focalroute.policy import bundle
-    from focalroute.policy.der import load_served
     from focalroute.policy.references import SHIPPED, parse_reference
+    from focalroute.policy.sequential import load_served
 
     kept: dict[str, Any] = {}
     if reference == SHIPPED:
@@ -116,9 +116,9 @@ def roll_back_folder(folder: Path, version: int | None) -> int:
         ConfigError: there is no such folder or version, or none to go back to.
         PolicyError: it does not pass its checks; the current policy stays.
     """
-    from focalroute.policy.der import load_served
     from focalroute.policy.publish import rollback
     from focalroute.policy.references import check_folder
+    from focalroute.policy.sequential import load_served
 
     check_folder(folder, version)
     if version is None:

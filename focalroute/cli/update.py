@@ -43,8 +43,7 @@ def update(
     A process that serves with this folder notices within a second of its next question. With a Redis store the policy
     is the fleet's: all workers get it, and one at a time of the processes that run this command with --follow learns.
     """
-    from focalroute.learn.fleet.archive import Archive
-    from focalroute.learn.fleet.learner import FleetLearner
+    from focalroute.learn.fleet.learner import Archive, FleetLearner
     from focalroute.learn.online import update_policy
     from focalroute.policy.references import resolve_policy
     from focalroute.serving.updates import learned_folder

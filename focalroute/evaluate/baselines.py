@@ -1,42 +1,325 @@
-"""The baselines under their stable names, each made from the training part alone, and what no strategy could reach."""
+"""The baselines under their stable names, each made from the training part alone, and what no strategy could reach.
+
+Here are those that ask one endpoint a query: the same, in turns, by chance, by their record, or by the query's text.
+"""
 
 from __future__ import annotations
 
+import math
+import random
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from zlib import crc32
 
 import numpy as np
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import I64
-from focalroute.evaluate import singles
-from focalroute.evaluate.cascade import cascade
+from focalroute.core.records import F32, F64, I64
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
-from focalroute.evaluate.replay import ReplayResult, Strategy, Training
+from focalroute.evaluate.replay import (
+    PRICE_OF_MONEY,
+    ReplayResult,
+    Revealed,
+    Strategy,
+    Training,
+    Turn,
+    best_setting,
+    play,
+)
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.votes import MeanVote, Vote, Weighted, log_linear_online, query_weights, static_subset
+from focalroute.evaluate.votes import MeanVote, Vote, Weighted, cascade, log_linear_online, query_weights, static_subset
+from focalroute.money.pacing import Pacer
+from focalroute.observe.features import Embedder, unit_vector
+from focalroute.policy.baselines import RecencyRanking
+from focalroute.policy.routers import ROUTERS, TextRouter
+
+
+class OneEndpoint(Strategy, ABC):
+    """A baseline that asks one endpoint a query: the first of its order that can be asked."""
+
+    _last = -1  # whom it asked last
+
+    def answer(self, turn: Turn) -> int:
+        """That one's answer; -1 if none can be asked."""
+        for endpoint in self._order(turn):
+            if endpoint in turn.available:
+                self._last = endpoint
+                return turn.ask(endpoint).candidate
+        return -1
+
+    @abstractmethod
+    def _order(self, turn: Turn) -> Sequence[int]:
+        """Endpoints, most wanted first."""
+
+
+class First(OneEndpoint):
+    """``best-single-train``, ``best-single-hindsight``: always the same endpoint; the next best where it is missing.
+
+    Args:
+        order: endpoints, most wanted first.
+    """
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._fixed = tuple(order)
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return self._fixed
+
+
+class RandomOf(OneEndpoint):
+    """``random``, ``random-select``: one of the given endpoints, each as likely; anybody where none is there."""
+
+    def __init__(self, endpoints: Sequence[int], seed: int) -> None:
+        self._endpoints = tuple(endpoints)
+        self._random = random.Random(seed)  # noqa: S311 - no secret
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        there = [i for i in self._endpoints if i in turn.available] or turn.available
+        return there and (self._random.choice(there),)
+
+
+class ReplayedRoundRobin(OneEndpoint):
+    """``round-robin``: everyone in turn, in pool order; who is missing is passed over."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return [(self._last + 1 + step) % self._size for step in range(self._size)]
+
+
+class ReplayedLatestCorrect(OneEndpoint):
+    """``latest-correct`` (the paper's greedy control): the member that was right most recently.
+
+    Ranked by `focalroute.policy.baselines.RecencyRanking` among those that were asked; it starts from the training
+    part's last rows, and accuracy there breaks ties.
+    """
+
+    def __init__(self, training: Training) -> None:
+        table, rows = training.table, training.rows
+        self._rank = training.rank
+        self._recency = RecencyRanking(len(table.endpoints))
+        for row in rows.tolist():
+            known = table.there[row] & ~table.failed[row]
+            self._recency.record({i: float(table.value[row, i]) for i in known.nonzero()[0].tolist()})
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Note who was right."""
+        self._recency.record(revealed.values)
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return sorted(self._rank, key=self._recency.key, reverse=True)
+
+
+def random_select(training: Training) -> RandomOf:
+    """``random-select`` (the paper's greedy control): a random one of the training part's top k.
+
+    k is chosen on its last fifth.
+    """
+    sizes = range(2, max(3, len(training.table.endpoints) // 2 + 1))
+    k = best_setting(training, sizes, lambda part, k: RandomOf(part.rank[:k], part.seed))
+    return RandomOf(training.rank[:k], training.seed)
+
+
+_WARM = 500  # training rows by which a pacer settles
+
+
+class Routed(OneEndpoint):
+    """One of `focalroute.policy.routers`, as it serves by its name, held to a cost by the ensemble's pacer.
+
+    Args:
+        usd_per_query: to hold; None: money weighs `PRICE_OF_MONEY`.
+    """
+
+    def __init__(self, router: TextRouter, embed: Embedder, usd_per_query: float | None) -> None:
+        self._router = router
+        self._embed = embed
+        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), PRICE_OF_MONEY)
+
+    def answer(self, turn: Turn) -> int:
+        """Ask, and count what it cost."""
+        turn.memo = unit_vector(self._embed(turn.query.text))
+        said = super().answer(turn)
+        self._pacer.end(Decimal(sum(reply.usd for reply in turn.replies.values())))
+        return said
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        return self._router.order(turn.memo, self._pacer.begin())
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Take in what it was worth."""
+        self._router.add(turn.memo, revealed.values, {i: reply.usd for i, reply in turn.replies.items()})
+
+
+def fitted(name: str, training: Training) -> TextRouter:
+    """The router of this name, fitted to all answers of the training part."""
+    table, rows = training.table, training.rows
+    router = ROUTERS[name](table.names, training.seed)
+    texts = np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()])
+    known = table.there[rows]
+    values = np.where(known, table.value[rows], np.nan)
+    router.fit(texts, values, np.where(known, table.usd[rows], np.nan))
+    return router
+
+
+def routed(router: TextRouter, training: Training) -> Routed:
+    """A fitted router with its pacer settled on the last of the training part."""
+    strategy = Routed(router, training.table.embed, training.usd_per_query)
+    play(strategy, training.table, training.rows[-_WARM:], feedback="none", show_task=training.show_task)
+    return strategy
+
+
+def _routed(name: str, training: Training) -> Routed:
+    return routed(fitted(name, training), training)
+
+
+#: The published routers, by name.
+ROUTED: Mapping[str, Callable[[Training], Strategy]] = {name: partial(_routed, name) for name in ROUTERS}
+
+_WIDTH = 512
+_WORD = re.compile(r"\w+")
+_MAX_CHARACTERS = 4000
+_RIDGE = 1.0
+
+
+def has_text(training: Training) -> bool:
+    """Whether any training query has text."""
+    return any(training.table.texts[row] for row in training.rows.tolist())
+
+
+class TextVectors:
+    """TF-IDF of hashed words, fitted on the training part; Euclidean norm 1.
+
+    A word weighs (1 + ln tf) (ln((1 + n) / (1 + df)) + 1), n texts of which df hold it (Salton & Buckley 1988); hashed
+    with signs to 512 columns (Weinberger et al. 2009). Of a long text the first 4,000 characters are read.
+
+    Attributes:
+        rows: float32 (n, 512), the training texts themselves.
+    """
+
+    def __init__(self, training: Training) -> None:
+        texts = [Counter(_words(training.table.texts[row])) for row in training.rows.tolist()]
+        seen = Counter(word for counts in texts for word in counts)
+        self._rarity = {word: math.log((1 + len(texts)) / (1 + df)) + 1 for word, df in seen.items()}
+        self._unseen = math.log(1 + len(texts)) + 1
+        self.rows: F32 = np.stack([self._vector(counts) for counts in texts])
+
+    def __call__(self, text: str) -> F32:
+        """float32 (512,)."""
+        return self._vector(Counter(_words(text)))
+
+    def _vector(self, counts: Mapping[str, int]) -> F32:
+        vector = np.zeros(_WIDTH)
+        for word, count in counts.items():
+            hashed = crc32(word.encode("utf-8", "replace"))
+            weight = (1 + math.log(count)) * self._rarity.get(word, self._unseen)
+            vector[hashed % _WIDTH] += weight if hashed & 0x80000000 else -weight
+        norm = math.sqrt(vector @ vector)
+        return (vector / norm if norm else vector).astype(np.float32)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text[:_MAX_CHARACTERS].lower())
+
+
+class ThresholdPair(OneEndpoint):
+    """``threshold-pair``, RouteLLM's shape: the cheap endpoint where the strong one is not likely enough to do better.
+
+    Args:
+        rank: the endpoints, best first, for where both are missing.
+        predicted: the gain of the strong one by text.
+        threshold: the gain from which on a query goes to the strong one.
+    """
+
+    def __init__(self, rank: Sequence[int], predicted: Gain, threshold: float) -> None:
+        self._rank = tuple(rank)
+        self._predicted = predicted
+        self._threshold = threshold
+
+    def _order(self, turn: Turn) -> Sequence[int]:
+        """The strong one where the predicted gain passes the threshold, else the cheap one."""
+        cheap, strong = self._predicted.pair
+        if self._predicted(turn.query.text) >= self._threshold:
+            return strong, cheap, *self._rank
+        return cheap, strong, *self._rank
+
+
+class Gain:
+    """How much more the strong endpoint's answer is worth than the cheap one's: ridge regression on the text's vector.
+
+    Attributes:
+        pair: (cheap, strong).
+    """
+
+    def __init__(self, training: Training, pair: tuple[int, int]) -> None:
+        self.pair = pair
+        self._vectors = TextVectors(training)
+        table, rows = training.table, training.rows
+        x = self._vectors.rows.astype(np.float64)
+        gain = np.nan_to_num(table.value[rows][:, pair[1]]) - np.nan_to_num(table.value[rows][:, pair[0]])
+        self._mean = float(gain.mean())
+        penalty: F64 = _RIDGE * np.eye(_WIDTH)
+        self._weights = np.linalg.solve(x.T @ x + penalty, x.T @ (gain - self._mean)).astype(np.float64)
+
+    def __call__(self, text: str) -> float:
+        """The predicted gain."""
+        return float(self._vectors(text) @ self._weights) + self._mean
+
+
+def threshold_pair(training: Training, pair: tuple[int, int] | None = None) -> ThresholdPair | First:
+    """``threshold-pair``: strong is the most accurate on the training part, cheap the best of those at half its cost.
+
+    The gain is learned from the first four fifths; the threshold, a quantile of the gains predicted for the last fifth,
+    is chosen there. Where none is that cheap, the strong one alone.
+
+    Args:
+        pair: (cheap, strong) instead.
+    """
+    pair = pair or _pair(training)
+    if pair is None:
+        return First(training.rank)
+    fit, held = training.cut()
+    gain = Gain(fit, pair)
+    predicted = [gain(training.table.texts[row]) for row in held.tolist()]
+    thresholds = [-math.inf, *np.quantile(predicted, np.linspace(0.1, 0.9, 9)).tolist(), math.inf]
+    chosen = best_setting(training, thresholds, lambda part, threshold: ThresholdPair(part.rank, gain, threshold))
+    return ThresholdPair(training.rank, gain, chosen)
+
+
+def _pair(training: Training) -> tuple[int, int] | None:
+    table, rows = training.table, training.rows
+    usd = table.usd[rows].sum(axis=0) / np.maximum(table.there[rows].sum(axis=0), 1)
+    strong = training.rank[0]
+    cheap = next((i for i in training.rank if usd[i] <= usd[strong] / 2), None)
+    return None if cheap is None else (cheap, strong)
+
 
 #: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
-    "best-single-train": lambda training: singles.First(training.rank),
-    "random": lambda training: singles.RandomOf(range(len(training.table.endpoints)), training.seed),
-    "round-robin": lambda training: singles.ReplayedRoundRobin(len(training.table.endpoints)),
+    "best-single-train": lambda training: First(training.rank),
+    "random": lambda training: RandomOf(range(len(training.table.endpoints)), training.seed),
+    "round-robin": lambda training: ReplayedRoundRobin(len(training.table.endpoints)),
     "plurality": lambda training: Vote(training.rank),
     "mean": lambda training: MeanVote(training.rank),
     "weighted-vote": Weighted,
     "log-linear-online": log_linear_online,
-    "latest-correct": singles.ReplayedLatestCorrect,
-    "random-select": singles.random_select,
-    "threshold-pair": singles.threshold_pair,
+    "latest-correct": ReplayedLatestCorrect,
+    "random-select": random_select,
+    "threshold-pair": threshold_pair,
     "static-subset": static_subset,
     "cascade": cascade,
     "query-weights": query_weights,
-    **singles.ROUTED,
+    **ROUTED,
 }
 #: The papers' own methods, likewise.
 PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}
 #: Those that need the text of the queries.
-TEXTUAL = frozenset({"query-weights", "threshold-pair", *singles.ROUTED})
+TEXTUAL = frozenset({"query-weights", "threshold-pair", *ROUTED})
 #: Those that draw lots: every seed plays them anew.
 BY_CHANCE = frozenset({"avengers-pro", "irt-router", "query-weights", "random", "random-select", "thompson"})
 #: Not attainable: left out of Pareto comparisons.
@@ -45,7 +328,7 @@ IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 
 def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
     """Those that make sense for this log: all, but without text the ones that read none."""
-    return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or singles.has_text(training)}
+    return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
 
 
 def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
@@ -60,9 +343,9 @@ def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
     return {f"preset-{name}": PRESETS[name] for name in names}
 
 
-def best_in_hindsight(table: LogTable, test: I64) -> singles.First:
+def best_in_hindsight(table: LogTable, test: I64) -> First:
     """``best-single-hindsight``: the endpoint that turns out best on the test part."""
-    return singles.First(table.rank(test))
+    return First(table.rank(test))
 
 
 def oracle(table: LogTable, test: I64) -> ReplayResult:

@@ -110,7 +110,7 @@ def _played(report: Report, figures: Figures) -> dict[str, Section]:
         "calibration": _calibration(figures),
         "rounds": Section(
             "On how many of the queries each endpoint is asked. Round 1 is decided by the query and by the record of "
-            "the endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because "
+            "the endpoints; in later rounds the replies so far are known, and who is then asked is asked because "
             "of them.",
             figures.rounds,
         ),

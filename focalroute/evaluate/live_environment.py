@@ -34,8 +34,7 @@ from focalroute.evaluate.replay import ReplayResult
 from focalroute.money.cost import cost_of
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import width
-from focalroute.policy.der import flat
-from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, stacked
+from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, flat, stacked
 from focalroute.serving.query import make_query
 from focalroute.serving.sync import Ensemble
 from focalroute.sim import Question, SimulatedModel

@@ -16,14 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import F64, Feedback
+from focalroute.core.records import F64, Bools, Feedback
 from focalroute.evaluate import output
-from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gate import POINTS, log_q, worth
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, Floats, decider_pass
-from focalroute.learn.trajectory import Batch, Bools, Decisions, StepBatch, batch, vocabulary
+from focalroute.learn.trajectory import (
+    Batch,
+    Costs,
+    Decisions,
+    Episode,
+    StepBatch,
+    batch,
+    episode,
+    rewarded,
+    vocabulary,
+)
 from focalroute.policy.bundle import Policy
 from focalroute.policy.references import load_reference
 from focalroute.store import display_name, open_store, require_existing

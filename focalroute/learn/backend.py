@@ -1,6 +1,6 @@
 """Runs the networks while they learn, in numpy, or in torch and its autograd for long runs and large pools.
 
-The torch functions are the same mathematics as `focalroute.learn.nets` and `focalroute.learn.critic`, written once more
+The torch functions are the same mathematics as `focalroute.learn.nets` and `focalroute.learn.nets`, written once more
 without a single derivative, so that each checks the other. The only module that imports torch, and only when asked to.
 """
 
@@ -14,8 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.learn.critic import CriticNet, critic_pass
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, Vjp, decider_pass, fusion_pass, parameters
+from focalroute.learn.nets import (
+    CriticNet,
+    DeciderNet,
+    Floats,
+    FusionNet,
+    Gradients,
+    Vjp,
+    critic_pass,
+    decider_pass,
+    fusion_pass,
+    parameters,
+)
 from focalroute.observe import layout
 
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ class Backend:
     Attributes:
         decider: as `focalroute.learn.nets.decider_pass`.
         fusion: as `focalroute.learn.nets.fusion_pass`.
-        critic: as `focalroute.learn.critic.critic_pass`.
+        critic: as `focalroute.learn.nets.critic_pass`.
         name: the engine's, and where it computes.
     """
 
@@ -103,7 +113,7 @@ class TorchBackend:
         return self._run(_fusion, parameters(net), (members, candidates), ids)
 
     def critic(self, net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
-        """As `focalroute.learn.critic.critic_pass`."""
+        """As `focalroute.learn.nets.critic_pass`."""
         return self._run(_critic, parameters(net), (states,))
 
     def _run(

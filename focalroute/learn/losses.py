@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import Bools
 from focalroute.learn.nets import Floats
-from focalroute.learn.trajectory import Bools, Fusions, HeadBatch
+from focalroute.learn.trajectory import Fusions, HeadBatch
 from focalroute.policy.decider import EXPLORATION
 
 _FAR = -1e9

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from focalroute.learn.adam import Moments, fit_minibatches
 from focalroute.learn.backend import NUMPY, Backend
-from focalroute.learn.critic import CriticNet, values
 from focalroute.learn.gate import log_q
 from focalroute.learn.losses import (
     Likelihood,
@@ -27,7 +26,7 @@ from focalroute.learn.losses import (
     surrogate_loss,
     unlikeliness,
 )
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients, between, parameters
+from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, Gradients, between, parameters, values
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, StepBatch
 from focalroute.learn.update_report import Diagnostics
 

@@ -17,13 +17,11 @@ from threadpoolctl import threadpool_limits
 
 from focalroute.core.errors import PolicyError
 from focalroute.learn.adam import Moments
-from focalroute.learn.critic import CriticNet
-from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, parameters, restored
-from focalroute.learn.trajectory import batch, grown, vocabulary
+from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, parameters, restored
+from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown, rewarded, vocabulary
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
 from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
 from focalroute.policy import bundle

@@ -19,8 +19,8 @@ import numpy as np
 
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import F64
-from focalroute.learn.episodes import Episode
 from focalroute.learn.gate import WIDTH, Nets, evidence, judge
+from focalroute.learn.trajectory import Episode
 from focalroute.learn.update_report import Comparison
 from focalroute.policy.bundle import read_file
 from focalroute.policy.publish import lock_folder, replace_file

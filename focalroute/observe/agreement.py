@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from focalroute.core.records import F32
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import MEMBER, slices
-
-F32 = NDArray[np.float32]
 
 #: Makes the vectors of several texts, norm 1: of each the vector, and why there is none, in words (else empty).
 Reader = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]

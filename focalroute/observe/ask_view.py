@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.records import HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply
 from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, gathered, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
@@ -21,9 +21,6 @@ from focalroute.observe.memory import Expectation
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.observe.pool_stats import COST_PENALTIES, FEW, PoolStats, cost_penalties, standardised_length
 from focalroute.observe.recalibration import recalibrated
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("agrees", "similar", "signal", "focal"))
 _MARKS = 2  # columns of an endpoint that come first: asked, replied

@@ -23,9 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import Masses
-
-F64 = NDArray[np.float64]
+from focalroute.core.records import F64, Masses
 
 #: Questions with more choices are left alone.
 MOST_CHOICES = 64

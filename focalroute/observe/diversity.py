@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-F64 = NDArray[np.float64]
+from focalroute.core.records import F64
 
 #: A pair with fewer common rows is shrunk.
 MIN_ROWS = 20

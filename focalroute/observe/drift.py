@@ -27,6 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F64
+
 #: What a change must gain, nats.
 THRESHOLD = 8.0
 
@@ -42,7 +44,6 @@ _N_LOG_N: NDArray[np.float64] = _COUNTS * np.log(np.maximum(_COUNTS, 1))
 
 #: Outcomes, the right ones of them, outcomes of others to compare them with, the right ones of those.
 Block = tuple[int, int, int, int]
-F64 = NDArray[np.float64]
 
 
 class Change(NamedTuple):

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import HASHED
+from focalroute.core.records import F32, HASHED
 from focalroute.observe.calibration import Totals
 from focalroute.observe.memory import Memory
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

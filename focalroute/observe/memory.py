@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
+from focalroute.core.records import F32, I64
 
 #: Queries remembered.
 CAPACITY = 4096

@@ -13,14 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import COST_WEIGHT_RANGE
+from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64, Bools
 from focalroute.observe.calibration import LEAST_MASS, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, MEMBER, slices, width
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 #: A free-form question counts as one of this many choices, however many answers were seen.
 OPEN_CHOICES = 8

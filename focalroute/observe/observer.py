@@ -17,10 +17,9 @@ from functools import partial
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import Outcome, Query
+from focalroute.core.records import F32, F64, Outcome, Query
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats
@@ -33,9 +32,6 @@ from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, PoolStats,
 from focalroute.observe.recalibration import Recalibration
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 _log = logging.getLogger("focalroute")
 

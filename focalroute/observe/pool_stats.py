@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32, F64
 from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.observation import bounded_cost_weight, member_rows, vote_weights
 from focalroute.observe.window import INFERRED_UNIT, Counts
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 
 #: Strength, in asks, of the prior that holds an endpoint's accuracy at its pool's mean.
 PRIOR_ASKS = 10

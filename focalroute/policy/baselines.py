@@ -22,11 +22,9 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import F32, Evidence, Observation, Outcome
+from focalroute.core.records import F32, F64, Evidence, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.policy.decider import posterior
-
-F64 = NDArray[np.float64]
 
 #: The policy version stamped on answers that a named policy decided; the receipt's ``policy`` says which.
 BASELINE_VERSION = -2

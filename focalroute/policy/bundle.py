@@ -33,12 +33,11 @@ from focalroute.core.files import read_regular
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, Evidence, Observation
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, LAYOUT, MEMBER, width
-from focalroute.policy.onnx_graph import MAX_BYTES
-from focalroute.policy.onnx_model import Inputs, Session, Signature
+from focalroute.policy.onnx_model import MAX_BYTES, Inputs, Session, Signature
 
 CURRENT = "CURRENT"
 CHALLENGER = "CHALLENGER"
-#: What a sequential policy has in place of the other two (see `focalroute.policy.der`).
+#: What a sequential policy has in place of the other two (see `focalroute.policy.sequential`).
 DER_FILE = "der.onnx"
 SCHEMA = 1
 #: The bundle that is shipped.

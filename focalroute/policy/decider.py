@@ -24,7 +24,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from math import exp, inf, log, log1p
+from math import exp, log, log1p
 
 from focalroute.core.records import F32, Decision
 
@@ -104,25 +104,6 @@ def _log_sum(logits: Sequence[float]) -> float:
     """ln(sum of e^z)."""
     most = max(logits)
     return most + log(sum([exp(z - most) for z in logits]))
-
-
-def log_probability(probabilities: Sequence[float], decision: Decision) -> float:
-    """The log-probability of a decision under these p (N,) instead of the decision's own; -inf if it is impossible."""
-    heads, picked = decision.order, decision.picked
-    first = _first(probabilities, heads, decision.must_pick, decision.one)
-    total, some = 0.0, False
-    for head, at_first, could in zip(heads, first, decision.eligible, strict=True):
-        if not could:
-            continue
-        chance = probabilities[head] if some else at_first
-        if head in picked:
-            total += log(chance)
-            some = True
-        elif chance < 1.0:
-            total += log1p(-chance)
-        else:
-            return -inf
-    return total
 
 
 def _sample(

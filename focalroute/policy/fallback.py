@@ -13,8 +13,7 @@ from focalroute.core.records import F32, Evidence, Observation
 from focalroute.observe.layout import CONTEXT, slices
 from focalroute.policy.baselines import SURE, Baseline, cheapest_first, plurality
 from focalroute.policy.bundle import Policy
-from focalroute.policy.der import Der
-from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Sequential
+from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Der, Sequential
 
 #: The policy version stamped on answers that no policy decided.
 FALLBACK = -1

@@ -1,18 +1,354 @@
-"""Opens and runs one ONNX model, on the caller's thread. The only module that imports onnxruntime."""
+"""Opens and runs one ONNX model, on the caller's thread. The only module that imports onnxruntime.
+
+What a file asks of its runtime is read before, without onnx, whose import costs 170 ms. Only plain graphs of a few
+tensor operators pass: no control flow (it may never end), no functions, no other operator domains and no tensors stored
+in other files. The shape of every tensor follows from the shapes of the inputs, so that what a run takes in memory and
+time is known, and bounded, before it begins.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
+from itertools import zip_longest
+from math import isfinite, prod
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import F32
-from focalroute.policy.onnx_graph import Graph
+
+Shape: TypeAlias = tuple[int, ...]
+_Fields: TypeAlias = Mapping[int, Sequence[Any]]
+
+MAX_BYTES = 32 * 2**20
+MAX_NODES = 1000
+MAX_FIELDS = 100_000
+#: Of all tensors of a run together, weights included: half a gigabyte at the most, of 8 bytes each.
+MAX_ELEMENTS = 2**26
+#: Multiply-adds of a run: a second or so.
+MAX_STEPS = 2**32
+
+_LEAST_OPSET = 13  # before, axes were attributes
+_INT64 = 7  # TensorProto.INT64
+_MOST_AXES = 16
+#: How a field may be written (its wire types): protobuf drops what is written otherwise.
+_WIRES = {"int": {0}, "ints": {0, 2}, "float": {5}, "floats": {2, 5}}
+#: Message -> field number -> the message in it, or how it is written (else as text)
+#: (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). A field that is not here is refused: functions,
+#: subgraphs, sparse and external tensors, metadata that configures a runtime.
+_SCHEMA: Mapping[str, Mapping[int, str]] = {
+    "Model": {1: "int", 2: "text", 3: "text", 4: "text", 5: "int", 6: "text", 7: "Graph", 8: "OperatorSet"},
+    "OperatorSet": {1: "domain", 2: "int"},
+    "Graph": {1: "Node", 2: "text", 5: "Tensor", 10: "text", 11: "text", 12: "text", 13: "text"},
+    "Node": {1: "text", 2: "text", 3: "text", 4: "operator", 5: "Attribute", 6: "text", 7: "domain"},
+    "Attribute": {1: "text", 2: "float", 3: "int", 8: "ints", 13: "text", 20: "int"},
+    "Tensor": {1: "ints", 2: "int", 4: "floats", 5: "ints", 7: "ints", 8: "text", 9: "text", 12: "text"},
+}
+#: AttributeProto.AttributeType -> the field that holds such a value.
+_VALUE_FIELDS = {1: 2, 2: 3, 7: 8}
+#: What attributes an operator may have, and of which type.
+_ATTRIBUTES: Mapping[str, Mapping[str, int]] = {
+    "Concat": {"axis": 2},
+    "Gather": {"axis": 2},
+    "Gemm": {"alpha": 1, "beta": 1, "transA": 2, "transB": 2},
+    "ReduceSum": {"keepdims": 2, "noop_with_empty_axes": 2},
+    "Transpose": {"perm": 7},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    operator: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: Mapping[str, Any]
+
+
+class Graph:
+    """The operators of a model and the shapes of its weights. Immutable.
+
+    Args:
+        model: the ONNX file's bytes.
+
+    Raises:
+        PolicyError: it is not small and plain; the message says why.
+    """
+
+    __slots__ = ("_axes", "_nodes", "_weights")
+
+    def __init__(self, model: bytes) -> None:
+        if len(model) > MAX_BYTES:
+            raise PolicyError(f"{len(model)} bytes are more than the {MAX_BYTES} a policy may have")
+        try:
+            read = _read("Model", memoryview(model), iter(range(MAX_FIELDS)))
+        except IndexError:
+            raise PolicyError("not an ONNX model: it ends in the middle of a field") from None
+        if any(_last_int(opset, 2) < _LEAST_OPSET for opset in read.get(8, ())):
+            raise PolicyError(f"operators older than version {_LEAST_OPSET} are not allowed in a policy")
+        nodes = [node for graph in read.get(7, ()) for node in graph.get(1, ())]
+        if len(nodes) > MAX_NODES:
+            raise PolicyError(f"more than {MAX_NODES} operators are not allowed in a policy")
+        self._nodes = [_node(node) for node in nodes]
+        tensors = [tensor for graph in read.get(7, ()) for tensor in graph.get(5, ())]
+        self._weights = [(_name(tensor.get(8)), tuple(_ints(tensor.get(1, ())))) for tensor in tensors]
+        self._axes = {_name(tensor.get(8)): axes for tensor in tensors if (axes := _axes_in(tensor)) is not None}
+
+    def check(self, inputs: Sequence[tuple[str, Shape]]) -> None:
+        """Raise PolicyError, saying why, unless a run on inputs of these shapes stays within the bounds."""
+        self.shapes(inputs)
+
+    def shapes(self, inputs: Sequence[tuple[str, Shape]]) -> Mapping[str, Shape]:
+        """The shapes of all tensors of a run on such inputs; PolicyError if that passes a bound."""
+        shapes: dict[str, Shape] = {}
+        elements = steps = 0
+        for name, shape in (*inputs, *self._weights):
+            if name in shapes or min(shape, default=0) < 0:
+                raise PolicyError("a tensor that is given twice, or less than empty, is not allowed in a policy")
+            shapes[name] = shape
+            elements += prod(shape)
+        for node in self._nodes:
+            try:
+                given = [shapes[name] for name in node.inputs]
+                axes = self._axes.get(node.inputs[1]) if len(given) > 1 else None
+                shape, terms = OPERATORS[node.operator](given, axes, **node.attributes)
+            except (LookupError, TypeError, ValueError):
+                raise PolicyError(f"its {node.operator} does not fit what it is given") from None
+            if node.output in shapes:
+                raise PolicyError("a tensor that is made twice is not allowed in a policy")
+            shapes[node.output] = shape
+            elements += prod(shape)
+            steps += prod(shape) * terms
+            if elements > MAX_ELEMENTS or steps > MAX_STEPS:
+                raise PolicyError(
+                    f"up to its {node.operator} there are {elements} numbers by {steps} steps; "
+                    f"{MAX_ELEMENTS} by {MAX_STEPS} are allowed in a policy"
+                )
+        return shapes
+
+
+# -- shapes: of what an operator makes, and of how many terms each of its numbers is the sum ---------------------------
+
+_Made: TypeAlias = tuple[Shape, int]
+_Axes: TypeAlias = Shape | None
+
+
+def _same(given: Sequence[Shape], _: _Axes) -> _Made:
+    (shape,) = given
+    return shape, 1
+
+
+def _broadcast(given: Sequence[Shape], _: _Axes = None) -> _Made:
+    one, other = given
+    sizes = [_fits(a, b) if 1 not in (a, b) else a * b for a, b in zip_longest(one[::-1], other[::-1], fillvalue=1)]
+    return tuple(sizes[::-1]), 1
+
+
+def _concat(given: Sequence[Shape], _: _Axes, *, axis: int) -> _Made:
+    first = given[0]
+    at = range(len(first))[axis]
+    for shape in given:
+        _fits(shape[:at], first[:at])
+        _fits(shape[at + 1 :], first[at + 1 :])
+    return (*first[:at], sum(shape[at] for shape in given), *first[at + 1 :]), 1
+
+
+def _gather(given: Sequence[Shape], _: _Axes, *, axis: int = 0) -> _Made:
+    data, indices = given
+    at = range(len(data))[axis]
+    return (*data[:at], *indices, *data[at + 1 :]), 1
+
+
+def _gemm(given: Sequence[Shape], _: _Axes, **attributes: Any) -> _Made:
+    turns = attributes.get("transA", 0), attributes.get("transB", 0)
+    (rows, inner), (inner_too, columns) = (
+        shape[::-1] if turned else shape for shape, turned in zip(given[:2], turns, strict=True)
+    )
+    _fits(inner, inner_too)
+    for bias in given[2:]:
+        _fits(_broadcast((bias, (rows, columns)))[0], (rows, columns))
+    return (rows, columns), inner + 1
+
+
+def _matmul(given: Sequence[Shape], _: _Axes) -> _Made:
+    one, other = given
+    *outer, rows, inner = (1, *one) if len(one) == 1 else one
+    *outer_too, inner_too, columns = (*other, 1) if len(other) == 1 else other
+    _fits(inner, inner_too)
+    ends = ((rows,) if len(one) > 1 else ()) + ((columns,) if len(other) > 1 else ())
+    return (*_broadcast((tuple(outer), tuple(outer_too)))[0], *ends), inner
+
+
+def _reduce_sum(given: Sequence[Shape], axes: _Axes, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> _Made:
+    shape = given[0]
+    if axes is None and len(given) > 1:
+        raise ValueError("axes that are computed")
+    over = _places(axes or (() if noop_with_empty_axes else range(len(shape))), len(shape))
+    left = [1 if at in over else size for at, size in enumerate(shape) if keepdims or at not in over]
+    return tuple(left), prod(shape[at] for at in over)
+
+
+def _squeeze(given: Sequence[Shape], axes: _Axes) -> _Made:
+    shape = given[0]
+    if axes is None:
+        raise ValueError("no axes, or computed ones")
+    gone = _places(axes, len(shape))
+    for at in gone:
+        _fits(shape[at], 1)
+    return tuple(size for at, size in enumerate(shape) if at not in gone), 1
+
+
+def _transpose(given: Sequence[Shape], _: _Axes, *, perm: Shape | None = None) -> _Made:
+    (shape,) = given
+    order = tuple(reversed(range(len(shape)))) if perm is None else perm
+    _fits(tuple(sorted(order)), tuple(range(len(shape))))
+    return tuple(shape[at] for at in order), 1
+
+
+def _unsqueeze(given: Sequence[Shape], axes: _Axes) -> _Made:
+    shape = given[0]
+    if axes is None:
+        raise ValueError("computed axes")
+    added = _places(axes, len(shape) + len(axes))
+    sizes = iter(shape)
+    return tuple(1 if at in added else next(sizes) for at in range(len(shape) + len(axes))), 1
+
+
+def _places(axes: Sequence[int], rank: int) -> frozenset[int]:
+    places = frozenset(range(rank)[axis] for axis in axes)
+    _fits(len(places), len(axes))
+    return places
+
+
+def _fits(size: Any, other: Any) -> Any:
+    if size != other:
+        raise ValueError(f"{size} is not {other}")
+    return size
+
+
+#: The operators that `focalroute.learn.export` writes.
+OPERATORS: Mapping[str, Callable[..., _Made]] = {
+    "Add": _broadcast,
+    "Concat": _concat,
+    "Gather": _gather,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Mul": _broadcast,
+    "Neg": _same,
+    "ReduceSum": _reduce_sum,
+    "Relu": _same,
+    "Sigmoid": _same,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+_ALLOWED = {"domain": frozenset(("", "ai.onnx")), "operator": frozenset(OPERATORS)}
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def _node(read: _Fields) -> _Node:
+    operator = _name(read.get(4))
+    if len(read.get(2, ())) != 1:
+        raise PolicyError(f"its {operator} has not one output")
+    attributes = dict(_attribute(operator, attribute) for attribute in read.get(5, ()))
+    return _Node(operator, tuple(_name([name]) for name in read.get(1, ())), _name(read[2]), attributes)
+
+
+def _attribute(operator: str, read: _Fields) -> tuple[str, Any]:
+    name, kind = _name(read.get(1)), _last_int(read, 20)
+    at = _VALUE_FIELDS.get(kind, 0)
+    if _ATTRIBUTES.get(operator, {}).get(name) != kind or set(read) - {13} != {1, 20, at}:
+        raise PolicyError(f"attribute {name[:40]!r} of its {operator} is not allowed in a policy")
+    if kind == 1:
+        return name, None  # a factor
+    return name, tuple(_ints(read[at])) if kind == _INT64 else _last_int(read, at)
+
+
+def _axes_in(tensor: _Fields) -> Shape | None:
+    """The numbers of a short list of whole numbers; None: it is something else."""
+    shape = tuple(_ints(tensor.get(1, ())))
+    if _last_int(tensor, 2) != _INT64 or len(shape) != 1 or not 0 <= shape[0] <= _MOST_AXES:
+        return None
+    if 9 in tensor:
+        raw = bytes(tensor[9][-1])
+        found = [int.from_bytes(raw[at : at + 8], "little", signed=True) for at in range(0, len(raw), 8)]
+    else:
+        found = [*_ints(tensor.get(7, ()))]
+    return tuple(found) if len(found) == shape[0] else None
+
+
+def _name(values: Sequence[Any] | None) -> str:
+    """The last text of a field, as protobuf takes it; different bytes are different names."""
+    return bytes(values[-1]).decode("latin-1") if values else ""
+
+
+def _last_int(read: _Fields, field: int) -> int:
+    return next(_ints(read.get(field, ())[-1:]), 0)
+
+
+def _ints(values: Sequence[Any]) -> Iterator[int]:
+    """Signed whole numbers, packed or not."""
+    for value in values:
+        numbers, at = [value] if isinstance(value, int) else [], 0
+        while not isinstance(value, int) and at < len(value):
+            number, at = _varint(value, at)
+            numbers.append(number)
+        yield from (number - 2**64 if number >= 2**63 else number for number in numbers)
+
+
+def _read(message: str, data: memoryview, left: Iterator[int]) -> _Fields:
+    """The fields of a message by number, each with its values in their order."""
+    found: dict[int, list[Any]] = {}
+    for field, wire, value in _fields(data):
+        if next(left, None) is None:
+            raise PolicyError(f"more than {MAX_FIELDS} fields are not allowed in a policy")
+        inner = _SCHEMA[message].get(field, "")
+        if wire not in _WIRES.get(inner, {2} if inner else ()):
+            raise PolicyError(f"field {field} of its {message} is not allowed in a policy")
+        if inner in _ALLOWED and _name([value]) not in _ALLOWED[inner]:
+            raise PolicyError(f"{inner} {_name([value])[:40]!r} is not allowed in a policy")
+        found.setdefault(field, []).append(_read(inner, value, left) if inner in _SCHEMA else value)
+    return found
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
+    """(field number, wire type, its number or bytes), see protobuf.dev/programming-guides/encoding."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        wire, size = key & 7, 0
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, wire, value
+            continue
+        if wire == 2:
+            size, at = _varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise PolicyError("not an ONNX model: a field of unknown encoding")
+        if at + size > len(data):
+            raise IndexError
+        yield key >> 3, wire, data[at : at + size]
+        at += size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number at ``at``, seven bits a byte, lowest first, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value % 2**64, at
+    raise PolicyError("not an ONNX model: a number of more than ten bytes")
+
 
 #: Input or output name -> (element type as onnxruntime names it, shape with None for a free axis).
 Signature: TypeAlias = Mapping[str, tuple[str, tuple[int | None, ...]]]

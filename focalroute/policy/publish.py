@@ -37,7 +37,7 @@ from focalroute.policy.bundle import (
     read_file,
     versions,
 )
-from focalroute.policy.der import DER_SLICES, Der, load_any_folder, load_served
+from focalroute.policy.sequential import DER_SLICES, Der, load_any_folder, load_served
 
 #: Whatever a bundle may consist of.
 FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})

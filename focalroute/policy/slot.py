@@ -16,9 +16,9 @@ from focalroute.core.errors import PolicyError
 from focalroute.core.records import Outcome
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.bundle import CHALLENGER, CURRENT, Policy, challenger, cold, current, load, versions
-from focalroute.policy.der import load_served
 from focalroute.policy.fallback import Fallback, Served
 from focalroute.policy.publish import install
+from focalroute.policy.sequential import load_served
 
 _log = logging.getLogger("focalroute")
 

@@ -14,27 +14,31 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from examples.shipped_policy.training import cold_fusion
+from focalroute.core.records import F32, I64
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
-from focalroute.learn.critic import STATE, CriticNet, critic_pass, values
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import gae
 from focalroute.learn.nets import (
+    STATE,
+    CriticNet,
     DeciderNet,
     Floats,
     FusionNet,
     Gradients,
     Vjp,
     between,
+    critic_pass,
     decider_pass,
     fusion_pass,
     parameters,
     sharpened,
+    values,
 )
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import F32, I64, RecordedLog
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
 from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets

@@ -14,14 +14,15 @@ from typing import Any, Self
 import numpy as np
 
 from focalroute.core.config import Endpoint
+from focalroute.core.records import F32, I64, Bools
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.serving import Serving, feedback_on
-from focalroute.learn.episodes import Costs, Episode, episode, rewarded
 from focalroute.learn.export import fusion_model, fusion_net
-from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView
 from focalroute.learn.offline.stacking import Sets, fit
 from focalroute.learn.online import update_policy
+from focalroute.learn.trajectory import Costs, Episode, episode, rewarded
 from focalroute.learn.update_report import UpdateReport
 from focalroute.observe import layout
 from focalroute.policy.bundle import challenger, load

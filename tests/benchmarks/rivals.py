@@ -14,17 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from focalroute.evaluate.cascade import cascade
+from focalroute.evaluate.baselines import First, fitted, routed
 from focalroute.evaluate.job_engine import HERE
 from focalroute.evaluate.metrics import beside_curve, compare, score
 from focalroute.evaluate.playing import Stage
 from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
-from focalroute.evaluate.singles import First, fitted, routed
 from focalroute.evaluate.table import learning_order, split
+from focalroute.evaluate.votes import cascade
 from focalroute.learn.offline.reinforce import OfflineSettings
-from focalroute.policy.routers import ROUTERS
-from focalroute.policy.text_router import TextRouter
+from focalroute.policy.routers import ROUTERS, TextRouter
 
 OURS = "focalroute"
 WARM = 500

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from focalroute.core.records import I64
 from focalroute.learn.nets import DeciderNet, Floats, Gradients, Vjp
-from focalroute.learn.offline.recorded import I64
 from focalroute.observe import layout
 
 __all__ = ["branching", "trunk_pass"]

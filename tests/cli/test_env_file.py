@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from focalroute.cli.app import main
-from focalroute.cli.env_file import read_env_file
+from focalroute.cli.app import main, read_env_file
 from focalroute.core.errors import ConfigError
 
 

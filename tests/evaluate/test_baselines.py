@@ -12,8 +12,20 @@ import pytest
 
 from examples.paper.reranker import Rerank
 from focalroute.core.records import F64
-from focalroute.evaluate.baselines import BASELINES, TEXTUAL, baselines, best_in_hindsight, oracle
-from focalroute.evaluate.cascade import CascadeReplay, TrainedCascade, cascade
+from focalroute.evaluate.baselines import (
+    BASELINES,
+    TEXTUAL,
+    First,
+    ReplayedLatestCorrect,
+    ReplayedRoundRobin,
+    Routed,
+    TextVectors,
+    baselines,
+    best_in_hindsight,
+    fitted,
+    oracle,
+    threshold_pair,
+)
 from focalroute.evaluate.replay import (
     FeedbackKind,
     FeedbackPlan,
@@ -24,20 +36,14 @@ from focalroute.evaluate.replay import (
     best_setting,
     play,
 )
-from focalroute.evaluate.singles import (
-    First,
-    ReplayedLatestCorrect,
-    ReplayedRoundRobin,
-    Routed,
-    TextVectors,
-    fitted,
-    threshold_pair,
-)
 from focalroute.evaluate.table import LogTable
 from focalroute.evaluate.votes import (
+    CascadeReplay,
     LogLinear,
     MeanVote,
+    TrainedCascade,
     Vote,
+    cascade,
     focal_diversities,
     log_linear_online,
     plurality_accuracies,

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.baselines import BASELINES
-from focalroute.evaluate.cascade import TrainedCascade
+from focalroute.evaluate.baselines import BASELINES, First, ReplayedLatestCorrect, ReplayedRoundRobin, Routed, fitted
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving
-from focalroute.evaluate.singles import First, ReplayedLatestCorrect, ReplayedRoundRobin, Routed, fitted
 from focalroute.evaluate.table import LogTable
-from focalroute.evaluate.votes import LogLinear, MeanVote, Vote, Weighted
+from focalroute.evaluate.votes import LogLinear, MeanVote, TrainedCascade, Vote, Weighted
 from focalroute.policy.baselines import (
     LOG_LINEAR_RATE,
     NEED_A_LOG,

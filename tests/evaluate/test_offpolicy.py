@@ -22,9 +22,9 @@ from focalroute.evaluate.offpolicy import (
     compare_policies,
     cross_fitted,
 )
-from focalroute.learn.critic import STATE
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
+from focalroute.learn.nets import STATE
 from focalroute.learn.trajectory import StepBatch
 from focalroute.policy.bundle import Policy, cold, load
 from focalroute.policy.publish import publish

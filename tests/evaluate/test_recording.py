@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import Trajectory
+from focalroute.core.records import Bools, Trajectory
 from focalroute.evaluate.recording import TrainingJob, best_of, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable
-from focalroute.learn.critic import decider_state, fusion_state
 from focalroute.learn.export import decider_model, fusion_model
-from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.nets import DeciderNet, FusionNet, decider_state, fusion_state
 from focalroute.learn.offline.prior_stats import PriorStats, calibration, compute_prior_stats
-from focalroute.learn.offline.recorded import Bools, RecordedLog
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, valued
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.stacking import gathered

@@ -19,7 +19,7 @@ from focalroute.endpoints.paid_call import unbounded
 from focalroute.openai_api.refusals import Refused
 from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
 from focalroute.policy.bundle import versions
-from focalroute.policy.der import load_served
+from focalroute.policy.sequential import load_served
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.query import make_query
 from tests.fuzzing import seeds

@@ -35,7 +35,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.learn.offline.checkpoint import Checkpoint
 from focalroute.money.prices import read_listing
 from focalroute.policy.bundle import digest, load_folder
-from focalroute.policy.onnx_graph import Graph
+from focalroute.policy.onnx_model import Graph
 from focalroute.store.base import BalanceDifference, HealthRow
 from focalroute.store.codec import read_answer
 from focalroute.store.sqlite.store import SqliteStore

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.learn.critic import STATE, CriticNet
 from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import Learner
-from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, HeadBatch, StepBatch
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from tests.learn.made import randomised

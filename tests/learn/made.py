@@ -14,12 +14,10 @@ import numpy as np
 
 from examples.shipped_policy.training import cold_fusion
 from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
-from focalroute.learn.critic import CriticNet
-from focalroute.learn.episodes import Costs, Episode, episode
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, update
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, Gradients
-from focalroute.learn.trajectory import batch, grown
+from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, Gradients
+from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.policy.decider import decide
 from focalroute.policy.slot import CHALLENGER_SHARE

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import Observation
-from focalroute.learn.critic import STATE, CriticNet, critic_pass, decider_state, fusion_state, values
-from focalroute.learn.nets import Floats, parameters
+from focalroute.learn.nets import STATE, CriticNet, Floats, critic_pass, decider_state, fusion_state, parameters, values
 from focalroute.observe.layout import ENDPOINT, width
 from tests.learn.made import check_gradients, context, evidence, randomised
 

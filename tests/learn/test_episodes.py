@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import Feedback, Observation
-from focalroute.learn.episodes import Costs, deciding, episode
+from focalroute.learn.trajectory import Costs, deciding, episode
 from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 

@@ -7,12 +7,12 @@ import onnx
 import pytest
 
 from focalroute.core.errors import PolicyError
+from focalroute.core.records import F32
 from focalroute.learn.export import decider_model, decider_net, der_model, fusion_model, fusion_net
-from focalroute.learn.nets import F32, DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
 from focalroute.policy.bundle import DECIDER, FUSION
-from focalroute.policy.onnx_graph import OPERATORS
-from focalroute.policy.onnx_model import Session
+from focalroute.policy.onnx_model import OPERATORS, Session
 
 DC, DE = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)
 FM, FC = layout.width(layout.MEMBER), layout.width(layout.CANDIDATE)

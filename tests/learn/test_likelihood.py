@@ -9,8 +9,9 @@ import pytest
 
 from focalroute.learn.losses import likelihood
 from focalroute.learn.trajectory import HeadBatch
-from focalroute.policy.decider import EXPLORATION, decide, log_probability, pick_probabilities
+from focalroute.policy.decider import EXPLORATION, decide, pick_probabilities
 from tests.learn.made import random_decision
+from tests.policy.chances import log_probability
 
 
 def every_set(n: int, must_pick: bool) -> HeadBatch:

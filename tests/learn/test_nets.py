@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.learn.nets import F32, DeciderNet, FusionNet, parameters
+from focalroute.core.records import F32
+from focalroute.learn.nets import DeciderNet, FusionNet, parameters
 from focalroute.observe import layout
 
 DC, DE = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)

@@ -6,8 +6,7 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
-from focalroute.learn.critic import critic_pass
-from focalroute.learn.nets import decider_pass, fusion_pass
+from focalroute.learn.nets import critic_pass, decider_pass, fusion_pass
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])

@@ -12,11 +12,10 @@ import pytest
 
 from focalroute import Ensemble
 from focalroute.core.records import Trajectory
-from focalroute.learn.episodes import Episode
 from focalroute.learn.export import fusion_net
+from focalroute.learn.gate import reobserved
 from focalroute.learn.nets import FusionNet
-from focalroute.learn.reobserved import reobserved
-from focalroute.learn.trajectory import batch
+from focalroute.learn.trajectory import Episode, batch
 from focalroute.policy.bundle import cold
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.store import open_store

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import Decision, Observation, Trajectory
-from focalroute.learn.critic import decider_state, fusion_state
-from focalroute.learn.episodes import Episode
 from focalroute.learn.losses import likelihood
-from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.trajectory import batch, grown, unlimited, vocabulary
+from focalroute.learn.nets import DeciderNet, FusionNet, decider_state, fusion_state
+from focalroute.learn.trajectory import Episode, batch, grown, unlimited, vocabulary
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
-from focalroute.policy.decider import log_probability
 from tests.learn.made import context, evidence
+from tests.policy.chances import log_probability
 
 
 def observation(n: int, seed: int, cost_weight: float = 0.5) -> Observation:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.core.records import F32, Decision
-from focalroute.policy.decider import EXPLORATION, decide, log_probability, pick_probabilities
+from focalroute.policy.decider import EXPLORATION, decide, pick_probabilities
+from tests.policy.chances import log_probability
 
 Eligible = Callable[[int, tuple[int, ...]], bool]
 

@@ -15,8 +15,7 @@ import pytest
 from focalroute.core.errors import PolicyError
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
 from focalroute.policy.bundle import COLD, DECIDER, FUSION
-from focalroute.policy.onnx_graph import MAX_BYTES, MAX_NODES, Graph
-from focalroute.policy.onnx_model import Session
+from focalroute.policy.onnx_model import MAX_BYTES, MAX_NODES, Graph, Session
 
 DECIDER_ONNX = (COLD / "decider.onnx").read_bytes()
 

@@ -9,8 +9,16 @@ import pytest
 
 from focalroute.core.records import F32, F64, Member, Outcome
 from focalroute.observe.features import text_features
-from focalroute.policy.routers import ROUTERS, AvengersPro, CarrotKnn, CarrotLinear, IrtRouter, LinUcb, ParetoBandit
-from focalroute.policy.text_router import TextRouter
+from focalroute.policy.routers import (
+    ROUTERS,
+    AvengersPro,
+    CarrotKnn,
+    CarrotLinear,
+    IrtRouter,
+    LinUcb,
+    ParetoBandit,
+    TextRouter,
+)
 
 POOL = ("cheap", "middle", "dear")
 USD = np.array([1.0, 2.0, 7.0])
@@ -85,7 +93,7 @@ def test_all_equal_unknown_and_empty_are_no_trouble(name: str) -> None:
 
 
 def test_it_remembers_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("focalroute.policy.text_router._MOST", 128)
+    monkeypatch.setattr("focalroute.policy.routers._MOST", 128)
     router = CarrotKnn(POOL, 0)
     router.fit(*recorded(100))
     for n in range(100, 400):  # the middle one takes the topics over

@@ -22,9 +22,8 @@ from focalroute.learn.export import der_model
 from focalroute.learn.online import update_policy
 from focalroute.observe.layout import width
 from focalroute.observe.recalibration import SHARED_ERRORS, recalibrated
-from focalroute.policy.der import load_served
 from focalroute.policy.publish import publish_der
-from focalroute.policy.sequential import STEP, STEP_ENDPOINT
+from focalroute.policy.sequential import STEP, STEP_ENDPOINT, load_served
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store import open_store
 from tests.loopback import completion, json_reply, serving

@@ -16,11 +16,12 @@ from focalroute.observe import Observer
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties
 from focalroute.policy.baselines import Plurality
 from focalroute.policy.bundle import cold
-from focalroute.policy.decider import EXPLORATION, log_probability
+from focalroute.policy.decider import EXPLORATION
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.serving.ask import Ask
 from focalroute.serving.query import make_query
 from focalroute.serving.time_price import TimePrice
+from tests.policy.chances import log_probability
 
 NAMES = ("a", "b", "c", "d")
 PRICES = (0.1, 0.2, 0.3, 0.4)  # USD a call: together 1

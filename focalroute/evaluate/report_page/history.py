@@ -13,8 +13,8 @@ import numpy as np
 
 from focalroute.core.records import F64, I64, Bools, Feedback
 from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
-from focalroute.learn.episodes import Costs, deciding
 from focalroute.learn.reward import credit
+from focalroute.learn.trajectory import Costs, deciding
 from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.store.base import SYNTHESIS, StoredAnswer

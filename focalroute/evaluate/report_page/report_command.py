@@ -18,7 +18,7 @@ from focalroute.evaluate.report_page.page import Page, Section, TextTable, check
 from focalroute.evaluate.report_page.store_page import store_page
 from focalroute.learn.trial import read_trial
 from focalroute.policy import bundle
-from focalroute.policy.der import load_served
+from focalroute.policy.sequential import load_served
 from focalroute.store import display_name, is_redis, open_store, require_existing
 
 #: Every figure of an update: its name here, and what it means (see `focalroute.learn.update_report.Diagnostics`).

@@ -287,7 +287,7 @@ def _rounds(history: History) -> Section:
     shares = tuple(map(tuple, (asked / history.answers).tolist()))
     return Section(
         "On how many of all answers each endpoint is asked. Round 1 is decided by the query and by the record of the "
-        "endpoints; in later rounds the replies so far are known, and whoever is then asked is asked because of them.",
+        "endpoints; in later rounds the replies so far are known, and who is then asked is asked because of them.",
         drawings.AskedByRound(history.names, shares),
     )
 

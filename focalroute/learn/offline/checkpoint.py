@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Moments
-from focalroute.learn.critic import CriticNet
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters, restored
+from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, parameters, restored
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
 from focalroute.learn.offline.views import Masks

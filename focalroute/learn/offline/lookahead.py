@@ -18,10 +18,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from focalroute.core.records import F32, I64, Bools
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, sharpened, zeroed
-from focalroute.learn.offline.recorded import F32, I64, Bools
 from focalroute.learn.offline.rollout import LogView, fused, members_of, observed
 from focalroute.learn.offline.views import PRICES, Views
 from focalroute.observe import layout

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.core.records import F32, F64, I64, Bools
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.observe.calibration import (
     MOST_CHOICES,
     Corrections,
@@ -41,8 +42,6 @@ from focalroute.observe.pool_stats import (
     standardised_length,
     table_of,
 )
-
-F64 = NDArray[np.float64]
 
 _EVERY = 20  # rows that share one matrix of pairs
 _BLOCK = 512  # rows whose similarity to all others is computed at once

@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import HASHED
-
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from focalroute.core.records import F32, HASHED, I64, Bools
 
 
 @dataclass(frozen=True, slots=True)

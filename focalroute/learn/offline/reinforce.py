@@ -15,13 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import COST_WEIGHT_RANGE, F64
+from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import Backend
-from focalroute.learn.critic import STATE, CriticNet
 from focalroute.learn.losses import likelihood
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
-from focalroute.learn.offline.recorded import F32, I64
+from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.rollout import LogView, Rollout, roll
 from focalroute.learn.offline.stacking import gathered
 from focalroute.learn.offline.views import Views, drawn_price, nearest
@@ -321,7 +319,7 @@ def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32
 
 
 def _fused(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
-    """As `focalroute.learn.critic.fusion_state`."""
+    """As `focalroute.learn.nets.fusion_state`."""
     of = rows // (len(played.answer) // len(seen.recorded))
     members, candidates, _, offered = gathered(seen, of, played.first[rows], played.later[rows])
     count = ((played.first | played.later)[rows] & seen.recorded.usable[of]).sum(axis=1) * offered.sum(axis=1)

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from focalroute.core.records import F32, I64, Bools
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import FusionNet, parameters
-from focalroute.learn.offline.recorded import F32, I64, Bools
 from focalroute.learn.offline.rollout import LogView, evidence
 from focalroute.observe import layout
 

@@ -28,15 +28,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from focalroute.core.records import I64
 from focalroute.learn.adam import Moments
 from focalroute.learn.backend import NUMPY, Backend
-from focalroute.learn.critic import CriticNet
 from focalroute.learn.export import decider_net, fusion_net
-from focalroute.learn.nets import DeciderNet, FusionNet, between, parameters, sharpened
+from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, between, parameters, sharpened
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import book, relative_usd
-from focalroute.learn.offline.recorded import I64, RecordedLog
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import (
     OfflineSettings,
     PolicyGradient,

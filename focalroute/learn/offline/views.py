@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.records import F32, I64, Bools
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, expected
-from focalroute.learn.offline.recorded import F32, I64, Bools, RecordedLog
+from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
 

@@ -16,8 +16,7 @@ from focalroute.evaluate.live_environment import ChainCall, ChainReply, LiveEnvi
 from focalroute.evaluate.presets.der import DerSettings, roll, train_routes
 from focalroute.evaluate.presets.networks import Mlp, Ppo, der_bonus, der_reward, mlp_pass
 from focalroute.observe.layout import width
-from focalroute.policy.der import flat, load_served
-from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT
+from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT, flat, load_served
 from focalroute.sim import SimulatedPool, relay_models, stream
 from focalroute.store import open_store
 

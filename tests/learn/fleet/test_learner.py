@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 from focalroute.cli.app import app
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import Usage
-from focalroute.learn.fleet.archive import Archive
 from focalroute.learn.fleet.follower import Follower, fetch
-from focalroute.learn.fleet.learner import FleetLearner
+from focalroute.learn.fleet.learner import Archive, FleetLearner
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle

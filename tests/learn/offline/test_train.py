@@ -15,8 +15,7 @@ import pytest
 from examples.shipped_policy.training import cold_fusion
 from focalroute.core.errors import ConfigError
 from focalroute.learn.backend import NUMPY, open_backend
-from focalroute.learn.critic import CriticNet, values
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, parameters, values
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
