@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,12 +112,14 @@ def test_identical_questions_at_the_same_time_are_asked_once() -> None:
 
 
 def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() -> None:
-    """All who waited at once, not one after another."""
-    calls_of: list[float] = []
+    """All who waited at once, not one after another: each is answered only when the last has come."""
+    calls, all_here = itertools.count(1), asyncio.Event()
 
     async def fails(_: web.Request, __: Any) -> web.StreamResponse:
-        calls_of.append(time.monotonic())
-        await asyncio.sleep(0.3 if len(calls_of) == 1 else 0.1)
+        call = next(calls)
+        if call == 6:
+            all_here.set()
+        await (asyncio.sleep(0.3) if call == 1 else asyncio.wait_for(all_here.wait(), 10))
         return json_reply({"error": {"message": "no"}}, 400)
 
     async def main(url: str) -> list[BaseException | Answer]:
@@ -134,9 +136,9 @@ def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() ->
         first, hasty, *others = asyncio.run(main(service.url))
     assert isinstance(first, PoolError)
     assert isinstance(hasty, DeadlineExceeded)
-    assert [type(one) for one in others] == [PoolError] * 5
-    assert len(calls_of) == 6
-    assert calls_of[-1] - calls_of[1] < 0.1
+    failures = [one.replies[0].error for one in others if isinstance(one, PoolError)]
+    assert [failure and failure.status for failure in failures] == [400] * 5
+    assert next(calls) == 7
 
 
 def test_an_ask_that_is_given_up_leaves_nobody_waiting(pool: SimulatedPool) -> None:
