@@ -106,9 +106,9 @@ class EvalOptions(ReplayOptions):
         if self.operating_points is None and self.cold:
             return (None,)
         if self.operating_points is None:
-            best = float(table.cost_ratios(parts.test)[table.rank(parts.train)[0]])
+            best = float(table.single_cost_ratios(parts.test)[table.rank(parts.train)[0]])
             points = {*OPERATING_POINTS, min(math.ceil(best * 1000) / 1000, 1.0)}
-            return tuple(sorted(point for point in points if point >= max(within, 1e-3)))
+            return tuple(sorted(point for point in points if point and point >= within))
         lowest = min(self.operating_points)
         if lowest < within:
             raise ConfigError(

@@ -108,12 +108,12 @@ class LogTable:
         return mean
 
     def cheapest(self, rows: I64) -> tuple[str, float]:
-        """The endpoint whose calls cost least on these rows, and its `cost_ratios`."""
-        ratios = self.cost_ratios(rows)
+        """The endpoint whose calls cost least on these rows, and its `single_cost_ratios`."""
+        ratios = self.single_cost_ratios(rows)
         i = int(np.where(self.there[rows].any(axis=0), ratios, np.inf).argmin())
         return self.names[i], float(ratios[i])
 
-    def cost_ratios(self, rows: I64) -> F64:
+    def single_cost_ratios(self, rows: I64) -> F64:
         """The cost of always asking each endpoint on these rows, (N,), as a share of asking everybody."""
         usd = self.usd[rows].sum(axis=0) / np.maximum(self.there[rows].mean(axis=0), 1e-9)
         ratios: F64 = usd / (float(self.usd[rows].sum()) or 1.0)

@@ -38,12 +38,12 @@ def _keys(length: int) -> bytes:
 
 
 def _chat(metadata: bytes) -> bytes:
-    return b'{"model": "nobody", "messages": [{"role": "user", "content": "q"}], "metadata": {"x": ' + metadata + b"}}"
+    return b'{"model": "absent", "messages": [{"role": "user", "content": "q"}], "metadata": {"x": ' + metadata + b"}}"
 
 
 def _messages(message: bytes, commas: int) -> bytes:
     count = min(9_999, _VALUES // commas)
-    return b'{"model": "nobody", "messages": [' + b",".join([message] * count) + b"]}"
+    return b'{"model": "absent", "messages": [' + b",".join([message] * count) + b"]}"
 
 
 #: Bodies just within every bound, by what they are full of.
@@ -64,7 +64,7 @@ HOSTILE: Mapping[str, Callable[[], bytes]] = {
     "deep lists": lambda: _chat(_list(b"[" * 90 + b"]" * 90, 91)),
     "messages": lambda: _messages(b'{"role":"user","content":[{"type":"text","text":"a"}]}', 6),
     "empty messages": lambda: _messages(b"{}", 2),
-    "choices": lambda: b'{"model": "nobody", "messages": [], "focalroute": {"choices": ' + _list(b'"a"') + b"}}",
+    "choices": lambda: b'{"model": "absent", "messages": [], "focalroute": {"choices": ' + _list(b'"a"') + b"}}",
 }  # fmt: skip
 
 

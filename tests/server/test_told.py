@@ -1,4 +1,4 @@
-"""What the caller of a failed ask is told, and what only the operator's log has."""
+"""A server tells the caller of a failed ask what to change, and only its log names endpoints and accounts."""
 
 from __future__ import annotations
 
