@@ -41,7 +41,8 @@ class AnswerCache:
         """Give the answer that an identical question had, as one that costs nothing; else have this one answered.
 
         While an identical question is under way in this event loop, its answer is waited for. An ask that waited for
-        none, as that failed or is not kept, is answered within what is left of the deadline.
+        none, as that failed or is not kept, is answered within what is left of the deadline. Of those that waited for
+        one that was cancelled, which says nothing of theirs, the first is answered and the others wait for it.
 
         Raises:
             DeadlineExceeded: nothing is left. Else what ``answer`` raises.
@@ -52,7 +53,7 @@ class AnswerCache:
         if (known := self._find(key, query)) is not None:
             return known
         loop = asyncio.get_running_loop()
-        if (other := self._under_way.get((loop, key))) is not None:
+        while (other := self._under_way.get((loop, key))) is not None:
             deadline_s = self._deadline_s if query.deadline_s is None else query.deadline_s
             began = loop.time()
             await asyncio.wait([other], timeout=deadline_s)
@@ -62,13 +63,19 @@ class AnswerCache:
             if left_s <= 0:
                 raise DeadlineExceeded("the deadline passed before an identical ask had ended; raise deadline_s")
             query = replace(query, deadline_s=left_s)
+            if not other.cancelled():
+                break
         ended = self._under_way[loop, key] = loop.create_future()
         try:
             made = await answer(query)
             self._keep(key, made)
             return made
+        except asyncio.CancelledError:
+            ended.cancel()
+            raise
         finally:
-            ended.set_result(None)
+            if not ended.done():
+                ended.set_result(None)
             if self._under_way.get((loop, key)) is ended:
                 del self._under_way[loop, key]
 

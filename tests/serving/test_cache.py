@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from focalroute import Answer, AsyncEnsemble, ConfigError, DeadlineExceeded, Endpoint, Ensemble, PoolError
 from focalroute.sim import SimulatedPool
-from tests.loopback import completion, json_reply, serving, until_checked
+from tests.loopback import Server, completion, json_reply, serving, until_checked
 
 QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44"]
 
@@ -139,6 +139,27 @@ def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() ->
     failures = [one.replies[0].error for one in others if isinstance(one, PoolError)]
     assert [failure and failure.status for failure in failures] == [400] * 5
     assert next(calls) == 7
+
+
+def test_of_those_who_waited_for_an_ask_that_was_given_up_one_asks() -> None:
+    """A page that is reloaded in nine tabs is not paid for nine times."""
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        return json_reply(completion("It."))
+
+    async def main(service: Server) -> list[Answer]:
+        async with AsyncEnsemble([Endpoint("e", model="m", base_url=service.url)], cache_ttl_s=60) as ensemble:
+            first = asyncio.ensure_future(ensemble.ask("Say it."))
+            others = asyncio.gather(*(ensemble.ask("Say it.") for _ in range(9)))
+            await asyncio.to_thread(service.arrived.wait)
+            first.cancel()
+            return await others
+
+    with serving(says) as service:
+        answers = asyncio.run(main(service))
+        assert len(service.received) == 2
+    assert [one.cached for one in answers] == [False, *[True] * 8]
 
 
 def test_an_ask_that_is_given_up_leaves_nobody_waiting(pool: SimulatedPool) -> None:
