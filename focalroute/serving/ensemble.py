@@ -348,12 +348,11 @@ class AsyncEnsemble:
     async def _begin(self, query: Query, stream_sink: StreamSink | None) -> Ask:
         """Open an ask: the policy that serves now, its budget and deadline, and the features of its text."""
         settings = self._settings
-        if query.deadline_s is not None:
-            settings = replace(settings, deadline_s=query.deadline_s)
+        deadline_s = settings.deadline_s if query.deadline_s is None else query.deadline_s
         self._slot.refresh_soon()
         self._observer.adopt(self._slot.current.experience)
-        ask_budget = self._guard.ask_budget(query.max_usd, query.id, query.tags, settings.deadline_s)
-        deadline = asyncio.get_running_loop().time() + settings.deadline_s - min(_LAST_S, settings.deadline_s / 100)
+        ask_budget = self._guard.ask_budget(query.max_usd, query.id, query.tags, deadline_s)
+        deadline = asyncio.get_running_loop().time() + deadline_s - min(_LAST_S, deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
         policy, rival = self._slot.draw(rng)
         if (turn := self._gates.here().enter()) is not None:

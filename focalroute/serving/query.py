@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from decimal import Decimal
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.tool_calls import ToolOffer
 from focalroute.answers.typed import TYPES, choice_text, members_of
 from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, require_json
+from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
 from focalroute.core.spelling import by_keyword
@@ -33,6 +34,8 @@ MAX_TAGS = 64
 MAX_TAG_LENGTH = 256
 #: The most that a second may be worth, USD.
 MOST_USD_PER_SECOND = 1000
+#: The longest that an ask may take.
+LONGEST_DEADLINE_S = 86_400
 #: Parameters that count generated tokens or replies; a bound on the cost of a call is made of them.
 _COUNTS = ("max_tokens", "max_completion_tokens", "n")
 _LARGEST_COUNT = 10_000_000
@@ -176,6 +179,8 @@ def make_query(
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
     if usd_per_second is not None:
         check_usd_per_second(usd_per_second)
+    if deadline_s is not None and not (_is_number(deadline_s) and 0 < deadline_s <= LONGEST_DEADLINE_S):
+        raise ConfigError(f"deadline_s: give seconds, more than 0 and at most {LONGEST_DEADLINE_S:,}")
     if task is not None and not isinstance(task, str):
         raise ConfigError("task: give a topic's name as text")
     if (query is None) == (messages is None):
@@ -203,7 +208,7 @@ def make_query(
         params=params,
         metadata=metadata,
         combine=combine,
-        max_usd=max_usd,
+        max_usd=None if max_usd is None else parse_usd(max_usd, "max_usd"),
         deadline_s=deadline_s,
         usd_per_second=usd_per_second,
     )
@@ -234,8 +239,12 @@ def check_usd_per_second(usd: object) -> None:
     Raises:
         ConfigError: it is not one.
     """
-    if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd <= MOST_USD_PER_SECOND:
+    if not (_is_number(usd) and 0 <= usd <= MOST_USD_PER_SECOND):
         raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:

@@ -26,7 +26,7 @@ from focalroute.core.pool import find_pool, load_pool, validate_pool
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
 from focalroute.serving.judge import Judge
-from focalroute.serving.query import MOST_USD_PER_SECOND
+from focalroute.serving.query import LONGEST_DEADLINE_S, MOST_USD_PER_SECOND
 from focalroute.serving.telemetry import Telemetry
 
 #: Not among the keys of a pool file's [ensemble]: it has a table of its own, or is code.
@@ -119,7 +119,7 @@ class Settings:
     cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
     usd_per_second: Annotated[float, Field(ge=0, le=MOST_USD_PER_SECOND)] = 0.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] = 500
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    deadline_s: Annotated[float, Field(gt=0, le=LONGEST_DEADLINE_S)] = 60.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     hedge_after: Annotated[float, Field(ge=0.5, lt=1)] | None = None
     early_stop: bool = False

@@ -118,6 +118,10 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"choices": {"a": "32", "b": "42"}}, 'give a list such as ["Jupiter"'),
         ({"max_workers": 3}, "ask_many() takes concurrency="),
         ({"task": 5}, "task: give a topic's name as text"),
+        ({"deadline_s": 0}, "deadline_s: give seconds, more than 0 and at most 86,400"),
+        ({"deadline_s": math.nan}, "deadline_s: give seconds"),
+        ({"deadline_s": "5"}, "deadline_s: give seconds"),
+        ({"max_usd": "five"}, "max_usd: give a positive amount of USD"),
         ({"tools": [print]}, 'tools: give a list of {"type": "function"'),
         ({"tools": {"type": "function"}}, 'tools: give a list of {"type": "function"'),
         ({"answer": Opaque}, "answer: Opaque has no JSON schema (Unable to generate"),
@@ -129,6 +133,9 @@ def test_an_argument_that_is_not_there_is_named_before_anybody_is_asked(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         ensemble.ask(QUESTION, **typed)
+    if "stream" not in typed:
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            ensemble.stream(QUESTION, **typed)
     assert not any(stats.calls for stats in ensemble.stats().endpoints.values())
 
 
