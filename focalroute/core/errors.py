@@ -76,7 +76,8 @@ class BudgetExceeded(FocalrouteError):
     """No endpoint is affordable within the budget.
 
     Attributes:
-        limit: the limit that was hit, USD.
+        name: of the limit that was hit: "max_usd", or its place in the `Budget`, such as "usd_per_period.day".
+        limit: that limit, USD.
         spent: settled under that limit so far, USD.
         reserved: held by calls still under way, USD.
         resets_at: when the limit renews itself; None if it never does, or the cheapest call needs more than all of it.
@@ -87,6 +88,7 @@ class BudgetExceeded(FocalrouteError):
         self,
         message: str,
         *,
+        name: str,
         limit: Decimal,
         spent: Decimal,
         reserved: Decimal,
@@ -94,6 +96,7 @@ class BudgetExceeded(FocalrouteError):
         needed: Decimal | None = None,
     ) -> None:
         super().__init__(message)
+        self.name = name
         self.limit = limit
         self.spent = spent
         self.reserved = reserved
@@ -101,8 +104,8 @@ class BudgetExceeded(FocalrouteError):
         self.needed = needed
 
     def __reduce__(self) -> tuple[Any, ...]:  # keyword arguments do not survive the default pickling
-        figures = {name: getattr(self, name) for name in ("limit", "spent", "reserved", "resets_at", "needed")}
-        return partial(type(self), **figures), self.args, vars(self)
+        kept = ("name", "limit", "spent", "reserved", "resets_at", "needed")
+        return partial(type(self), **{field: getattr(self, field) for field in kept}), self.args, vars(self)
 
 
 class PolicyError(FocalrouteError):

@@ -398,6 +398,7 @@ class AskBudget:
             message += f"; the cheapest call has to reserve {dollars(self.needed)}"
         return BudgetExceeded(
             message,
+            name=limit.name,
             limit=limit.usd,
             spent=limit.spent,
             reserved=limit.reserved,

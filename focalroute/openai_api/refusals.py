@@ -28,8 +28,15 @@ from focalroute.endpoints.wire.refusals import REFUSING
 
 _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
-#: Arguments of ``ask`` whose name in a request is another one.
-_REQUEST_NAMES = {"query": "messages", "feedback": None, **{name: f"focalroute.{name}" for name in _OWN}}
+#: Arguments of ``ask`` that a request gives, and their names there.
+_REQUEST_NAMES = {
+    "query": "messages",
+    "feedback": None,
+    **{name: name for name in ("messages", "params", "tools", "tool_choice", "response_format")},
+    **{name: f"focalroute.{name}" for name in _OWN},
+}
+#: Limits whose amounts a caller is told: those of its request and of its key.
+_OWN_LIMITS = ("max_usd", "usd_per_tag.key:")
 _REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 _RETRY_AFTER_S = 1
 _MOST_TOLD = 2  # reasons of a failed ask
@@ -97,9 +104,11 @@ def refusal_of(error: FocalrouteError) -> Refused:
             return Refused(503, message, "server_error", code="closing", retry_after_s=_RETRY_AFTER_S)
         case StoreError():
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
-        case ConfigError() | FeedbackError():  # an unknown answer is a feedback error, too
+        case FeedbackError():  # an unknown answer is one, too
             return _invalid(message)
-    return Refused(500, message, "server_error", code="internal_error")
+        case ConfigError() if _field(message) in _REQUEST_NAMES:  # else a setting, or an endpoint, is wrong
+            return _invalid(message)
+    return Refused(500, message, "server_error", code="internal_error", again=False)
 
 
 def public_refusal_of(error: FocalrouteError) -> Refused:
@@ -108,6 +117,9 @@ def public_refusal_of(error: FocalrouteError) -> Refused:
     told = _reasons(error.replies) if isinstance(error, PoolError) else ""
     if isinstance(error, StreamBroken):
         refused.message = "the answer broke off; ask again"
+    elif isinstance(error, BudgetExceeded) and not error.name.startswith(_OWN_LIMITS):
+        remedy = "ask its operator to raise it" if error.resets_at is None else f"try again at {error.resets_at}"
+        refused.message = f"no endpoint is affordable within what is left of the server's budget; {remedy}"
     elif refused.code in _PUBLIC:
         refused.message = told or _PUBLIC[refused.code]
     return refused
@@ -128,16 +140,19 @@ def _reasons(replies: Sequence[Reply]) -> str:
     return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_TOLD)))})" if reasons else ""
 
 
+def _field(message: str) -> str | None:
+    """The field that an error's message names."""
+    found = _FIELD.match(message)
+    return None if found is None else found[1]
+
+
 def _invalid(message: str) -> Refused:
     """400, with the field that the message names, by its name in the request."""
     message = message.removeprefix("params: ")
-    found = _FIELD.match(message)
-    if found is None:
-        return Refused(400, message)
-    param = _REQUEST_NAMES.get(found[1], found[1])
-    if found[1] == "query":
-        message = f"{param}: {message[found.end() :]}"
-    return Refused(400, message, param=param)
+    field = _field(message)
+    if field == "query":
+        message = message.replace("query", "messages", 1)
+    return Refused(400, message, param=_REQUEST_NAMES.get(field or "", field))
 
 
 def _over_budget(error: BudgetExceeded) -> Refused:

@@ -304,7 +304,11 @@ class Service:
     def _served(self) -> dict[str, Any]:
         return {"id": MODEL, "object": "model", "created": self._created, "owned_by": "focalroute"}
 
-    async def _metrics_text(self, _: Request) -> Response:
+    async def _metrics_text(self, request: Request) -> Response:
+        caller: Caller | None = request.state.caller
+        if caller is not None and not caller.metrics:
+            message = "this key may not read the metrics of all; the server's operator can give it metrics = true"
+            raise Refused(403, message, "permission_error", code="no_metrics")
         return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthy(self, _: Request) -> Response:
@@ -399,7 +403,8 @@ def _refusal(error: BaseException) -> Refused:
     if isinstance(error, FocalrouteError):
         request_id = completion_id(error.answer_id or new_id())
         refused = public_refusal_of(error)
-        level = logging.INFO if isinstance(error, _BY_CALLERS) else logging.WARNING
+        by_caller = isinstance(error, _BY_CALLERS) and refused.status < 500
+        level = logging.INFO if by_caller else logging.WARNING
         _log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     else:
         request_id, refused = completion_id(new_id()), internal_error()

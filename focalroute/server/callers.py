@@ -29,7 +29,7 @@ KEY_VARIABLE = "FOCALROUTE_KEY"
 
 _SHORTEST = 16  # characters of a key: shorter ones can be guessed
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_FIELDS = ("name", "sha256", "key_env", "usd", "tags", "max_concurrency", "requests_per_minute")
+_FIELDS = ("name", "sha256", "key_env", "usd", "tags", "max_concurrency", "requests_per_minute", "metrics")
 _MAX_CONCURRENCY = 100
 _LARGEST_BOUND = 1_000_000
 _CHECK_EVERY_S = 1.0
@@ -49,6 +49,7 @@ class Caller:
         tags: further tags of its asks, for the ledger and for the budget's ``usd_per_tag``.
         max_concurrency: asks it may have under way at a time.
         requests_per_minute: asks it may begin in any minute, and feedbacks that it may give; None: no limit.
+        metrics: whether it may read the server's metrics, which show what every caller spends.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Caller:
     tags: tuple[str, ...] = ()
     max_concurrency: int = _MAX_CONCURRENCY
     requests_per_minute: int | None = None
+    metrics: bool = False
 
     @property
     def tag(self) -> str:
@@ -144,7 +146,7 @@ class Callers:
         """
         if not os.environ.get(KEY_VARIABLE):
             return None
-        return cls([Caller("default", _digest_of(KEY_VARIABLE))])
+        return cls([Caller("default", _digest_of(KEY_VARIABLE), metrics=True)])
 
     def find(self, key: str) -> Caller | None:
         """Whose key this is; None: unknown. All are compared, each in constant time."""
@@ -248,8 +250,11 @@ def _caller(number: int, table: object) -> Caller:
     rate = table.get("requests_per_minute")
     if rate is not None:
         _whole(where, "requests_per_minute", rate)
+    metrics = table.get("metrics", False)
+    if not isinstance(metrics, bool):
+        raise ConfigError(f"{where}: metrics: give true or false")
     try:
-        return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags), concurrency, rate)
+        return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags), concurrency, rate, metrics)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 

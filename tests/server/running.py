@@ -90,18 +90,21 @@ def post(url: str, body: Any, **headers: str) -> tuple[int, Any]:
 
 
 def get(url: str, **headers: str) -> tuple[int, Any]:
-    """Status and JSON of a GET."""
+    """Status and JSON of a GET; what is none, as text."""
     return _sent(urllib.request.Request(url, headers=headers))
 
 
 def _sent(request: urllib.request.Request) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.loads(response.read())
+            return response.status, _content(response.read().decode())
     except urllib.error.HTTPError as error:
         with error:
-            text = error.read().decode()
-            return error.code, json.loads(text) if text.startswith("{") else text
+            return error.code, _content(error.read().decode())
+
+
+def _content(text: str) -> Any:
+    return json.loads(text) if text.startswith("{") else text
 
 
 def ask(text: str = "What is 17 + 25?", **fields: Any) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def bearing(key: str) -> dict[str, str]:
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = {week = 1}", r'key\[0\]: give USD for each "minute"'),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nmax_concurrency = 0", r"max_concurrency: give a whole number"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nrequests_per_minute = true", r"requests_per_minute: give a whole"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nmetrics = 1", r"key\[0\]: metrics: give true or false"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = 'x'", r"key\[0\]: tags: give a list of strings"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = ['key:b']", r"key\[0\]: tags: those that begin"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\n[[key]]\nname = 'a'\nkey_env = 'FR_OTHER'", "the same name"),
@@ -112,7 +113,7 @@ def test_the_environment_may_hold_the_only_key(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FOCALROUTE_KEY", KEY)
     callers = Callers.from_environment()
     assert callers is not None
-    assert [one.name for one in callers] == ["default"]
+    assert [(one.name, one.metrics) for one in callers] == [("default", True)]
     assert callers.find(KEY) is not None
 
 
@@ -270,6 +271,16 @@ def test_a_limit_that_renews_itself_is_429(pool: SimulatedPool) -> None:
         for key, status in ((KEY, 429), (OTHER, 402)):
             told, got = post(*asked, **bearing(key))
             assert (told, got["error"]["type"]) == (status, "insufficient_quota")
+
+
+def test_what_others_spend_is_shown_to_a_key_that_may_see_it(pool: SimulatedPool, keys: Path) -> None:
+    keys.write_text(table("alice", KEY) + table("prometheus", OTHER, "metrics = true"))
+    with served(pool.endpoints, callers=Callers.from_toml(keys)) as url:
+        assert post(f"{url}/v1/chat/completions", ask(), **bearing(KEY))[0] == 200
+        status, got = get(f"{url}/metrics", **bearing(KEY))
+        assert (status, got["error"]["code"]) == (403, "no_metrics")
+        status, got = get(f"{url}/metrics", **bearing(OTHER))
+        assert (status, 'focalroute_cost_usd_total{caller="alice"}' in got) == (200, True)
 
 
 def test_two_servers_on_one_store_keep_a_key_s_limit_exactly(pool_file: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from focalroute import Endpoint
+from focalroute import Budget, Endpoint
 from focalroute.core.errors import PolicyError, StreamBroken
 from focalroute.openai_api.refusals import public_refusal_of
 from tests.loopback import Server, completion, json_reply, serving, sse
@@ -136,6 +136,54 @@ def test_a_receipt_names_no_address_of_an_endpoint_that_failed(monkeypatch: pyte
     assert failed["error"] == {**failed["error"], "kind": "status", "status": 402, "message": "HTTP 402"}
     assert answered["error"] is None
     assert not [secret for secret in PRIVATE if secret != "in-the-cellar" and secret in body]
+
+
+def test_a_setting_of_the_operator_that_is_wrong_is_no_mistake_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was a 400 that named the variable of a key."""
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42"))
+
+    with serving(says) as service:
+        with served([in_the_cellar(service, monkeypatch)]) as url:
+            monkeypatch.delenv(VARIABLE)
+            keyless = asked(url)
+        with served([in_the_cellar(service, monkeypatch)], embedder=lambda _: "no vector") as url:
+            textless = asked(url)
+    for status, body, request_id in (keyless, textless):
+        assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
+        assert not [secret for secret in (*PRIVATE, "embedder") if secret in body]
+        assert f"{request_id}: ConfigError: " in caplog.text
+    assert {line.levelname for line in caplog.records if line.name == "focalroute.server"} == {"WARNING"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "keeps", "told"),
+    [
+        ({"usd_total": "0.00053"}, (402, None), ("ask its operator to raise it", "0.00053")),
+        ({"usd_per_tag": {"team-a": "0.00053"}}, (402, None), ("ask its operator to raise it", "0.00053")),
+        ({"usd_per_period": {"day": "0.003"}}, (429, "Retry"), ("try again at 20", "0.003")),
+    ],
+    ids=str,
+)
+def test_a_caller_is_not_told_what_others_may_spend(
+    budget: dict[str, Any], keeps: tuple[int, str | None], told: tuple[str, str]
+) -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        usage = {"prompt_tokens": 1000, "completion_tokens": 1000, "total_tokens": 2000}
+        return json_reply(completion("42", usage=usage))
+
+    with serving(says) as service:
+        priced = Endpoint("e", model="m", base_url=service.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        with served([priced], budget=Budget(**budget)) as url:
+            replies = [asked(url, focalroute={"tags": ["team-a"]}) for _ in range(3)]
+    status, body, _ = replies[-1]
+    assert status == keeps[0]
+    assert told[0] in body
+    assert told[1] not in body
+    assert "cheapest call" not in body
 
 
 def test_no_file_of_the_server_is_named() -> None:
