@@ -115,7 +115,8 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
     except ConfigError:
         raise
     except Exception as error:
-        raise NormaliserFailed(f"answer: the callable failed on a reply ({type(error).__name__})") from error
+        what = "a validator of the model" if isinstance(kind, Structure) else "the callable"
+        raise NormaliserFailed(f"answer: {what} failed on a reply ({type(error).__name__})") from error
     if form is not None and not isinstance(form, str):
         raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
     return form

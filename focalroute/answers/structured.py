@@ -11,6 +11,7 @@ import copy
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import UnionType
@@ -98,9 +99,10 @@ class Structure:
             if election.candidate is not None:
                 place = places[election.candidate]
                 return forms[place], Election(election.value, place, election.shares)
-            form = self._form(election.value)
-            if form is not None:
-                return form, election
+            with suppress(Exception):  # a validator of the model's may raise anything
+                form = self._form(election.value)
+                if form is not None:
+                    return form, election
         raise AssertionError("the likeliest candidate is always elected")
 
     @functools.cached_property
@@ -120,6 +122,8 @@ class Structure:
             except ValidationError as error:
                 found = error.errors(include_url=False, include_context=False, include_input=False)
                 return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)[:_LONGEST_PROBLEM]
+            except Exception:  # noqa: BLE001, S112 - it is too deep or large, or a validator's own
+                continue
         return "It is no JSON that is valid against the schema"
 
     @property
@@ -142,7 +146,10 @@ def structure_of(wanted: object) -> Structure | None:
     if isinstance(wanted, Structure):
         return wanted
     if isinstance(wanted, type | UnionType) or get_origin(wanted) is not None:
-        return _of_type(wanted)
+        try:
+            return _of_type(wanted)
+        except TypeError:  # it cannot be hashed
+            return _of_type.__wrapped__(wanted)
     if isinstance(wanted, Mapping):
         try:
             written = canonical(dict(wanted))

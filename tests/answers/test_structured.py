@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.answers.canonical_json import canonical
@@ -343,7 +343,10 @@ def test_a_combination_that_nobody_gave_is_checked_and_learned_from(
     assert (kept.kind, kept.answered, kept.trajectory.fused) == ("structured", 3, -1)  # what was decided is learned
 
 
-def test_a_combination_that_is_not_valid_gives_way_to_the_likeliest_candidate(service: Service, server: Server) -> None:
+@pytest.mark.parametrize("says_no", [ValueError, RuntimeError])
+def test_a_combination_that_is_not_valid_gives_way_to_the_likeliest_candidate(
+    service: Service, server: Server, says_no: type[Exception]
+) -> None:
     class Exclusive(BaseModel):
         a: bool
         b: bool
@@ -352,7 +355,8 @@ def test_a_combination_that_is_not_valid_gives_way_to_the_likeliest_candidate(se
         @field_validator("c")
         @classmethod
         def at_most_two(cls, c: bool, info: Any) -> bool:
-            assert not (c and info.data["a"] and info.data["b"])
+            if c and info.data["a"] and info.data["b"]:
+                raise says_no
             return c
 
     said = [{"a": True, "b": True, "c": False}, {"a": True, "b": False, "c": True}, {"a": False, "b": True, "c": True}]
@@ -369,6 +373,35 @@ def test_a_reply_that_is_not_valid_is_that_members_failure(service: Service, ser
     assert "valid against the schema" in str(answer.replies[0].error)
     with pytest.raises(PoolError, match="schema"):
         ask(endpoints(service, server, "no"))
+
+
+class Handwritten(BaseModel):
+    """Its validators fail on what they do not expect, as people write them."""
+
+    size: float
+    sure: bool
+    unsure: bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def in_metres(cls, given: Any) -> Any:
+        return {**given, "size": given["size"]}
+
+
+@pytest.mark.parametrize("hostile", ["{}", '{"size": 1e999, "sure": true, "unsure": false}', f"{'[' * 700}{']' * 700}"])
+def test_no_reply_to_a_model_ends_the_ask(service: Service, server: Server, hostile: str) -> None:
+    """A number beyond all floats, or a validator's own exception, was raised by ``ask``."""
+    right = {"size": 1, "sure": False, "unsure": False}
+    answer = ask(endpoints(service, server, hostile, json.dumps(right)), Handwritten)
+    assert answer.value == Handwritten.model_validate(right)
+    (failed, _) = answer.replies
+    assert failed.error is not None
+    assert failed.error.kind == "unusable"
+    assert ("a validator of the model failed on a reply (KeyError)" in failed.error.message) is (hostile == "{}")
+
+
+def test_a_type_that_cannot_be_hashed_is_read_too(service: Service, server: Server) -> None:
+    assert ask(endpoints(service, server, "[5]"), Annotated[list[int], {"unit": "km"}]).value == [5]
 
 
 def test_who_cannot_be_held_to_a_schema_is_told_it(service: Service, server: Server) -> None:
