@@ -408,6 +408,18 @@ def test_a_reply_without_a_value_of_the_type_is_not_usable(answer: type, reply: 
         ensemble.ask("?", answer=answer)
 
 
+@pytest.mark.parametrize("options", [{}, {"answer": int}, {"answer": Person}, {"choices": ["a", "b"]}], ids=str)
+def test_a_reply_that_is_empty_is_said_to_be(options: Any) -> None:
+    """To open text it was advised to ask without choices, answer and tools."""
+
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion("\n"))
+
+    said = r"^leave stop out, or ask another model: .*unusable: the reply is empty"
+    with serving(say) as server, Ensemble([endpoint(server)]) as ensemble, pytest.raises(PoolError, match=said):
+        ensemble.ask("?", **options)
+
+
 @pytest.mark.parametrize(
     "choices", [[32, 42], [True, False], Colour, list(Level), [date(2024, 1, 1), date(2025, 1, 1)]]
 )

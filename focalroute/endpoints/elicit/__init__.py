@@ -47,6 +47,8 @@ TEMPERATURE = 0.7
 
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
 _NOT_VALID = "the reply is no JSON that is valid against the schema"
+_EMPTY = "the reply is empty"
+_WROTE_NOTHING = "leave stop out, or ask another model: this one wrote nothing"
 _CUT = ("length", *WITHHELD)
 _MOST_REPAIRED = 20_000  # characters of a reply that is shown to its writer again
 
@@ -307,10 +309,11 @@ def _why(sample: CompletionChoice, fallback: str = "the reply names none of the 
         return "the reply was withheld by the service's content filter"
     if sample.finish_reason == "refusal":
         return "the model refused to answer"
-    return fallback
+    return fallback if sample.text.strip() or sample.tool_calls else _EMPTY
 
 
 def _unusable(completion: Completion, why: str, hint: str = "") -> CallFailed:
     ended = completion.choices[0].finish_reason
     code = ended if ended in WITHHELD else None
+    hint = _WROTE_NOTHING if why == _EMPTY else hint
     return CallFailed(Failure("unusable", why, cut=ended == "length", code=code, hint=hint), completion.usage)
