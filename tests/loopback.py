@@ -103,13 +103,15 @@ def json_reply(payload: Any, status: int = 200, headers: Mapping[str, str] | Non
     return web.json_response(payload, status=status, headers=headers)
 
 
-async def sse(request: web.Request, *events: Any, end: bool = True) -> web.StreamResponse:
-    """Send each event (a string as it is, anything else as JSON); ``end`` False: cut the connection after them."""
+async def sse(request: web.Request, *events: Any, end: bool | None = True) -> web.StreamResponse:
+    """Send each event (a string as it is, anything else as JSON); ``end`` False: then cut the connection; None: not."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for event in events:
         data = event if isinstance(event, str) else json.dumps(event)
         await response.write(f"data: {data}\n\n".encode())
+    if end is None:
+        return response
     if not end and request.transport is not None:
         request.transport.abort()
         return response

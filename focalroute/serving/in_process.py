@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -55,11 +56,12 @@ def openai_client(
     httpx = _http_library()
 
     class _Stream(httpx.SyncByteStream):  # type: ignore[name-defined,misc]
-        def __init__(self, body: AsyncGenerator[bytes]) -> None:
+        def __init__(self, request: Any, body: AsyncGenerator[bytes]) -> None:
+            self._request = request
             self._body = body
 
         def __iter__(self) -> Iterator[bytes]:
-            while piece := run(partial(anext, self._body, b"")):
+            while piece := run(partial(_in_time, httpx, self._request, partial(anext, self._body, b""))):
                 yield piece
 
         def close(self) -> None:
@@ -67,8 +69,9 @@ def openai_client(
 
     class _Transport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
         def handle_request(self, request: Any) -> Any:
-            reply = run(partial(_reply, ensemble, request.url.path, request.read()))
-            body = reply.body if isinstance(reply.body, bytes) else _Stream(reply.body)
+            work = partial(_reply, ensemble, request.url.path, request.read())
+            reply = run(partial(_in_time, httpx, request, work))
+            body = reply.body if isinstance(reply.body, bytes) else _Stream(request, reply.body)
             return _response(httpx, reply, body)
 
     return openai.OpenAI(http_client=httpx.Client(transport=_Transport(), trust_env=False), **_CLIENT)
@@ -81,11 +84,12 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
     httpx = _http_library()
 
     class _Stream(httpx.AsyncByteStream):  # type: ignore[name-defined,misc]
-        def __init__(self, body: AsyncGenerator[bytes]) -> None:
+        def __init__(self, request: Any, body: AsyncGenerator[bytes]) -> None:
+            self._request = request
             self._body = body
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            while piece := await run(partial(anext, self._body, b"")):
+            while piece := await run(partial(_in_time, httpx, self._request, partial(anext, self._body, b""))):
                 yield piece
 
         async def aclose(self) -> None:
@@ -93,8 +97,9 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
 
     class _Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
         async def handle_async_request(self, request: Any) -> Any:
-            reply = await run(partial(_reply, ensemble, request.url.path, await request.aread()))
-            body = reply.body if isinstance(reply.body, bytes) else _Stream(reply.body)
+            work = partial(_reply, ensemble, request.url.path, await request.aread())
+            reply = await run(partial(_in_time, httpx, request, work))
+            body = reply.body if isinstance(reply.body, bytes) else _Stream(request, reply.body)
             return _response(httpx, reply, body)
 
     return openai.AsyncOpenAI(http_client=httpx.AsyncClient(transport=_Transport(), trust_env=False), **_CLIENT)
@@ -116,6 +121,15 @@ class _Reply:
 
 def _response(httpx: Any, reply: _Reply, body: Any) -> Any:
     return httpx.Response(reply.status, headers=reply.headers, **{"content" if body is reply.body else "stream": body})
+
+
+async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of the work, which is cancelled once it takes longer than the client waits to read."""
+    try:
+        async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
+            return await work()
+    except TimeoutError:
+        raise httpx.ReadTimeout("no reply within the request's timeout", request=request) from None
 
 
 async def _reply(ensemble: AsyncEnsemble, path: str, body: bytes) -> _Reply:

@@ -8,14 +8,16 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
+from aiohttp import web
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
-from focalroute import AsyncEnsemble, Ensemble
+from focalroute import AsyncEnsemble, Endpoint, Ensemble
 from focalroute.sim import SimulatedPool
-from tests.loopback import until
+from tests.loopback import Server, serving, sse, until
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 17 + 25?"}]
 
@@ -158,6 +160,34 @@ def test_many_at_once_asynchronously(pool: SimulatedPool, face: type[Ensemble] |
     else:
         with Ensemble(pool.endpoints) as made:
             asyncio.run(run(made.as_async_openai()))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("face", [Ensemble, AsyncEnsemble])
+def test_a_request_has_the_time_that_it_gives(face: type[Ensemble] | type[AsyncEnsemble], stream: bool) -> None:
+    """It was answered however long that took, up to the deadline of the ensemble."""
+
+    async def hangs(request: web.Request, _: Any) -> web.StreamResponse:
+        if stream:
+            await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=None)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    asked: Any = {"model": "focalroute", "messages": QUESTION, "stream": stream, "timeout": 0.5}
+
+    def ask(service: Server) -> None:
+        with Ensemble([Endpoint("e", model="m", base_url=service.url)]) as made:
+            list(made.as_openai().chat.completions.create(**asked))
+
+    async def ask_async(service: Server) -> None:
+        async with AsyncEnsemble([Endpoint("e", model="m", base_url=service.url)]) as made:
+            got: Any = await made.as_async_openai().chat.completions.create(**asked)
+            assert [one async for one in got]
+
+    timed_out = (openai.APITimeoutError, httpx.ReadTimeout)  # of a stream, by openai before 3
+    with serving(hangs) as service, pytest.raises(timed_out):
+        ask(service) if face is Ensemble else asyncio.run(ask_async(service))
+    assert service.cut.is_set()
 
 
 def test_a_closed_ensemble_is_a_server_that_is_closing(pool: SimulatedPool) -> None:
