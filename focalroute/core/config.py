@@ -77,13 +77,19 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("key", "token", "key_env", "api_key_var"), "api_key_env"),
         **dict.fromkeys(("temperature", "max_tokens", "top_p", "seed"), _IN_PARAMS),
         **dict.fromkeys(("price", "cost", "prices"), "give input_usd_per_1m and output_usd_per_1m"),
-        "timeout": "timeout_s",
+        **dict.fromkeys(("retries", "max_retries"), "give attempts to the Ensemble"),
+        **dict.fromkeys(("client", "http_client"), "a file cannot hold one; give the pool in Python"),
+        "max_parallel_requests": "max_concurrency",
         "provider": "service",
+        "rpm": "requests_per_minute",
+        "timeout": "timeout_s",
+        "tpm": "tokens_per_minute",
     },
     "Budget": {
         **dict.fromkeys(("max_usd", "usd_per_ask", "max_cost", "per_ask"), "max_usd_per_ask"),
         **dict.fromkeys(("usd", "total", "limit", "max_budget"), "usd_total"),
         **dict.fromkeys(("usd_per_minute", "usd_per_hour", "usd_per_day"), "usd_per_period"),
+        **dict.fromkeys(("hourly", "daily", "per_hour", "per_day"), 'give usd_per_period, such as {"day": 5}'),
     },
     "Ensemble": {
         **dict.fromkeys(("pool", "models", "members", "clients"), "endpoints"),
@@ -94,6 +100,9 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(
             ("temperature", "max_tokens", "top_p", "params"), "give it to ask(), or in an Endpoint's params"
         ),
+        # of a pool file's table
+        **dict.fromkeys(("budget", "embedder"), "write it as a table of its own, such as [budget]"),
+        **dict.fromkeys(("judge", "http_client"), "a file cannot hold one; give it in Python, beside the file"),
         "strategy": "policy",
         "rounds": "max_rounds",
         "price_of_money": "cost_weight",

@@ -154,7 +154,7 @@ def _table(path: Path, where: str, make: Callable[..., _C], table: object) -> _C
     try:
         return make(**table)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {where}: {error}") from None
+        raise ConfigError(f"{path}: {where}: {str(error).removeprefix(f'{make.__name__}: ')}") from None
 
 
 def _check_keys(pool: Iterable[Endpoint]) -> None:

@@ -26,7 +26,7 @@ _ADVICE: Mapping[str, str] = {
     "literal_error": "give {expected}",
     "too_short": "give at least {min_length}",
     "too_long": "give at most {max_length}",
-    "string_too_short": "give at least {min_length} characters",
+    "string_too_short": "is empty; give a text",
     "string_too_long": "give at most {max_length} characters",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
     **dict.fromkeys(("float_type", "float_parsing", "decimal_type", "decimal_parsing"), "give a number"),
@@ -34,6 +34,7 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("list_type", "tuple_type"), "give a list"),
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "dataclass_type"), "give names and their values"),
     "string_type": "give a string",
+    **dict.fromkeys(("date_type", "date_parsing"), "give a date, in a file without quotes, such as 2026-11-30"),
 }
 
 
@@ -42,7 +43,9 @@ def advice(problem: ErrorDetails) -> str:
     said = _ADVICE.get(problem["type"])
     if said is None:
         return problem["msg"].removeprefix("Value error, ")
-    return said.format_map(problem.get("ctx", {}))
+    bounds = problem.get("ctx", {})
+    whole = {name: int(at) for name, at in bounds.items() if isinstance(at, float) and at.is_integer()}
+    return said.format_map({**bounds, **whole})
 
 
 def first_problem(error: ValidationError) -> tuple[str, ErrorDetails]:
