@@ -102,6 +102,8 @@ def choice_text(choice: object) -> str:
     if isinstance(choice, enum.Enum):
         return choice.value if isinstance(choice.value, str) else choice.name
     if isinstance(choice, str | int | float | Decimal | date):
+        if choice != choice:  # nan; pandas' missing date
+            raise ConfigError("choices: a value is missing (nan); drop it")
         try:
             return str(choice)
         except ValueError:  # an integer of more digits than Python prints

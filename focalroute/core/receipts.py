@@ -263,6 +263,9 @@ class Answer(Generic[T_co]):
     def __str__(self) -> str:
         return self.text
 
+    def __format__(self, form: str) -> str:
+        return format(self.text, form)
+
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         told = f"confidence={self.confidence:.2f}, cost={dollars(self.cost)}, calls={len(self.receipt.calls)}"

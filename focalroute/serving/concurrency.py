@@ -97,6 +97,8 @@ async def ask_all(
         raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
     if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
         raise ConfigError("queries: give a list of queries, not a single one")
+    if len(getattr(queries, "shape", (0,))) != 1:  # of a table the names of its columns would be asked
+        raise ConfigError('queries: is a table; give one of its columns, or its rows, such as df.to_dict("records")')
     waiting = enumerate(queries)
     answers: dict[int, Answer | BaseException] = {}
 
@@ -140,7 +142,7 @@ def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:
     if not isinstance(item, Mapping):
         return {"query": item}
     unknown = sorted(set(item) - known)
-    if unknown or "query" not in item:
+    if unknown or not item.keys() & {"query", "messages"}:
         what = (
             f"unknown key {unknown[0]!r}; {did_you_mean(unknown[0], known, INSTEAD)}" if unknown else "no key 'query'"
         )

@@ -33,6 +33,7 @@ def answer(ensemble: Ensemble) -> Answer:
 
 def test_an_answer_prints_its_text_and_is_one_line_in_a_console(answer: Answer) -> None:
     assert str(answer) == f"{answer}" == answer.text
+    assert f"{answer:>9}" == f"{answer.text:>9}"
     assert repr(answer) == (
         f"Answer({answer.text!r}, confidence={answer.confidence:.2f}, cost={dollars(answer.cost)}, calls=6)"
     )

@@ -171,6 +171,25 @@ def test_a_concurrency_out_of_bounds_is_a_config_error(concurrency: int) -> None
         run(echo, ["a"], concurrency=concurrency)
 
 
+def test_a_query_may_be_messages_under_that_name() -> None:
+    async def ask(query: object = None, *, messages: object = None) -> Any:
+        return messages
+
+    conversation = [{"role": "user", "content": "Which planet?"}]
+    assert run(ask, [{"messages": conversation}]) == [conversation]
+    with pytest.raises(ConfigError, match="no key 'query'"):
+        run(ask, [{}])
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "numpy"])
+def test_a_table_is_not_asked_the_names_of_its_columns(library: str) -> None:
+    made = pytest.importorskip(library)
+    table = made.array([["a"], ["b"]]) if library == "numpy" else made.DataFrame({"query": ["a", "b"]})
+    with pytest.raises(ConfigError, match="queries: is a table; give one of its columns"):
+        run(echo, table)
+    assert run(echo, table[:, 0] if library == "numpy" else table["query"]) == ["a", "b"]
+
+
 @pytest.mark.parametrize("queries", ["Which planet?", {"query": "Which planet?"}])
 def test_a_single_query_is_not_taken_apart(queries: Any) -> None:
     with pytest.raises(ConfigError, match="queries: give a list"):

@@ -67,6 +67,7 @@ def test_a_message_content_is_text_or_parts(content: Any) -> None:
         (["a", "  "], "non-empty string"),
         (["a", b"b"], "got bytes"),
         (["a", None], "got NoneType"),
+        (np.array([32, None], float), "a value is missing"),
     ],
 )
 def test_choices_are_two_or_more_distinct_texts(choices: Any, says: str) -> None:
