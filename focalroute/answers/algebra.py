@@ -8,7 +8,7 @@ functions such as "sin(x)", which stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
 from typing import NamedTuple
@@ -217,13 +217,17 @@ class Algebra:
         if len(factor) == 1:
             return over, under
         shorter = {
-            tuple(sorted((*rest, (atom, e)) if e else rest)): c
+            tuple(sorted(rest + power)): c
             for rest, part in parts.items()
-            for e, c in enumerate(self._divided(_coefficients(part), factor)[0])
-            if c
+            for power, c in self._powers(atom, _coefficients(part), factor)
         }
-        under = {((atom, e),) if e else (): c for e, c in enumerate(self._divided(below, factor)[0]) if c}
-        return shorter, under
+        return shorter, dict(self._powers(atom, below, factor))
+
+    def _powers(self, atom: str, whole: list[Fraction], factor: list[Fraction]) -> Iterator[tuple[Monomial, Fraction]]:
+        """What is left of this divided by the factor: powers of the atom, and their coefficients other than 0."""
+        for exponent, coefficient in enumerate(self._divided(whole, factor)[0]):
+            if coefficient:
+                yield ((atom, exponent),) if exponent else (), coefficient
 
     def _gcd(self, one: list[Fraction], other: list[Fraction]) -> list[Fraction]:
         while other:

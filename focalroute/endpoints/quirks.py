@@ -51,7 +51,9 @@ class Quirks:
     @property
     def room(self) -> int:
         """Tokens for thinking besides those for the answer."""
-        return (THINKING_TOKENS if self._room is None else self._room) if self.thinks else 0
+        if not self.thinks:
+            return 0
+        return THINKING_TOKENS if self._room is None else self._room
 
     def rooms(self, more: int = 0) -> tuple[int, ...]:
         """The room, and less of it for those who cannot afford that."""

@@ -96,8 +96,13 @@ def pick_probabilities(logits: F32, one_of: Sequence[int] = (), *, one: bool = F
     values = logits.tolist()
     log_sum = _log_sum([values[head] for head in one_of]) if one_of else 0.0
     low = log_sum if one else min(log_sum, 0.0)
-    raised = [z - low for z in values]
-    return tuple([most if z >= far else least if z <= -far else 1.0 / (1.0 + exp(-z)) for z in raised])
+    return tuple([_sigmoid(z - low, far, least, most) for z in values])
+
+
+def _sigmoid(z: float, far: float, least: float, most: float) -> float:
+    if z >= far:
+        return most
+    return least if z <= -far else 1.0 / (1.0 + exp(-z))
 
 
 def _log_sum(logits: Sequence[float]) -> float:

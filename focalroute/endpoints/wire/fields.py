@@ -195,12 +195,11 @@ def _together_entries(logprobs: Mapping[str, Any]) -> list[_Entry]:
     texts, values, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     if not isinstance(texts, list) or not isinstance(values, list) or len(texts) != len(values):
         return []
-    tops = [tops] if isinstance(tops, dict) else tops if isinstance(tops, list) else []
-    padded = [*tops, *([None] * len(texts))]
-    return [
-        (text, value, list(top.items()) if isinstance(top, dict) else [])
-        for text, value, top in zip(texts, values, padded, strict=False)
-    ]
+    if not isinstance(tops, list):
+        tops = [tops]
+    alternatives = [list(top.items()) if isinstance(top, dict) else [] for top in tops]
+    alternatives += [[]] * len(texts)
+    return list(zip(texts, values, alternatives, strict=False))
 
 
 def _token(text: object, logprob: object, tops: Sequence[tuple[object, object]]) -> Token | None:
