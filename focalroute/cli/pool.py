@@ -11,14 +11,20 @@ from focalroute.cli import JsonOption
 
 pools = typer.Typer(no_args_is_help=True, help="Look after a pool file: check it, probe its endpoints, renew prices.")
 
-_Pool = Annotated[Path, typer.Argument(help="The pool file (TOML) that lists the endpoints.")]
+_Pool = Annotated[
+    Path | None,
+    typer.Argument(help="The pool file (TOML) that lists the endpoints; else FOCALROUTE_POOL, or the pool.toml here."),
+]
 
 
 @pools.command()
 def check(
-    pool: _Pool,
+    pool: _Pool = None,
     store: Annotated[
-        str | None, typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes.")
+        str | None,
+        typer.Option(
+            help="SQLite file, or redis:// address, that remembers earlier probes; for --learn else the pool file's."
+        ),
     ] = None,
     learn: Annotated[
         bool,
@@ -34,17 +40,18 @@ def check(
     service does not list its model; what a service does not say counts as unknown, not as a failure.
     """
     from focalroute.cli.pool_check import check_command
+    from focalroute.core.pool import find_pool
 
-    if not check_command(pool, store, learn=learn, as_json=as_json):
+    if not check_command(pool or find_pool(), store, learn=learn, as_json=as_json):
         raise typer.Exit(1)
 
 
 @pools.command()
 def probe(
-    pool: _Pool,
+    pool: _Pool = None,
     store: Annotated[
         str | None,
-        typer.Option(help="SQLite file, or redis:// address, for what was measured, so that it is not measured again."),
+        typer.Option(help="SQLite file, or redis:// address, that keeps what was measured; else the pool file's."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,14 +60,15 @@ def probe(
     Three to eight calls of at most 48 tokens each. Exit code 1 if an endpoint did not answer.
     """
     from focalroute.cli.pool_check import probe_command
+    from focalroute.core.pool import find_pool
 
-    if not probe_command(pool, store, as_json=as_json):
+    if not probe_command(pool or find_pool(), store, as_json=as_json):
         raise typer.Exit(1)
 
 
 @pools.command()
 def prices(
-    pool: _Pool,
+    pool: _Pool = None,
     write: Annotated[
         bool, typer.Option("--write", help="Put the listed prices, their date and source into the file.")
     ] = False,
@@ -74,9 +82,10 @@ def prices(
     Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
     environment, as for asking. Exit code 1 if a listing could not be fetched.
     """
-    from focalroute.core.pool import load_pool
+    from focalroute.core.pool import find_pool, load_pool
     from focalroute.money.prices import listed_prices, show_prices, write_prices
 
+    pool = pool or find_pool()
     listed = listed_prices(load_pool(pool).endpoints, library=library)
     if write:
         write_prices(pool, listed)

@@ -121,8 +121,8 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
     If all have their address and key, an ensemble is made of it, too, which is asked nothing: that checks its settings.
 
     Args:
-        store: where earlier probes are remembered.
-        learn: probe the endpoints first; the store is made if missing.
+        store: where earlier probes are remembered; None: none are.
+        learn: probe the endpoints first; the store, without one the pool file's, is made if missing.
 
     Raises:
         ConfigError: the file itself or a setting in it is wrong, or there is no such store.
@@ -131,7 +131,11 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
     if store is not None and not learn:
         require_existing(store)
     endpoints = with_prices(load_pool(pool).endpoints)
-    pool_settings(pool, {})
+    settings = pool_settings(pool, {})
+    if learn and store is None:
+        store = settings.get("store")
+        if store is None:
+            raise ConfigError("--learn: what it pays for would be lost; give --store, or a store in the pool file")
     failed: dict[str, str] = {}
     with closing(open_store(store)) as opened:
         if learn:
@@ -259,14 +263,14 @@ def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False
     """Probe a pool, and print what came back; whether every endpoint answered.
 
     Args:
-        store: where to keep what was measured, and the cost; made if missing.
+        store: where to keep what was measured, and the cost; made if missing. None: the pool file's, if it has one.
 
     Raises:
         ConfigError: the file itself is wrong.
         StoreError: the store cannot be opened.
     """
     endpoints = load_pool(pool).endpoints
-    with closing(open_store(store)) as opened:
+    with closing(open_store(store or pool_settings(pool, {}).get("store"))) as opened:
         found = asyncio.run(probe_pool(endpoints, opened))
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2, default="{:f}".format))

@@ -180,6 +180,22 @@ def test_a_check_that_learns_makes_the_store_that_has_it(pool_file: Path, tmp_pa
     assert all(one["capabilities"]["logprobs"] for one in found)
 
 
+@pytest.mark.parametrize("paid", [("check", "--learn"), ("probe",)], ids=str)
+def test_what_was_paid_to_know_is_kept_in_the_pool_file_s_store(
+    pool_file: Path, tmp_path: Path, paid: tuple[str, ...]
+) -> None:
+    """Without --store it was lost, though pages say that such a check is made ahead."""
+    path, store = tmp_path / "named.toml", tmp_path / "s.db"
+    path.write_text(f"{pool_file.read_text()}\n[ensemble]\nstore = '{store}'\n")
+    command, *options = paid
+    assert focalroute("pool", command, str(path), *options).returncode == 0
+    checked = json.loads(focalroute("pool", "check", str(path), "--store", str(store), "--json").stdout)
+    assert {one["source"] for one in checked} == {"store"}
+    nowhere = focalroute("pool", "check", str(pool_file), "--learn")
+    assert nowhere.returncode == 2
+    assert "--learn: what it pays for would be lost; give --store" in nowhere.stderr
+
+
 def test_a_probe_says_who_does_not_answer(tmp_path: Path) -> None:
     pool = tmp_path / "pool.toml"
     pool.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')

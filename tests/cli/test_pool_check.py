@@ -54,7 +54,9 @@ def test_a_pool_that_can_be_asked_needs_nothing(
 ) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(pool_toml(open_pool.endpoints))
-    assert run(monkeypatch, "pool", "check", str(path), "--json") == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOCALROUTE_POOL", raising=False)
+    assert run(monkeypatch, "pool", "check", "--json") == 0
     first, _ = json.loads(capsys.readouterr().out)
     assert first == {
         "endpoint": "swift-8b", "model": "swift-8b", "state": "ok", "detail": "", "key": None, "listed": True,
