@@ -147,6 +147,8 @@ class Failure:
         provider_message: what the provider says, at most 300 characters, without what it quotes of keys and texts.
         hint: what to do about it; empty: nothing is known to help.
         cut: whether the reply reached its token limit before it answered.
+        of_request: whether it is for the request itself, and not for the endpoint or the account behind it, so that
+            another request could be answered.
     """
 
     kind: FailureKind
@@ -161,6 +163,7 @@ class Failure:
     provider_message: str | None = None
     hint: str = ""
     cut: bool = False
+    of_request: bool = False
 
     @property
     def brief(self) -> str:

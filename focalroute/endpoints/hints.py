@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import WITHHELD, Failure
+from focalroute.endpoints.wire.refusals import REFUSING
 
 _CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
 _KEY = re.compile(r"api.?key|authenticat|unauthori[sz]ed|credentials", re.IGNORECASE)
@@ -23,17 +24,19 @@ _SHORTEN = "shorten the prompt, or ask a model with a longer context"
 _REPHRASE = "rephrase the prompt: the service's filter withholds it"
 _CHECK = "check the parameters: the service does not take the request as it is"
 _SEE = "ask without choices, answer and tools to see what the models say, and say in the prompt how to answer"
-#: Hints about the request itself, not about the endpoint or the account behind it.
-OF_THE_REQUEST = (_ROOM, _SHORTEN, _REPHRASE, _CHECK)
+_REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 
 
 def located(failure: Failure, endpoint: Endpoint) -> Failure:
-    """The failure with host, model and what to do about it."""
+    """The failure with host, model, what to do about it, and whether that is about the request itself."""
     if failure.host is not None:
         return failure
     host = host_of(endpoint)
     hint = failure.hint or _hint(failure, endpoint, host or "the service")
-    return replace(failure, host=host, model=endpoint.model, hint=hint)
+    # Some services answer 400 where the key, the credit or the model is wrong.
+    refused = failure.status in _REFUSES and (failure.lacks is not None or hint in (_SHORTEN, _REPHRASE, _CHECK))
+    of_request = refused or failure.cut or failure.code in WITHHELD
+    return replace(failure, host=host, model=endpoint.model, hint=hint, of_request=of_request)
 
 
 def host_of(endpoint: Endpoint) -> str | None:

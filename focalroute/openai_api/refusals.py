@@ -22,9 +22,7 @@ from focalroute.core.errors import (
     StreamBroken,
     UnknownAnswer,
 )
-from focalroute.core.records import WITHHELD, Failure, Reply
-from focalroute.endpoints.hints import OF_THE_REQUEST
-from focalroute.endpoints.wire.refusals import REFUSING
+from focalroute.core.records import Reply
 
 _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
@@ -37,7 +35,6 @@ _REQUEST_NAMES = {
 }
 #: Limits whose amounts a caller is told: those of its request and of its key.
 _OWN_LIMITS = ("max_usd", "usd_per_tag.key:")
-_REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 _RETRY_AFTER_S = 1
 _MOST_TOLD = 2  # reasons of a failed ask
 #: In a provider's words: where an account is managed, and which it is.
@@ -133,7 +130,7 @@ def internal_error() -> Refused:
 def _reasons(replies: Sequence[Reply]) -> str:
     """Say why replies are not usable, and why the request was refused: a caller can change that; empty: for neither."""
     failures = [reply.error for reply in replies if reply.error is not None]
-    failures = [one for one in failures if one.kind == "unusable" or _is_for_the_request(one)]
+    failures = [one for one in failures if one.kind == "unusable" or one.of_request]
     hints = Counter(one.hint for one in failures if one.hint)
     reasons = Counter(_ACCOUNT.sub("[...]", one.message) for one in failures)
     advice = "".join(f"{hint}; " for hint, _ in hints.most_common(_MOST_TOLD))
@@ -168,7 +165,7 @@ def _over_budget(error: BudgetExceeded) -> Refused:
 def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
     """No endpoint answered: 400 where it is for the request itself, 503 where they were busy, else 502."""
     failures = [reply.error for reply in replies if reply.error is not None]
-    if all(map(_is_for_the_request, failures)):
+    if all(failure.of_request for failure in failures):
         return Refused(400, message, code="no_endpoint_takes_this")
     if all(failure.kind == "limited" or (failure.status in (429, 503) and failure.retryable) for failure in failures):
         waits = [failure.retry_after_s for failure in failures if failure.retry_after_s is not None]
@@ -178,12 +175,3 @@ def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
     hopeless = all(failure.kind == "status" and not failure.retryable for failure in failures)
     again = False if paid or hopeless else None
     return Refused(502, message, "server_error", code="pool_failed", again=again)
-
-
-def _is_for_the_request(failure: Failure) -> bool:
-    """Whether another request could be answered: this one is not taken, has too few tokens, or is one to refuse.
-
-    Some services answer 400 where the key, the credit or the model is wrong.
-    """
-    refused = failure.status in _REFUSES and (failure.lacks is not None or failure.hint in OF_THE_REQUEST)
-    return refused or failure.cut or failure.code in WITHHELD

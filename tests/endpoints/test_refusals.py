@@ -266,11 +266,13 @@ def test_a_redirect_and_a_refusal_say_what_they_are() -> None:
         return replies.pop(0)
 
     with serving(handler) as server, Ensemble([Endpoint("a", model="m", base_url=server.url)]) as ensemble:
-        with pytest.raises(PoolError, match=f"check base_url {server.url}: it redirects"):
+        with pytest.raises(PoolError, match=f"check base_url {server.url}: it redirects") as redirected:
             ensemble.ask("?")
         with pytest.raises(PoolError, match="unusable: the model refused to answer") as refused:
             ensemble.ask("?")
         assert "SECRET" not in str(refused.value)
+    errors = [reply.error for raised in (redirected, refused) for reply in raised.value.replies]
+    assert [error and error.of_request for error in errors] == [False, True]
 
 
 @pytest.mark.parametrize(
