@@ -224,7 +224,7 @@ class Algebra:
         return shorter, dict(self._powers(atom, below, factor))
 
     def _powers(self, atom: str, whole: list[Fraction], factor: list[Fraction]) -> Iterator[tuple[Monomial, Fraction]]:
-        """What is left of this divided by the factor: powers of the atom, and their coefficients other than 0."""
+        """Divide this by the factor: powers of the atom, and their coefficients other than 0."""
         for exponent, coefficient in enumerate(self._divided(whole, factor)[0]):
             if coefficient:
                 yield ((atom, exponent),) if exponent else (), coefficient
