@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32, I64
+from focalroute.observe.drift import THRESHOLD
 
 #: Queries remembered.
 CAPACITY = 4096
@@ -38,7 +39,8 @@ MEAN_PRIOR = 10.0
 MOST_COST = 10.0
 
 _LEAST = 1e-6  # of what is divided by
-_SOME = 64  # queries whose sums of weights tell the typical one
+_SOME = 64  # queries that are enough to tell a typical sum of weights, or how right an endpoint was on a stretch
+_FEW, _STRETCHES = 4, 8  # stretches: too few to tell how far apart they are, and the most that are looked at
 _UNSURE = 0.05  # least variance of an outcome: nobody is sure to be right
 _KINDS = 0.25  # how far an endpoint's accuracy on one kind of text lies from that on another: standard deviation
 _FORGET = 0.02  # share of the newest query in the typical sum of weights
@@ -208,22 +210,48 @@ class Memory:
 
         z^2 / 2, with z the standardised difference of how often it was right to how often what is remembered from
         before lets expect. The less these texts resemble the others, beside what is usual, the newer their kind: then
-        its accuracy may be off by up to `_KINDS`, on all of them alike. Infinite where nothing is remembered.
+        its accuracy may be off by up to `_KINDS`, on all of them alike. And it may be off as far as it was on earlier
+        stretches of as many queries (see `_unexplained`). Infinite where nothing is remembered.
         """
         latest_first = (-self._number[: self._size]).argsort()
         known = latest_first[self._known[latest_first, self._n + endpoint] > 0]
         new, old = known[:newest], known[newest:]
         if not len(new) or not len(old):
             return math.inf
-        weights = kernel(cosines(self._vectors[new], self._vectors[old], self._mean[None]))
-        right, total = self._known[old, endpoint], weights.sum(axis=1)
-        strength = SHRINK * max(float(np.median(total)), _LEAST)
-        expected = shrunk(weights @ right, total, np.mean(right), strength)
+        expected, resemblance = self._expected(endpoint, new, old)
         usual = _typical_sum(self._vectors[old], self._mean)
-        novelty = max(0.0, 1 - float(np.median(total)) / max(usual, _LEAST))
-        variance = np.maximum(expected * (1 - expected), _UNSURE).sum() + (_KINDS * novelty * len(new)) ** 2
-        beyond = self._known[new, endpoint].sum() - expected.sum()
-        return float(beyond**2 / variance / 2)
+        novelty = max(0.0, 1 - resemblance / max(usual, _LEAST))
+        variance = _chance(expected) + (_KINDS * novelty) ** 2
+        square = float(self._known[new, endpoint].mean() - expected.mean()) ** 2
+        if square / variance / 2 >= THRESHOLD:  # else the earlier stretches, which take longest, decide nothing
+            variance += self._unexplained(endpoint, old, len(new))
+        return square / variance / 2
+
+    def _expected(self, endpoint: int, texts: I64, others: I64) -> tuple[F32, float]:
+        """How right it should be on these remembered texts (S,) by those others alone, and the median sum of w."""
+        weights = kernel(cosines(self._vectors[texts], self._vectors[others], self._mean[None]))
+        right, total = self._known[others, endpoint], weights.sum(axis=1)
+        resemblance = float(np.median(total))
+        strength = SHRINK * max(resemblance, _LEAST)
+        return shrunk(weights @ right, total, np.mean(right), strength), resemblance
+
+    def _unexplained(self, endpoint: int, known: I64, size: int) -> float:
+        """How far from expected it was on earlier stretches of ``size`` queries, beyond chance: variance of the mean.
+
+        Topics come in blocks, and texts do not tell all of how hard these are. Estimated by moments, of each stretch by
+        all that is remembered but the stretch; 0 where fewer than `_FEW` are known.
+        """
+        count = len(known) // size
+        if count < _FEW:
+            return 0.0
+        beyond = []
+        for k in np.linspace(0, count - 1, min(count, _STRETCHES)).astype(int).tolist():
+            start, end = k * size, (k + 1) * size
+            some = known[start : end : -(-size // _SOME)]
+            expected, _ = self._expected(endpoint, some, np.concatenate([known[:start], known[end:]]))
+            off = float(self._known[some, endpoint].mean() - expected.mean())
+            beyond.append(off**2 - _chance(expected))
+        return max(0.0, float(np.mean(beyond)))
 
     def _clear(self, width: int) -> None:
         rows = CAPACITY if width else 0
@@ -257,6 +285,11 @@ def _dots(a: F32, b: F32) -> F32:
 def _scale(square: F32) -> F32:
     """1 over the length of what has this square."""
     return np.reciprocal(np.sqrt(np.maximum(square, np.float32(_LEAST))))
+
+
+def _chance(expected: F32) -> float:
+    """Variance of the mean of independent outcomes that are right with these probabilities (S,)."""
+    return float(np.maximum(expected * (1 - expected), _UNSURE).mean()) / len(expected)
 
 
 def _row(values: F32, costs: F32) -> F32:

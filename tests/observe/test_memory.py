@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from focalroute.observe import memory as module
+from focalroute.observe.drift import THRESHOLD
 from focalroute.observe.memory import CAPACITY, MEAN_PRIOR, MOST_COST, SHRINK, Memory, cosines, kernel
 
 X, Y, BETWEEN = (np.array(v, np.float32) for v in ([1, 0], [0, 1], [math.sqrt(0.5), math.sqrt(0.5)]))
@@ -290,3 +291,13 @@ def test_a_new_kind_of_text_surprises_little_however_often_it_is_asked() -> None
     for n in range(230):
         like.add(f"x {n}", X, [float(n < 200 and n % 10 > 0)])
     assert new < 8 < like.surprise(0, 30)
+
+
+@pytest.mark.parametrize(("stretches", "surprising"), [((36, 20), False), ((28, 28), True)])
+def test_what_differs_from_stretch_to_stretch_surprises_little(stretches: tuple[int, int], surprising: bool) -> None:
+    """Right on 12 of 40 like texts after ten stretches of 40, in which as many were right all along, or now more."""
+    memory = Memory(1)
+    for stretch, right in enumerate([*stretches * 5, 12]):
+        for n in range(40):
+            memory.add(f"{stretch} {n}", X, [float(n < right)])
+    assert (memory.surprise(0, 40) >= THRESHOLD) is surprising
