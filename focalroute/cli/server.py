@@ -15,6 +15,7 @@ import typer
 
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, given
 from focalroute.core.errors import ConfigError
+from focalroute.core.open_files import raise_limit
 
 if TYPE_CHECKING:
     import uvicorn
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from focalroute.server import Callers
 
 _BACKLOG = 2048
+_FILES = 4096  # that it has to be allowed to open for all of the connections that it takes
 
 
 def serve(
@@ -88,6 +90,7 @@ async def _serve(
         if error.name is None or error.name.split(".")[0] == "focalroute":
             raise
         raise ConfigError(NEEDED) from None
+    raise_limit(_FILES)
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
         app = create_app(ensemble, callers=callers, local_only=callers is None)
         with _listening(*address) as sock:

@@ -26,6 +26,7 @@ from aiohttp import (
 from multidict import CIMultiDict
 from yarl import URL
 
+from focalroute.core.open_files import most_files
 from focalroute.core.tls import tls_context
 
 _MAX_CONNECTIONS = 1000
@@ -36,7 +37,7 @@ _LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop
 
 async def living() -> AsyncGenerator[ClientSession, None]:
     """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
-    connector = TCPConnector(limit=_MAX_CONNECTIONS, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
+    connector = TCPConnector(limit=_most_connections(), keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
     timeout = ClientTimeout(sock_connect=_CONNECT_S)
     session = ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
@@ -45,6 +46,12 @@ async def living() -> AsyncGenerator[ClientSession, None]:
         yield session
     finally:
         await session.close()
+
+
+def _most_connections() -> int:
+    """Half as many as the process may open files: where it can open no more, all calls fail, and not only they."""
+    files = most_files()
+    return _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from focalroute.core.open_files import most_files
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
@@ -121,11 +123,11 @@ def server_config(app: ASGIApp, shutdown_s: int, protocol: type[BoundedProtocol]
             open.
     """
     limits: dict[str, Any] = {}
-    files = _open_files()
+    files = most_files()
     if files is not None:
-        limits["max_connections"] = max(1, min(_MOST_CONNECTIONS, files // 2))
+        limits["max_connections"] = max(1, min(_MOST_CONNECTIONS, files // 4))  # half are for connections to services
     # As many connections as the backlog holds may be accepted, and be open for a moment, before the first is counted.
-    backlog = _BACKLOG if files is None else max(16, min(_BACKLOG, files // 4))
+    backlog = _BACKLOG if files is None else max(16, min(_BACKLOG, files // 8))
     return uvicorn.Config(
         app,
         http=protocol or type("BoundedByFiles", (BoundedProtocol,), limits),
@@ -136,13 +138,3 @@ def server_config(app: ASGIApp, shutdown_s: int, protocol: type[BoundedProtocol]
         server_header=False,
         timeout_graceful_shutdown=shutdown_s,
     )
-
-
-def _open_files() -> int | None:
-    """How many files this process may have open; None: unknown, or without a limit."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft

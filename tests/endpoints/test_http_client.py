@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -441,3 +443,19 @@ def test_whose_certificates_are_believed_and_its_own_are_an_endpoint_s_settings(
         for settings, said in (({"verify": key}, "verify: no cert"), ({"cert": certificate}, "cert: no certificate")):
             with pytest.raises(ConfigError, match=f"endpoints: e: {said}"):
                 Ensemble([endpoint(base_url=url, **settings)])
+
+
+def test_many_calls_at_a_time_are_made_where_few_files_may_be_open() -> None:
+    """As on a Mac, which allows 256: with no file left every call failed, and nothing more could be imported."""
+    code = """
+import resource
+from focalroute import Ensemble
+from focalroute.sim import SimulatedModel, SimulatedPool
+with SimulatedPool([SimulatedModel(name, latency_s=0.2) for name in "abcd"]) as pool:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    with Ensemble(pool.endpoints, policy="plurality") as ensemble:
+        answers = ensemble.ask_many([f"What is {i} + 25?" for i in range(80)], answer=int, concurrency=80)
+print(len(answers))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("80\n", "")

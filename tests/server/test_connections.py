@@ -158,7 +158,8 @@ def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch: py
         return config.http.max_connections, config.backlog
 
     assert protocol(20_000) == (1000, 2048)
-    assert protocol(256) == (128, 64)
+    assert protocol(4096) == (1000, 512)
+    assert protocol(256) == (64, 32)
     assert protocol(resource.RLIM_INFINITY) == (1000, 2048)
 
 
