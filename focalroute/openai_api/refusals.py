@@ -114,12 +114,17 @@ def public_refusal_of(error: FocalrouteError) -> Refused:
     told = _reasons(error.replies) if isinstance(error, PoolError) else ""
     if isinstance(error, StreamBroken):
         refused.message = "the answer broke off; ask again"
-    elif isinstance(error, BudgetExceeded) and not error.name.startswith(_OWN_LIMITS):
+    elif isinstance(error, BudgetExceeded) and not is_own(error):
         remedy = "ask its operator to raise it" if error.resets_at is None else f"try again at {error.resets_at}"
-        refused.message = f"no endpoint is affordable within what is left of the server's budget; {remedy}"
+        refused.message = f"the server's budget has not enough left for this; lower max_tokens, or {remedy}"
     elif refused.code in _PUBLIC:
         refused.message = told or _PUBLIC[refused.code]
     return refused
+
+
+def is_own(error: BudgetExceeded) -> bool:
+    """Whether the limit that was hit is one of the request or its key."""
+    return error.name.startswith(_OWN_LIMITS)
 
 
 def internal_error() -> Refused:

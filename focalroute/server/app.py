@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
 from focalroute.openai_api import completion_id
-from focalroute.openai_api.refusals import Refused, internal_error, public_refusal_of
+from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
 from focalroute.openai_api.replies import DONE, completion, events, feedback_taken
 from focalroute.openai_api.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.server.callers import Caller, Callers
@@ -50,7 +50,7 @@ _MOST_ASKS = 1000  # under way at a time; beyond that they are refused
 _MINUTE_S = 60.0
 _GONE = 499  # the client went away; only metrics see it
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
-_BY_CALLERS = (BudgetExceeded, ConfigError, FeedbackError)
+_BY_CALLERS = (ConfigError, FeedbackError)
 
 _log = logging.getLogger("focalroute.server")
 
@@ -403,8 +403,8 @@ def _refusal(error: BaseException) -> Refused:
     if isinstance(error, FocalrouteError):
         request_id = completion_id(error.answer_id or new_id())
         refused = public_refusal_of(error)
-        by_caller = isinstance(error, _BY_CALLERS) and refused.status < 500
-        level = logging.INFO if by_caller else logging.WARNING
+        by_caller = is_own(error) if isinstance(error, BudgetExceeded) else isinstance(error, _BY_CALLERS)
+        level = logging.INFO if by_caller and refused.status < 500 else logging.WARNING
         _log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     else:
         request_id, refused = completion_id(new_id()), internal_error()
