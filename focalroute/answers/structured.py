@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,7 +18,6 @@ from types import UnionType
 from typing import Any, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
 
 from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.json_schema import MAX_NODES, validator
@@ -73,7 +72,7 @@ class Structure:
             if self._adapter is None:
                 return received
             read = self._adapter.validate_json(received)
-            dumped = canonical(self._adapter.dump_python(read, mode="json", by_alias=True))
+            dumped = _dumped(self._adapter, read)
         except ValueError:
             return None
         try:
@@ -233,9 +232,28 @@ def label_form(label: object) -> str:
         BadLabel: it cannot be written as JSON.
     """
     try:
-        return canonical(parsed(label) if isinstance(label, str) else to_jsonable_python(label, by_alias=True))
+        return canonical(parsed(label)) if isinstance(label, str) else _dumped(TypeAdapter(Any), label)
     except ValueError:
         raise BadLabel(_NO_LABEL) from None
+
+
+def _dumped(adapter: TypeAdapter[Any], value: object) -> str:
+    """An instance of a type as canonical JSON; ValueError if it cannot be written so."""
+    plain = adapter.dump_python(value, mode="json", by_alias=True)
+    return canonical(_in_order(plain, adapter.dump_python(value, by_alias=True)))
+
+
+def _in_order(plain: Any, value: Any) -> Any:
+    """The JSON value with the members of sets, which have no order, in one; ``value``: the same in Python's types."""
+    if not isinstance(value, Mapping | list | tuple | Set) or not isinstance(plain, dict | list):
+        return plain
+    if len(plain) != len(value):  # a serializer of the model's own
+        return plain
+    if isinstance(plain, dict):
+        own = value.values() if isinstance(value, Mapping) else value
+        return {name: _in_order(part, one) for (name, part), one in zip(plain.items(), own, strict=True)}
+    parts = [_in_order(part, one) for part, one in zip(plain, value, strict=True)]
+    return sorted(parts, key=canonical) if isinstance(value, Set) else parts
 
 
 def closed_fields(schema: object) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 
 from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.answers.canonical_json import canonical
@@ -398,6 +398,36 @@ def test_no_reply_to_a_model_ends_the_ask(service: Service, server: Server, host
     assert failed.error is not None
     assert failed.error.kind == "unusable"
     assert ("a validator of the model failed on a reply (KeyError)" in failed.error.message) is (hostile == "{}")
+
+
+class Floor(BaseModel):
+    rooms: set[int]
+    flat: list[int] = [1]
+
+    @field_serializer("flat", when_used="json")
+    def doubled(self, flat: list[int]) -> list[int]:
+        return flat * 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said", "label"),
+    [
+        (set[int], ("[0, 8, 16]", "[16, 8, 0]"), {8, 16, 0}),
+        (dict[str, frozenset[int]], ('{"a": [0, 8]}', '{"a": [8, 0]}'), {"a": frozenset((8, 0))}),
+        (Floor, ('{"rooms": [0, 8]}', '{"rooms": [8, 0]}'), Floor(rooms={8, 0})),
+        (Floor, ('{"rooms": [0, 8]}', '{"rooms": [8, 0]}'), {"rooms": [8, 0]}),
+        (list[Floor], ('[{"rooms": [0, 8]}]', '[{"rooms": [8, 0]}]'), [Floor(rooms={8, 0})]),
+    ],
+    ids=str,
+)
+def test_a_set_has_no_order(service: Service, server: Server, wanted: Any, said: tuple[str, str], label: Any) -> None:
+    """Each reply had that in which its set was filled, and of texts it changed with the process."""
+    with Ensemble(endpoints(service, server, *said), policy="plurality") as ensemble:
+        answer = ensemble.ask("Which rooms?", answer=wanted)
+        assert len(answer.candidates) == 1
+        assert wanted not in (Floor, list[Floor]) or '"flat":[1,1]' in answer.text
+        ensemble.feedback(answer, label=label)
+        assert all(one.accuracy > 0.5 for one in ensemble.stats().endpoints.values())
 
 
 def test_a_type_that_cannot_be_hashed_is_read_too(service: Service, server: Server) -> None:
