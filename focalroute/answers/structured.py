@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import blake2b
 from types import UnionType
 from typing import Any, get_origin
@@ -240,19 +241,24 @@ def label_form(label: object) -> str:
 def _dumped(adapter: TypeAdapter[Any], value: object) -> str:
     """An instance of a type as canonical JSON; ValueError if it cannot be written so."""
     plain = adapter.dump_python(value, mode="json", by_alias=True)
-    return canonical(_in_order(plain, adapter.dump_python(value, by_alias=True)))
+    return canonical(_alike(plain, adapter.dump_python(value, by_alias=True)))
 
 
-def _in_order(plain: Any, value: Any) -> Any:
-    """The JSON value with the members of sets, which have no order, in one; ``value``: the same in Python's types."""
+def _alike(plain: Any, value: Any) -> Any:
+    """The JSON value in a form that all equal ones have; ``value``: the same in Python's types.
+
+    Members of sets, which have no order, are put in one; 12.50 becomes 12.5.
+    """
+    if isinstance(value, Decimal):
+        return plain.rstrip("0").rstrip(".") if plain == str(value) and "." in plain and "E" not in plain else plain
     if not isinstance(value, Mapping | list | tuple | Set) or not isinstance(plain, dict | list):
         return plain
     if len(plain) != len(value):  # a serializer of the model's own
         return plain
     if isinstance(plain, dict):
         own = value.values() if isinstance(value, Mapping) else value
-        return {name: _in_order(part, one) for (name, part), one in zip(plain.items(), own, strict=True)}
-    parts = [_in_order(part, one) for part, one in zip(plain, value, strict=True)]
+        return {name: _alike(part, one) for (name, part), one in zip(plain.items(), own, strict=True)}
+    parts = [_alike(part, one) for part, one in zip(plain, value, strict=True)]
     return sorted(parts, key=canonical) if isinstance(value, Set) else parts
 
 
