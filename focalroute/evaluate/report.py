@@ -157,7 +157,7 @@ def evaluate(
         options.settings or OfflineSettings(),
         rows,
         warm=parts.train if options.cold else rows[-_WARM:],
-        explore=options.cold,
+        explore=options.policy is not None and options.policy.experience is None,
         usd_per_second=options.usd_per_second,
         presets=presets(options.presets),
     )

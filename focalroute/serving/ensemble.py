@@ -315,7 +315,7 @@ class AsyncEnsemble:
             while await rounds.prepare():
                 observation = ask.observe(cost_weight)
                 decision = rounds.decision = ask.decide(
-                    observation, order=rounds.order, eligible=rounds.eligible, explore=self._settings.explore
+                    observation, order=rounds.order, eligible=rounds.eligible, explore=self._explores()
                 )
                 replies = await self._pool.ask(decision.picked, rounds.calls, rounds)
                 ask.add_round(Round(observation, decision, replies))
@@ -376,6 +376,12 @@ class AsyncEnsemble:
             embedding_error=text.missing,
             stream_sink=stream_sink if query.open and query.combine != "synthesise" else None,
         )
+
+    def _explores(self) -> bool:
+        """Whether decisions are sampled; of themselves where something learns from it, see `Settings`."""
+        if self._settings.explore is not None:
+            return self._settings.explore
+        return self._settings.update_every is not None or self._slot.current.experience is None
 
     def _rng(self) -> random.Random:
         """Make the chance of one ask; with a seed it depends on the ask's number alone, whatever runs beside it."""

@@ -64,7 +64,9 @@ class Settings:
             None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
             longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
-        explore: sample from the policy (needed to learn from the outcome) rather than take its most probable decision.
+        explore: sample from the policy, which updates of the Decider and `focalroute policy compare` need, rather than
+            take its most probable decision. None: sample with ``update_every``, and from a policy that was not trained
+            on a log of the pool, which still has to get to know it.
         cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
             ``Budget(usd_per_query=...)`` it is where the weight starts on a new store.
         usd_per_second: what a second until the answer is worth, in USD; ``ask(usd_per_second=)`` for one ask. It enters
@@ -115,7 +117,7 @@ class Settings:
     budget: Annotated[Budget | None, _Unchecked] = None
     embedder: Annotated[TextEmbedder | None, _Unchecked] = None
     max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
-    explore: bool = True
+    explore: bool | None = None
     cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
     usd_per_second: Annotated[float, Field(ge=0, le=MOST_USD_PER_SECOND)] = 0.0
     window: Annotated[int, Field(ge=1, le=1_000_000)] = 500

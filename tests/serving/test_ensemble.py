@@ -629,22 +629,48 @@ def test_a_reply_in_which_no_answer_is_found_counts_as_wrong_and_one_that_failed
         assert stats["silent"].accuracy < stats["down"].accuracy < stats["good"].accuracy
 
 
-def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_along(
-    pool: SimulatedPool, tmp_path: Path
-) -> None:
-    """The store's answers came later than the experience, which so must not take their place."""
+def with_experience(folder: Path, pool: SimulatedPool) -> Path:
+    """A policy that brings along a long-run accuracy of each of three endpoints, and no texts."""
     names = tuple(endpoint.name for endpoint in pool.endpoints)
     half, unknown = np.full(3, 0.5, np.float32), np.full(3, np.nan, np.float32)
     past = Experience(names, half, unknown, np.zeros((0, 256), np.float32), *np.zeros((2, 0, 3), np.float32))
     files = decider_model(linear_decider()), fusion_model(cold_fusion())
-    publish(tmp_path / "policy", decider=files[0], fusion=files[1], names=(), parent=None, experience=past)
+    publish(folder, decider=files[0], fusion=files[1], names=(), parent=None, experience=past)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("trained", "settings", "sampled"),
+    [
+        (False, {}, True),
+        (True, {}, False),
+        (True, {"update_every": 100}, True),
+        (True, {"explore": True}, True),
+        (False, {"explore": False}, False),
+    ],
+)
+def test_decisions_are_sampled_where_something_learns_from_it(
+    pool: SimulatedPool, tmp_path: Path, trained: bool, settings: dict[str, Any], sampled: bool
+) -> None:
+    """A policy that was trained on the pool's own log serves as `focalroute eval` plays it: greedily."""
+    policy = with_experience(tmp_path / "policy", pool) if trained else None
+    with Ensemble(pool.endpoints, policy=policy, **settings) as ensemble:
+        first = ensemble.ask(QUESTION, choices=CHOICES).receipt.decisions[0]
+    assert (first.probability is not None) is sampled
+
+
+def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_along(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    """The store's answers came later than the experience, which so must not take their place."""
+    policy = with_experience(tmp_path / "policy", pool)
     steps = replace(trajectory(), features=text_features(QUESTION))
     members = {name: Member(1, candidate, 5, 0.1, None) for candidate, name in enumerate(("small", "large"))}
     keys = candidate_key("32"), candidate_key("42")
     answered = StoredAnswer("past", 1.0, keys, "choice", 0, (0.5, 0.5), members, steps, "{}")
     with closing(SqliteStore(tmp_path / "s.db")) as store:
         store.write(answered, Feedback("past", -1.0, keys[1], "user", 2.0)).result()
-        with Ensemble(pool.endpoints, policy=tmp_path / "policy", store=tmp_path / "s.db") as ensemble:
+        with Ensemble(pool.endpoints, policy=policy, store=tmp_path / "s.db") as ensemble:
             row = store.answer(ensemble.ask(QUESTION, choices=CHOICES).id)
     assert row is not None
     assert row.trajectory is not None
