@@ -350,7 +350,8 @@ class Endpoint:
         verify: which certificates are trusted: True: those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's; a file or
             folder of them, or an ``ssl.SSLContext``; False: any.
         cert: the client's own certificate (mTLS): a PEM file with its key, or the files of both.
-        proxy: the HTTP proxy to call through; None: what the environment names (``https_proxy``, ``no_proxy``).
+        proxy: the HTTP proxy to call through; None: what the environment names (``https_proxy``, ``no_proxy``), but to
+            this machine none.
         headers: sent with every call; their values are in no repr.
         input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
         output_usd_per_1m: USD per million completion tokens.

@@ -139,6 +139,10 @@ def service_at(base_url: str | None) -> str | None:
     return None
 
 
+#: Hosts that are this machine: no proxy of the environment leads there.
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 def is_within(host: str, domains: Iterable[str]) -> bool:
     """Whether a host is one of these domains, or within one.
 

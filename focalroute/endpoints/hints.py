@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import WITHHELD, Failure
+from focalroute.core.services import LOOPBACK
 from focalroute.endpoints.wire.refusals import REFUSING
 
 _CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
@@ -17,7 +18,6 @@ _LONG = re.compile(
     r"context.?length|context.?window|maximum context|too long|input tokens|reduce the length", re.IGNORECASE
 )
 _FILTER = re.compile(r"content.?(?:filter|policy|management)|flagged|moderation|safety", re.IGNORECASE)
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _ROOM = "give it more room: a larger max_tokens, or a larger thinking_tokens of the endpoint"
 _SHORTEN = "shorten the prompt, or ask a model with a longer context"
@@ -47,7 +47,7 @@ def host_of(endpoint: Endpoint) -> str | None:
 
 def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     if failure.kind == "connection":
-        down = "is its server running" if host.rpartition(":")[0] in _LOOPBACK else "is the network up"
+        down = "is its server running" if host.rpartition(":")[0] in LOOPBACK else "is the network up"
         return f"check base_url: {host} could not be reached; {down}?"
     if failure.kind == "status":
         return _status_hint(failure, endpoint, host)

@@ -20,6 +20,7 @@ from pydantic_core import to_json
 from focalroute.core.config import Endpoint, is_http
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.records import Failure
+from focalroute.core.services import LOOPBACK
 from focalroute.core.tls import tls_context
 from focalroute.endpoints.openai_client import (
     CHAT,
@@ -192,7 +193,7 @@ def _proxy(endpoint: Endpoint) -> str | None:
     """The proxy that the environment names for this address, looked up once."""
     parts = urlsplit(endpoint.base_url or "")
     said = urllib.request.getproxies().get(parts.scheme)
-    if not said or urllib.request.proxy_bypass(parts.hostname or ""):
+    if not said or parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.hostname or ""):
         return None
     proxy = said if "://" in said else f"http://{said}"
     if not is_http(proxy):

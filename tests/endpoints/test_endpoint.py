@@ -26,6 +26,7 @@ from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.records import Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
+from focalroute.money.prices import fetch_models
 from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, sse
 
 PROMPT = "a very private prompt"
@@ -628,15 +629,22 @@ def test_a_proxy_may_want_a_password_and_be_named_without_a_scheme(
 )
 def test_a_proxy_that_cannot_be_used_is_no_reason_to_go_without(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     """It is an error, which does not quote it: there may be a password in it."""
-    with serving(ok) as server:
-        monkeypatch.setenv("http_proxy", proxy)
-        monkeypatch.delenv("no_proxy", raising=False)
-        with pytest.raises(
-            ConfigError, match=r"'e': http_proxy: is not an address such as http://proxy:3128"
-        ) as caught:
-            using(server.url.replace("127.0.0.1", "localhost"), complete)
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(ConfigError, match=r"'e': http_proxy: is not an address such as http://proxy:3128") as caught:
+        using("http://somewhere.invalid/v1", complete)
     assert "sec" not in str(caught.value)
-    assert not server.received
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_proxy_leads_to_this_machine(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """As in Go: in an office, where the environment names one, the demo and a model of one's own failed."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(ok) as server:
+        url = server.url.replace("127.0.0.1", host)
+        assert using(url, complete).choices[0].text == "A"
+        assert fetch_models(Endpoint("e", model="m", base_url=url), 10)
 
 
 def test_whose_certificates_are_believed_is_said_as_to_httpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
