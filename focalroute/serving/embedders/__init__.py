@@ -115,7 +115,9 @@ class EmbeddingService:
 
 
 class EmbeddingFunction:
-    """A function of the user's. What it raises is a failed call; what it gives must be vectors of one length.
+    """A function of the user's. What it raises is a failed call, and so is a vector unlike those before.
+
+    Where the first thing that it gives is not a vector, it is not an embedder: that is a ConfigError.
 
     One that is not a coroutine function runs on a thread of its own, one text at a time: it may be slow and not
     thread-safe. An awaitable that it gives is awaited on the loop that asks.
@@ -140,12 +142,20 @@ class EmbeddingFunction:
             found = await self._called(text)
         except Exception as error:  # noqa: BLE001 - whatever it raises; its message may quote the text
             failed.append(CallFailed(Failure("unusable", f"it raised {type(error).__name__}")))
-        if failed:  # raised here, it has no context
-            raise failed.pop()
+        else:
+            try:
+                return self._checked(found)
+            except ConfigError as error:
+                if not self._width:
+                    raise
+                failed.append(CallFailed(Failure("unusable", str(error).removeprefix("embedder: "))))
+        raise failed.pop()  # here it has no context
+
+    def _checked(self, found: Any) -> F32:
         vector = unit_vector(found)
-        self._width = self._width or vector.size
-        if vector.size != self._width:
-            raise ConfigError(f"embedder: gave {vector.size} numbers for a text, and {self._width} for one before it")
+        if self._width and vector.size != self._width:
+            raise ConfigError(f"embedder: gave {vector.size} numbers for a text, and {self._width} for one before")
+        self._width = vector.size
         return vector
 
     async def _called(self, text: str) -> Any:

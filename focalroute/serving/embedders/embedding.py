@@ -81,7 +81,7 @@ class TextEmbedding:
             deadline: of the ask, in the running loop's time.
 
         Raises:
-            ConfigError: the embedder is a function that gives no vectors of one length.
+            ConfigError: the embedder is a function that gives no vector for the first text that it gets.
             StoreError: a limit cannot be kept, as the store fails.
         """
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -315,11 +316,17 @@ def test_a_function_that_gives_no_vector_is_wrong(sim: SimulatedPool, given: Any
         assert ensemble.stats().asks == 0
 
 
-def test_a_function_whose_vectors_change_their_length_is_wrong(sim: SimulatedPool) -> None:
-    with Ensemble(members(sim), embedder=lambda text: [1.0] * len(text)) as ensemble:
-        ensemble.ask(QUESTION, choices=CHOICES)
-        with pytest.raises(ConfigError, match="gave 17 numbers for a text, and 16 for one before it"):
-            ensemble.ask(QUESTION + "?", choices=CHOICES)
+@pytest.mark.parametrize(
+    ("later", "said"), [([1.0] * 17, "gave 17 numbers for a text, and 16 for one before"), ([math.nan], "finite")]
+)
+def test_a_function_that_gives_no_such_vector_any_more_has_failed(
+    sim: SimulatedPool, later: list[float], said: str
+) -> None:
+    """A model's numbers may not be finite for some text; that ended the ask."""
+    vectors = [later, [1.0] * 16]
+    with Ensemble(members(sim), embedder=lambda _: vectors.pop(), **PATIENT) as ensemble:
+        assert ensemble.ask(QUESTION, choices=CHOICES).degraded == ()
+        assert said in ensemble.ask(QUESTION + "?", choices=CHOICES).degraded[0]
 
 
 def test_a_service_whose_vectors_change_their_length_has_failed(sim: SimulatedPool) -> None:
