@@ -17,7 +17,7 @@ with tempfile.TemporaryDirectory() as folder, SimulatedPool(relay_models()) as p
     environment = environment_of(pool.endpoints, queries, in_process(pool.models, pool.endpoints, queries))
     train_der(folder, environment, pool.endpoints, DerSettings(alpha=0.2, passes=20), seed=0)
     for policy in ("sequential-round-robin", "self-correction", folder):
-        with Ensemble(pool.endpoints, policy=policy, max_rounds=3, explore=False) as ensemble:
+        with Ensemble(pool.endpoints, policy=policy, max_rounds=3) as ensemble:
             answers = [ensemble.ask(question.text, answer="number") for question in test]
         right = sum(str(answer.value) == question.answer for answer, question in zip(answers, test, strict=True))
         cost = sum(answer.cost or 0 for answer in answers)

@@ -157,7 +157,7 @@ def evaluate(
         options.settings or OfflineSettings(),
         rows,
         warm=parts.train if options.cold else rows[-_WARM:],
-        explore=options.policy is not None and options.policy.experience is None,
+        explore=options.policy is not None and not options.policy.knows_pool,
         usd_per_second=options.usd_per_second,
         presets=presets(options.presets),
     )

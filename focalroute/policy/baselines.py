@@ -117,13 +117,14 @@ class Baseline:
 
     Attributes:
         name: as given to ``policy=``.
-        version: `BASELINE_VERSION`; ``experience``: none is brought along.
+        version: `BASELINE_VERSION`; ``experience``, ``knows_pool``: nothing is brought along.
         one_a_round: whether at most one endpoint is asked in a round.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = BASELINE_VERSION
     experience: ClassVar[None] = None
+    knows_pool: ClassVar[bool] = False
     one_a_round: ClassVar[bool] = False
 
     def __init__(self, endpoints: Sequence[str], seed: int | None = None) -> None:

@@ -123,6 +123,11 @@ class Policy:
     _rows: Mapping[str, int] = field(repr=False)
     trained_on: frozenset[str] = field(default=frozenset(), repr=False)
 
+    @property
+    def knows_pool(self) -> bool:
+        """Whether it was trained on a log of its pool, so that it need not get to know it by sampling."""
+        return self.experience is not None
+
     def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
         """The embedding row of each endpoint; 0 for those it does not know."""
         rows = self._rows

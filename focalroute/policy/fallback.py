@@ -29,6 +29,7 @@ class Fallback:
 
     version = FALLBACK
     experience = None
+    knows_pool = False
 
     def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
         """No endpoint is known to it."""

@@ -195,6 +195,7 @@ class Der:
     Attributes:
         version: as of `focalroute.policy.bundle.Policy`, and so the next.
         names: the endpoints it knows, N of them, in the order of its actions.
+        experience, knows_pool: likewise.
     """
 
     version: int
@@ -205,6 +206,7 @@ class Der:
     metrics: Mapping[str, Any]
     _net: Session = field(repr=False)
     experience: ClassVar[None] = None
+    knows_pool: ClassVar[bool] = True
 
     def ids(self, endpoints: Sequence[str]) -> I64:
         """Each endpoint's place among the actions, (N,) of the pool; -1 for those it does not know."""

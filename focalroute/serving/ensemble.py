@@ -381,7 +381,7 @@ class AsyncEnsemble:
         """Whether decisions are sampled; of themselves where something learns from it, see `Settings`."""
         if self._settings.explore is not None:
             return self._settings.explore
-        return self._settings.update_every is not None or self._slot.current.experience is None
+        return self._settings.update_every is not None or not self._slot.current.knows_pool
 
     def _rng(self) -> random.Random:
         """Make the chance of one ask; with a seed it depends on the ask's number alone, whatever runs beside it."""
