@@ -221,7 +221,7 @@ def test_a_bundle_decides_and_what_is_stored_can_be_learned_from(pool: Simulated
     """State, action and log-probability of every step, and no step that another learner would take for its own."""
     root = der_folder(tmp_path / "der", ["reader", "reckoner"], [1.0, 0.5, 0.0])
     with Ensemble(
-        pool.endpoints[:2], policy=root, max_rounds=3, seed=1, store=tmp_path / "s.db", probe_share=0
+        pool.endpoints[:2], policy=root, max_rounds=3, explore=True, seed=1, store=tmp_path / "s.db", probe_share=0
     ) as ensemble:
         answers = [ensemble.ask(q.text, answer="number") for q in QUESTIONS]
         for answer, question in zip(answers, QUESTIONS, strict=True):
@@ -250,7 +250,7 @@ def test_a_bundle_decides_and_what_is_stored_can_be_learned_from(pool: Simulated
 
 def test_served_greedily_it_takes_the_likeliest_and_stops_by_its_state(pool: SimulatedPool, tmp_path: Path) -> None:
     root = der_folder(tmp_path, ["reckoner", "unknown", "reader"], [3.0, 9.0, 1.0, -9.0], done=20.0)
-    with Ensemble(pool.endpoints, policy=root, max_rounds=4, explore=False) as ensemble:
+    with Ensemble(pool.endpoints, policy=root, max_rounds=4) as ensemble:
         answer = ensemble.ask(QUESTIONS[0].text, answer="number")
     assert asked(answer) == ["reckoner"] * 3  # STOP once "done" is above a half; one not in the pool is no action
     assert json.loads(answer.receipt.to_json())["policy_version"] == 1
@@ -267,14 +267,14 @@ def test_an_endpoint_it_does_not_know_is_asked_only_where_nobody_else_can_be(
 
 def test_a_sequential_bundle_is_swapped_rolled_back_and_refused_like_any(pool: SimulatedPool, tmp_path: Path) -> None:
     root = der_folder(tmp_path / "der", ["reader", "reckoner"], [1.0, 0.0, 9.0])
-    with Ensemble(pool.endpoints[:2], policy=root, explore=False) as ensemble:
+    with Ensemble(pool.endpoints[:2], policy=root) as ensemble:
         before = asked(ensemble.ask(QUESTIONS[0].text, answer="number"))
         der_folder(root, ["reader", "reckoner"], [0.0, 1.0, 9.0])
         ensemble.reload()
         after = ensemble.ask(QUESTIONS[0].text, answer="number")
         assert (before, asked(after), after.receipt.policy_version) == (["reader"], ["reckoner"], 2)
         (root / "v000002" / "der.onnx").write_bytes(b"damaged")
-    with Ensemble(pool.endpoints[:2], policy=root, explore=False) as ensemble:
+    with Ensemble(pool.endpoints[:2], policy=root) as ensemble:
         assert ensemble.ask(QUESTIONS[0].text, answer="number").receipt.policy_version == 1
         with pytest.raises(Exception, match=r"sequential policy|SHA-256"):
             ensemble.update()
