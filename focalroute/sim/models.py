@@ -123,7 +123,7 @@ class SimulatedModel:
 
 def uniforms(*parts: object) -> tuple[float, ...]:
     """Eight independent numbers in [0, 1) that depend on ``parts`` alone."""
-    digest = blake2b("\x1f".join(map(str, parts)).encode(), digest_size=64).digest()
+    digest = blake2b("\x1f".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=64).digest()
     return tuple((word >> 11) * 2.0**-53 for word in struct.unpack("<8Q", digest))
 
 

@@ -66,7 +66,7 @@ class Brief:
     def _point(self, number: int, point: ProsePoint) -> ProsePoint:
         if point.right is not None:
             return point
-        digest = blake2b(f"{number} {self.request}".encode(), digest_size=8).digest()
+        digest = blake2b(f"{number} {self.request}".encode(errors="surrogatepass"), digest_size=8).digest()
         return replace(point, right=int.from_bytes(digest) % len(point.options))
 
     def said(self, text: str) -> tuple[int | None, ...]:

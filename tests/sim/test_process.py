@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from focalroute import Ensemble
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
@@ -227,3 +228,10 @@ def test_a_printed_pool_file_is_toml_with_exact_prices() -> None:
     (table,) = tomllib.loads(pool_toml([endpoint]), parse_float=Decimal)["endpoint"]
     assert table["input_usd_per_1m"] == Decimal("0.05")
     assert table["name"] == "a"
+
+
+@pytest.mark.parametrize("text", ["O\udcc3 est 17 + 25?", "Tell me of the moons of Saturn, O\udcc3."])
+def test_a_text_that_was_decoded_wrongly_is_answered(simulated_pool: SimulatedPool, text: str) -> None:
+    """A shell without UTF-8 makes such texts; the service broke down."""
+    with Ensemble(simulated_pool.endpoints, policy="plurality") as ensemble:
+        assert ensemble.ask(text).degraded == ()

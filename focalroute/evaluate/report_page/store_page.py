@@ -92,7 +92,7 @@ def _lead(history: History) -> str:
         )
     if len(history.worth) < FEW:
         return (
-            f"This store has {history.answers:,} answers, but feedback for only {len(history.worth)} of them: whom it "
+            f"This store has {history.answers:,} answers, and feedback for {len(history.worth)} of them: whom it "
             "asks is below; how good the answers are is not known."
         )
     dollars = _known_mean(history.usd)
