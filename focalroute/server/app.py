@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
+from focalroute.core.services import LOOPBACK
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
 from focalroute.openai_api.replies import DONE, completion, events, feedback_taken
@@ -49,7 +50,6 @@ _PIECE_S = 60.0  # within which a client has to take a piece of a stream
 _MOST_ASKS = 1000  # under way at a time; beyond that they are refused
 _MINUTE_S = 60.0
 _GONE = 499  # the client went away; only metrics see it
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
 _BY_CALLERS = (ConfigError, FeedbackError)
 
 _log = logging.getLogger("focalroute.server")
@@ -138,7 +138,7 @@ class Service:
         Raises:
             Refused: no right key; or a page in a browser asks, which may not spend its visitor's money.
         """
-        if self._local_only and _host(request) not in _LOCAL:
+        if self._local_only and _host(request) not in LOOPBACK:
             message = "without keys only this machine is served; ask localhost, or start the server with --keys"
             raise Refused(403, message, code="not_local")
         if self._callers is None:
