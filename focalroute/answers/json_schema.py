@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from focalroute.answers.canonical_json import canonical
+from focalroute.core.config import is_number
 from focalroute.core.errors import ConfigError
 
 MAX_NODES = 5_000
@@ -255,12 +256,8 @@ def _names_by_name(value: Any) -> tuple[str, list[tuple[str, object]], int]:
     return "", [], sum(map(len, value.values()))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
+    return is_number(value) and value >= 0 and value == int(value)
 
 
 def _is_names(value: Any) -> bool:
@@ -317,7 +314,7 @@ def _options(re2: Any) -> Any:
     return options
 
 
-_number = _plain(_is_number, "give a number")
+_number = _plain(is_number, "give a number")
 _text = _plain(lambda value: isinstance(value, str), "give a text")
 _count = _plain(_is_count, "give a whole number, 0 or more")
 _names = _plain(_is_names, "give a list of names")
@@ -337,7 +334,7 @@ _SHAPES: Mapping[str, Shape] = {
     "$ref": _plain(_is_local, 'refer to a part of the same schema, such as "#/$defs/name"'),
     "dependentRequired": _names_by_name,
     "enum": _plain(lambda value: isinstance(value, list) and bool(value), "give a list of values"),
-    "multipleOf": _plain(lambda value: _is_number(value) and value > 0, "give a number above 0"),
+    "multipleOf": _plain(lambda value: is_number(value) and value > 0, "give a number above 0"),
     "pattern": _pattern,
     "patternProperties": _schemas_by_pattern,
     "required": _names,

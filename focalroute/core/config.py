@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, fields, replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
@@ -234,6 +234,11 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
         if name in _SAID_ELSEWHERE:
             raise ValueError(f"{name}: {_SAID_ELSEWHERE[name]}")
     return params
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is an int or a float, and not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def require_json(what: str, value: object) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.core.config import Endpoint
+from focalroute.core.config import Endpoint, is_number
 from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError
 from focalroute.core.event_loops import Background
 from focalroute.core.pool import validate_pool
@@ -33,6 +33,7 @@ from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import Pacer
 from focalroute.serving.ask import Ask
 from focalroute.serving.feedback import FeedbackHandler
+from focalroute.serving.query import LONGEST_DEADLINE_S
 from focalroute.store.base import JUDGE, Store
 
 _log = logging.getLogger("focalroute")
@@ -87,19 +88,15 @@ class Judge:
     def __post_init__(self) -> None:
         if not isinstance(self.by, Endpoint) and not callable(self.by):
             raise ConfigError(f"Judge: by: give an Endpoint or a function, got {type(self.by).__name__}")
-        if not _is_number(self.share) or not 0 <= self.share <= 1:
+        if not is_number(self.share) or not 0 <= self.share <= 1:
             raise ConfigError("Judge: share: give a number between 0 and 1")
         if self.criteria is not None and (not isinstance(self.criteria, str) or not isinstance(self.by, Endpoint)):
             raise ConfigError("Judge: criteria: is text for an endpoint; leave it out with a function")
         if type(self.concurrency) is not int or self.concurrency < 1:
             raise ConfigError("Judge: concurrency: give a whole number of at least 1")
         for name in ("deadline_s", "patience_s"):
-            if not _is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= 86_400:
+            if not is_number(getattr(self, name)) or not 0 <= getattr(self, name) <= LONGEST_DEADLINE_S:
                 raise ConfigError(f"Judge: {name}: give seconds, at least 0 and at most a day")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

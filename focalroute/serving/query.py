@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from decimal import Decimal
-from typing import Any, Literal, TypedDict, TypeGuard, TypeVar, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.tool_calls import ToolOffer
 from focalroute.answers.typed import TYPES, choice_text, members_of
-from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, require_json
+from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, is_number, require_json
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
@@ -179,7 +179,7 @@ def make_query(
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
     if usd_per_second is not None:
         check_usd_per_second(usd_per_second)
-    if deadline_s is not None and not (_is_number(deadline_s) and 0 < deadline_s <= LONGEST_DEADLINE_S):
+    if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s <= LONGEST_DEADLINE_S):
         raise ConfigError(f"deadline_s: give seconds, more than 0 and at most {LONGEST_DEADLINE_S:,}")
     if task is not None and not isinstance(task, str):
         raise ConfigError("task: give a topic's name as text")
@@ -239,12 +239,8 @@ def check_usd_per_second(usd: object) -> None:
     Raises:
         ConfigError: it is not one.
     """
-    if not (_is_number(usd) and 0 <= usd <= MOST_USD_PER_SECOND):
+    if not (is_number(usd) and 0 <= usd <= MOST_USD_PER_SECOND):
         raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
