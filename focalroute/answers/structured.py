@@ -233,9 +233,14 @@ def label_form(label: object) -> str:
         BadLabel: it cannot be written as JSON.
     """
     try:
-        return canonical(parsed(label)) if isinstance(label, str) else _dumped(TypeAdapter(Any), label)
+        return canonical(parsed(label)) if isinstance(label, str) else _dumped(_of_anything(), label)
     except ValueError:
         raise BadLabel(_NO_LABEL) from None
+
+
+@functools.cache
+def _of_anything() -> TypeAdapter[Any]:
+    return TypeAdapter(Any)
 
 
 def _dumped(adapter: TypeAdapter[Any], value: object) -> str:
