@@ -37,7 +37,8 @@ _SIZES = 9  # of blocks: 1 to 256 outcomes, so that the last 1,000 or more are r
 _LEAST = 8  # outcomes on either side of a cut
 _STEADY = 1.0  # peers, right and wrong, older and newer, that are made up: nobody moves far without reason
 _SCALINGS = 25
-_REFUSED, _SHARE = 4, 8  # a change that was not confirmed is looked at again an eighth of its outcomes later, or four
+_REFUSED = 4  # outcomes, at the least, after which a change that was not confirmed is looked at again
+_REFUSED_SHARE = 1 / 8  # how many these are, as a share of the outcomes since that change
 
 _COUNTS = np.arange(_BLOCKS * 2**_SIZES + 1)
 _N_LOG_N: NDArray[np.float64] = _COUNTS * np.log(np.maximum(_COUNTS, 1))
@@ -104,7 +105,7 @@ class Detector:
         if change is None:
             return None
         if not confirmed(change):
-            self._quiet = max(_REFUSED, change.since // _SHARE) - 1
+            self._quiet = max(_REFUSED, int(change.since * _REFUSED_SHARE)) - 1
             return None
         self._keep(change.since)
         return change

@@ -46,7 +46,7 @@ def require_existing(where: str) -> str:
     """Return it, if it is an address or a file that exists.
 
     Raises:
-        ConfigError: there is no such file, or it is empty and would become a store.
+        ConfigError: the file does not exist or is empty; opening it would make a new store.
     """
     if is_redis(where):
         return where
