@@ -41,7 +41,15 @@ class FocalrouteError(Exception):
 
 
 class ConfigError(FocalrouteError, ValueError):
-    """A setting, a pool file or an argument is wrong; the message names the field and what to do."""
+    """A setting, a pool file or an argument is wrong; the message names the field and what to do.
+
+    Attributes:
+        private: whether the message is about how the ensemble was set up: a server does not show it to its callers.
+    """
+
+    def __init__(self, message: str, *, private: bool = False) -> None:
+        super().__init__(message)
+        self.private = private
 
 
 class PoolError(FocalrouteError):

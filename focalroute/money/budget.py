@@ -131,7 +131,8 @@ class BudgetGuard:
         if self._unpriced:
             raise ConfigError(
                 f"{limit}: cannot be kept, the price of {', '.join(self._unpriced)} is unknown; "
-                "set input_usd_per_1m and output_usd_per_1m, or allow_unpriced=True in the Budget"
+                "set input_usd_per_1m and output_usd_per_1m, or allow_unpriced=True in the Budget",
+                private=True,
             )
 
     def balance(self, account: Account) -> Balance:

@@ -117,6 +117,8 @@ def public_refusal_of(error: FocalrouteError) -> Refused:
     elif isinstance(error, BudgetExceeded) and not is_own(error):
         remedy = "ask its operator to raise it" if error.resets_at is None else f"try again at {error.resets_at}"
         refused.message = f"the server's budget has not enough left for this; lower max_tokens, or {remedy}"
+    elif isinstance(error, ConfigError) and error.private and refused.status < 500:
+        refused.message = f"{refused.param}: this server is not set up for it; leave it out, or ask its operator"
     elif refused.code in _PUBLIC:
         refused.message = told or _PUBLIC[refused.code]
     return refused

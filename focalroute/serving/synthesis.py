@@ -56,7 +56,9 @@ class Synthesiser:
             ConfigError: it is to be synthesised, and there is no endpoint to do it.
         """
         if query.combine == "synthesise" and self._writer is None:
-            raise ConfigError('combine: "synthesise" needs an endpoint that writes; name it with synthesiser=')
+            raise ConfigError(
+                'combine: "synthesise" needs an endpoint that writes; name it with synthesiser=', private=True
+            )
 
     async def write(self, ask: Ask) -> None:
         """Where that is wanted and somebody has replied, have it written; ``ask.written`` is what came of it.

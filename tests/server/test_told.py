@@ -107,6 +107,23 @@ def test_a_request_that_no_endpoint_may_be_asked_is_told_without_their_names(mon
     assert "in-the-cellar" not in json.dumps(got)
 
 
+@pytest.mark.parametrize("fields", [{"max_usd": 1}, {"combine": "synthesise"}])
+def test_a_request_that_the_operators_settings_rule_out_is_told_without_them(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named the endpoints without a price, and settings that only the operator can make."""
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42"))
+
+    with serving(says) as service, served([in_the_cellar(service, monkeypatch)]) as url:
+        status, body, _ = asked(url, focalroute=fields)
+    error = json.loads(body)["error"]
+    assert (status, error["param"]) == (400, f"focalroute.{next(iter(fields))}")
+    assert "leave it out, or ask its operator" in error["message"]
+    assert not [secret for secret in (*PRIVATE, "input_usd_per_1m", "synthesiser") if secret in body]
+
+
 def test_a_stream_that_breaks_off_tells_no_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
