@@ -12,11 +12,12 @@ import logging
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import TypeVar
 
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import PERIODS, dollars, parse_usd
@@ -25,6 +26,8 @@ from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill, UsualCost
 from focalroute.store.accounts import Account, Balance
 from focalroute.store.base import LedgerRow, Outcomes, Release, Reservation, ReservationResult, Store
+
+T = TypeVar("T")
 
 _log = logging.getLogger("focalroute")
 
@@ -249,6 +252,7 @@ class AskBudget:
         needed: the least that a call to any endpoint has to reserve, USD; None: not known.
         bills: every attempt that was paid for, or may have been.
         unwritten: the rows that the ledger does not have yet.
+        store_late: whether the ask gave up while it waited for the store.
     """
 
     def __init__(
@@ -265,6 +269,7 @@ class AskBudget:
         self.needed: Decimal | None = None
         self.bills: list[Bill] = []
         self.unwritten: list[LedgerRow] = []
+        self.store_late = False
 
     @property
     def limited(self) -> bool:
@@ -293,7 +298,7 @@ class AskBudget:
         if not self._limits or self.fits(sum(amounts, Decimal(0))):
             return
         accounts = tuple(self._limits)
-        await self._guard.refresh(accounts)
+        await self._from_store(self._guard.refresh(accounts))
         if self._room_comes(amounts):
             await self._room(amounts)
 
@@ -331,15 +336,22 @@ class AskBudget:
         try:
             timeout_s = self._guard.timeouts_s[endpoint]
             reservation = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
-            at = await self._guard.reserve(reservation, self._limits)
+            at = await self._from_store(self._guard.reserve(reservation, self._limits))
             while at is None and self._room_comes([amount]) and await self._room([amount]):
-                at = await self._guard.reserve(reservation, self._limits)
+                at = await self._from_store(self._guard.reserve(reservation, self._limits))
             if at is not None:
                 hold = HeldAmount(endpoint, amount, at, reservation)
         finally:
             if hold is None:
                 self.reserved -= amount
         return hold
+
+    async def _from_store(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            self.store_late = True
+            raise
 
     def usual_cost(self, endpoint: str, bound: Decimal) -> UsualCost | None:
         """Return the usual cost of a call that can cost ``bound`` at the most; None: not known yet."""

@@ -105,6 +105,10 @@ class Ask:
         if self.stream_sink is not None and self.streaming:
             message = f"the answer broke off ({reasons}); what was said until then is in .text"
             return StreamBroken(message, replies, self.stream_sink.said)
+        if self.late and self.ask_budget.store_late and not any(reply.sent for reply in replies):
+            message = "the deadline passed before the store had reserved money, so no endpoint was asked"
+            remedy = "end the process that keeps the store locked, or raise deadline_s"
+            return DeadlineExceeded(f"{message}; {remedy}", replies)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)
         unable = [name for name, why in self.unavailable.items() if why.startswith(_LACKS)]

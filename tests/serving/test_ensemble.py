@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -310,6 +311,18 @@ def test_the_deadline_holds_for_the_whole_ask() -> None:
             ensemble.ask(QUESTION, answer="number", deadline_s=0.5)
         assert caught.value.replies[0].error is not None
         assert caught.value.replies[0].error.kind == "timeout"
+
+
+def test_a_store_that_stays_locked_past_the_deadline_is_not_the_endpoints_fault(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    """The error said that no endpoint had answered; none had been asked."""
+    path = tmp_path / "s.db"
+    with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1)) as ensemble:
+        ensemble.ask(QUESTION)
+        with SqliteLock(path), pytest.raises(DeadlineExceeded, match="the process that keeps the store") as caught:
+            ensemble.ask(QUESTION, deadline_s=0.2)
+    assert not any(reply.sent for reply in caught.value.replies)
 
 
 def test_what_has_arrived_by_the_deadline_is_fused(tmp_path: Path) -> None:
@@ -911,8 +924,6 @@ class SqliteLock:
         self._path = path
 
     def __enter__(self) -> None:
-        import sqlite3
-
         self._connection = sqlite3.connect(self._path, isolation_level=None)
         self._connection.execute("BEGIN EXCLUSIVE")
 
