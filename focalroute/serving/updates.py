@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from focalroute.store.redis.store import RedisStore
 
 _CLOSING_S = 10.0  # for an update under way
+_KILLING_S = 1.0  # for its end once its process is to be killed
 
 _log = logging.getLogger("focalroute")
 
@@ -145,13 +146,15 @@ class Updater:
     def close(self) -> None:
         """Wait for an update under way, up to 10 seconds; it is then killed. What is still due is dropped. Idempotent.
 
-        One that runs on a thread, as no Python can be started, is waited for.
+        One that runs on a thread, as no Python can be started, cannot be killed: it is left to end by itself.
         """
-        timer = threading.Timer(_CLOSING_S, self._stop.set)
-        timer.daemon = True
-        if self._latest is not None:  # else there is nothing to wait for
-            timer.start()
-        self._worker.shutdown(cancel_futures=True)
-        timer.cancel()
+        latest, self._latest = self._latest, None
+        if latest is not None:  # else there is nothing to wait for
+            latest.cancel()
+            ended = self._worker.submit(int)  # after the one under way
+            wait([ended], _CLOSING_S)
+            self._stop.set()
+            wait([ended], _KILLING_S)
+        self._worker.shutdown(wait=False)
         if self._learner is not None:
             self._learner.close()

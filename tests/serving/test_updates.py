@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from focalroute.policy.publish import lock_folder
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
+from tests.loopback import until
 
 
 @pytest.mark.parametrize("where", [None, ":memory:", "s.db"])
@@ -60,3 +62,24 @@ def test_closing_waits_for_an_update_for_a_bounded_time(
         updater.close()
         assert time.monotonic() - began < 5
     assert "the old ones stay: the policies could not be updated: its process ended with code -9" in caplog.text
+
+
+def test_closing_waits_for_an_update_on_a_thread_for_a_bounded_time_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was waited for without end, such as while another process holds the policy folder."""
+    monkeypatch.setattr("focalroute.serving.updates._CLOSING_S", 0.0)
+    monkeypatch.setattr("focalroute.serving.updates._KILLING_S", 0.0)
+    monkeypatch.setattr("sys.executable", "")
+    caplog.set_level(logging.INFO, "focalroute")
+    put(tmp_path, linear_learner())
+    with closing(PolicySlot.open(tmp_path)) as slot, closing(open_store(None)) as store:
+        fill(store, play(linear_learner(), 100, 0, version=1))
+        updater = Updater(store, slot, tmp_path, every=1, seed=None)
+        with lock_folder(tmp_path):
+            updater.on_feedback(1)
+            until(updater._one_at_a_time.locked)
+            updater.close()
+            assert updater._one_at_a_time.locked()
+        updater._worker.shutdown()
+    assert "update of the policies: on trial" in caplog.text
