@@ -203,6 +203,10 @@ def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, A
     if unknown:
         meant = did_you_mean(unknown[0], known, INSTEAD[Settings.shown_as])
         raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; {meant}")
+    try:
+        Settings(**{name: value for name, value in pool.ensemble.items() if name not in overrides})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: ensemble: {str(error).removeprefix(f'{Settings.shown_as}: ')}") from None
     settings = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **overrides}
     if "embedder" not in settings:
         settings["embedder"] = embedder_from_pool_file(pool, path)

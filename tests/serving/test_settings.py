@@ -49,6 +49,17 @@ def test_several_mistakes_are_reported_together() -> None:
         Settings(POOL, max_rounds=0, window=0)
 
 
+def test_a_wrong_setting_in_a_pool_file_names_the_file_unless_another_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    endpoint = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"'
+    path.write_text(f"{endpoint}\n[ensemble]\ndeadline_s = -1")
+    with pytest.raises(ConfigError, match=rf"^{path}: ensemble: deadline_s: give more than 0$"):
+        Ensemble(path)
+    with pytest.raises(ConfigError, match=r"^Ensemble: deadline_s: give more than 0$"):
+        Ensemble(path, deadline_s=0)
+    Ensemble(path, deadline_s=1).close()
+
+
 def test_a_setting_of_a_former_name_says_its_new_one() -> None:
     with pytest.raises(ConfigError, match="price_of_money: unknown key; did you mean 'cost_weight'"):
         Settings(POOL, price_of_money=0.1)  # type: ignore[call-arg]
