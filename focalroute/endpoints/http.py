@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic_core import to_json
 
-from focalroute.core.config import Endpoint, is_http
+from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.proxies import proxy_of
 from focalroute.core.records import Failure
-from focalroute.core.services import LOOPBACK
 from focalroute.core.tls import tls_context
 from focalroute.endpoints.openai_client import (
     CHAT,
@@ -171,7 +169,7 @@ def _sender(
 
     own_tls = endpoint.verify is not True or endpoint.cert is not None
     tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else None
-    transport = AiohttpTransport(session, tls, endpoint.proxy or _proxy(endpoint))
+    transport = AiohttpTransport(session, tls, proxy_of(endpoint))
 
     def by_transport(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> Awaitable[httpx.Response]:
         body = httpx.ByteStream(content)  # as content=, httpx takes 20 us more for what aiohttp does by itself
@@ -187,20 +185,6 @@ def _key(endpoint: Endpoint) -> str | None:
         where = endpoint.api_key_env or "api_key"
         raise ConfigError(f"Endpoint {endpoint.name!r}: {where} does not hold a key (odd characters in it)")
     return key
-
-
-def _proxy(endpoint: Endpoint) -> str | None:
-    """The proxy that the environment names for this address, looked up once."""
-    parts = urlsplit(endpoint.base_url or "")
-    said = urllib.request.getproxies().get(parts.scheme)
-    if not said or parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.hostname or ""):
-        return None
-    proxy = said if "://" in said else f"http://{said}"
-    if not is_http(proxy):
-        raise ConfigError(
-            f"Endpoint {endpoint.name!r}: {parts.scheme}_proxy: is not an address such as http://proxy:3128"
-        )
-    return proxy
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

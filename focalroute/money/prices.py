@@ -21,12 +21,12 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from focalroute.core.config import Dialect, Endpoint, Price
 from focalroute.core.dollars import parse_decimal
 from focalroute.core.errors import ConfigError
-from focalroute.core.services import LOOPBACK, service_at
+from focalroute.core.proxies import proxy_of
+from focalroute.core.services import service_at
 from focalroute.money.price_library import installed, look_up
 
 _log = logging.getLogger("focalroute")
@@ -164,13 +164,12 @@ async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: f
     from focalroute.core.tls import tls_context
 
     body, url = bytearray(), f"{endpoint.base_url}/models"
-    by_proxy = urlsplit(url).hostname not in LOOPBACK
     unpacked = {**headers, "Accept-Encoding": "identity"}  # what is packed may unpack to anything
-    tls = tls_context(endpoint.verify, endpoint.cert)
+    tls, proxy = tls_context(endpoint.verify, endpoint.cert), proxy_of(endpoint)
     try:
         async with (
             asyncio.timeout(_LONGEST_S),  # in all: a service may send a byte at a time for ever
-            httpx.AsyncClient(timeout=timeout_s, verify=tls, proxy=endpoint.proxy, trust_env=by_proxy) as client,
+            httpx.AsyncClient(timeout=timeout_s, verify=tls, proxy=proxy, trust_env=False) as client,
             client.stream("GET", url, headers=unpacked) as response,
         ):
             if response.status_code != 200:

@@ -26,7 +26,7 @@ from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.records import Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
-from focalroute.money.prices import fetch_models
+from focalroute.money.prices import NotListed, fetch_models
 from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, sse
 
 PROMPT = "a very private prompt"
@@ -589,16 +589,20 @@ def test_openai_s_own_service_gets_its_own_name_for_the_token_limit(monkeypatch:
     assert (other.get("max_completion_tokens"), other.get("max_tokens")) == (None, 8)
 
 
-def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the host is excepted."""
+@pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
+def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """For calls and for listings, unless the host is excepted. all_proxy was for listings only."""
     with serving(ok) as server:
-        proxy = server.url.removesuffix("/v1")
-        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv(variable, server.url.removesuffix("/v1"))
         monkeypatch.setenv("no_proxy", "direct.invalid")
-        assert using("http://somewhere.invalid/v1", complete).choices[0].text == "A"
-        assert server.received[0].headers["Host"] == "somewhere.invalid"
+        somewhere, direct = (f"http://{name}.invalid/v1" for name in ("somewhere", "direct"))
+        assert using(somewhere, complete).choices[0].text == "A"
+        assert fetch_models(Endpoint("e", model="m", base_url=somewhere), 10)
+        assert [one.headers["Host"] for one in server.received] == ["somewhere.invalid"] * 2
         with pytest.raises(CallFailed) as caught:
-            using("http://direct.invalid/v1", complete)
+            using(direct, complete)
+        with pytest.raises(NotListed):
+            fetch_models(Endpoint("e", model="m", base_url=direct), 10)
     assert caught.value.failure.kind == "connection"
 
 
@@ -631,9 +635,11 @@ def test_a_proxy_that_cannot_be_used_is_no_reason_to_go_without(monkeypatch: pyt
     """It is an error, which does not quote it: there may be a password in it."""
     monkeypatch.setenv("http_proxy", proxy)
     monkeypatch.delenv("no_proxy", raising=False)
-    with pytest.raises(ConfigError, match=r"'e': http_proxy: is not an address such as http://proxy:3128") as caught:
-        using("http://somewhere.invalid/v1", complete)
-    assert "sec" not in str(caught.value)
+    url = "http://somewhere.invalid/v1"
+    for call in (lambda: using(url, complete), lambda: fetch_models(Endpoint("e", model="m", base_url=url))):
+        with pytest.raises(ConfigError, match=r"'e': http_proxy: is not an address such as http://proxy:3128") as said:
+            call()
+        assert "sec" not in str(said.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

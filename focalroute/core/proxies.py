@@ -1,0 +1,30 @@
+"""The HTTP proxy that an endpoint is called through."""
+
+from __future__ import annotations
+
+import urllib.request
+from urllib.parse import urlsplit
+
+from focalroute.core.config import Endpoint, is_http
+from focalroute.core.errors import ConfigError
+from focalroute.core.services import LOOPBACK
+
+
+def proxy_of(endpoint: Endpoint) -> str | None:
+    """Its own, or the one that the environment names for its address now; None: it is called directly.
+
+    Raises:
+        ConfigError: what the environment names cannot be used.
+    """
+    parts = urlsplit(endpoint.base_url or "")
+    if endpoint.proxy or parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.hostname or ""):
+        return endpoint.proxy
+    named = urllib.request.getproxies()
+    kind = parts.scheme if named.get(parts.scheme) else "all"
+    said = named.get(kind)
+    if not said:
+        return None
+    proxy = said if "://" in said else f"http://{said}"
+    if not is_http(proxy):
+        raise ConfigError(f"Endpoint {endpoint.name!r}: {kind}_proxy: is not an address such as http://proxy:3128")
+    return proxy
