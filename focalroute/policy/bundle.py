@@ -21,9 +21,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,29 +84,17 @@ FUSION: Signature = {
 }
 
 
-class _HasVersion(Protocol):
-    @property
-    def version(self) -> int: ...
-
-
-_Versioned = TypeVar("_Versioned", bound=_HasVersion)
-
-
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """A bundle that passed its checks, ready to serve. Immutable; any number of threads may use it at once.
+class Published:
+    """The fields that the manifest of every published policy gives.
 
     Attributes:
         version: 0 for the one that is shipped.
         parent: the version it was learned from; None: from none.
         created_at: Unix time.
-        names: the endpoints it knows, in the order of its embeddings (row 0 is for all others).
+        names: the endpoints it knows, in the order of its embeddings (row 0 is for all others) or actions.
         hyperparameters: what it was trained with.
         metrics: how it did.
-        decider_onnx: the Decider's file; the learner reads the weights from it.
-        fusion_onnx: the Fusion's.
-        experience: what it brings along of the past; None: nothing.
-        trained_on: the digests of the recorded questions that it, or what it was learned from, was trained on.
     """
 
     version: int
@@ -115,6 +103,22 @@ class Policy:
     names: tuple[str, ...]
     hyperparameters: Mapping[str, Any]
     metrics: Mapping[str, Any]
+
+
+_P = TypeVar("_P", bound=Published)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy(Published):
+    """A bundle that passed its checks, ready to serve. Immutable; any number of threads may use it at once.
+
+    Attributes:
+        decider_onnx: the Decider's file; the learner reads the weights from it.
+        fusion_onnx: the Fusion's.
+        experience: what it brings along of the past; None: nothing.
+        trained_on: the digests of the recorded questions that it, or what it was learned from, was trained on.
+    """
+
     decider_onnx: bytes = field(repr=False)
     fusion_onnx: bytes = field(repr=False)
     experience: Experience | None = field(repr=False)
@@ -216,7 +220,7 @@ def load(root: str | Path, version: int | None = None) -> Policy:
     return load_version(root, version, load_folder)
 
 
-def load_version(root: str | Path, version: int | None, load_folder: Callable[[Path], _Versioned]) -> _Versioned:
+def load_version(root: str | Path, version: int | None, load_folder: Callable[[Path], _P]) -> _P:
     """Load this version's folder (None: of the current one's).
 
     Raises:
@@ -239,8 +243,7 @@ def load_folder(folder: Path) -> Policy:
     manifest = manifest_of(folder)
     decider, fusion = (verified(folder, name, manifest) for name in ("decider.onnx", "fusion.onnx"))
     policy = Policy(
-        **{key: manifest[key] for key in ("version", "parent", "created_at", "hyperparameters", "metrics")},
-        names=tuple(manifest["names"]),
+        **header(manifest),
         decider_onnx=decider,
         fusion_onnx=fusion,
         experience=_experience(folder, manifest),
@@ -344,6 +347,11 @@ def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
             return dict(arrays)
     except Exception as error:  # damage may show as anything
         raise PolicyError(f"{path}: is not a plain array archive: {error}; publish again") from error
+
+
+def header(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Published`."""
+    return {field.name: manifest[field.name] for field in fields(Published)} | {"names": tuple(manifest["names"])}
 
 
 def verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ from focalroute.policy.baselines import SURE, SURE_ENOUGH, Baseline
 from focalroute.policy.bundle import (
     DER_FILE,
     Policy,
+    Published,
+    header,
     load_folder,
     load_version,
     manifest_of,
@@ -187,23 +189,15 @@ def flat(context: F32, endpoints: F32) -> F32:
 
 
 @dataclass(frozen=True, slots=True)
-class Der:
+class Der(Published):
     """A learned sequential policy, ready to serve. Immutable; any number of threads may use it at once.
 
     An endpoint that it does not know is asked only where no other can be.
 
     Attributes:
-        version: as of `focalroute.policy.bundle.Policy`, and so the next.
-        names: the endpoints it knows, N of them, in the order of its actions.
-        experience, knows_pool: likewise.
+        experience, knows_pool: as of `focalroute.policy.bundle.Policy`.
     """
 
-    version: int
-    parent: int | None
-    created_at: float
-    names: tuple[str, ...]
-    hyperparameters: Mapping[str, Any]
-    metrics: Mapping[str, Any]
     _net: Session = field(repr=False)
     experience: ClassVar[None] = None
     knows_pool: ClassVar[bool] = True
@@ -235,8 +229,7 @@ def load_der(folder: Path) -> Der:
     shapes = {"seen": (None, inputs), "logits": (None, len(names) + 1)}
     signature: Signature = {name: ("tensor(float)", shape) for name, shape in shapes.items()}
     policy = Der(
-        **{key: manifest[key] for key in ("version", "parent", "created_at", "hyperparameters", "metrics")},
-        names=names,
+        **header(manifest),
         _net=opened(folder / DER_FILE, verified(folder, DER_FILE, manifest), signature),
     )
     seen = Observation(np.ones(width(STEP), np.float32), np.ones((len(names), width(STEP_ENDPOINT)), np.float32))
