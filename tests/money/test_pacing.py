@@ -212,8 +212,8 @@ def test_an_ensemble_holds_its_mean_time_and_remembers_the_price(tmp_path: Path)
         seconds = [answer.latency_s for answer in answers]
         prices = [answer.receipt.usd_per_second for answer in answers]
         assert prices[0] == pytest.approx(1e-6)
-        assert min(seconds) < 0.1 < 0.25 < max(seconds)
-        assert sum(seconds[20:]) / 40 < 0.25  # how well it is held is measured where no machine is slow
+        assert min(seconds) < 0.3 < max(seconds)
+        assert sum(seconds[20:]) / 40 < 0.3  # how well it is held is measured where no machine is slow
         with Ensemble(pool.endpoints, usd_per_second=1e-6, **shared) as ensemble:
             again = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
         latest = [math.log(price) for price in prices[-16:]]

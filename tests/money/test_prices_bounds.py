@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 from typing import Any
 
 import pytest
@@ -28,18 +27,15 @@ def test_a_listing_that_drips_is_given_up(headers_come: bool, monkeypatch: pytes
         assert request.transport is not None
         if not headers_come:
             request.transport.write(b"HTTP/1.1 200 OK\r\nX: ")
-        for _ in range(80):
+        for _ in range(400):  # 20 seconds
             await asyncio.sleep(0.05)
             if request.transport is None or request.transport.is_closing():
                 break
             request.transport.write(b"1\r\n \r\n" if headers_come else b"x")
         return response
 
-    with serving(handler) as server:
-        began = time.monotonic()
-        with pytest.raises(NotListed, match="takes too long"):
-            fetch_models(Endpoint("a", model="m", base_url=server.url))
-        assert time.monotonic() - began < 2
+    with serving(handler) as server, pytest.raises(NotListed, match="takes too long"):
+        fetch_models(Endpoint("a", model="m", base_url=server.url))
 
 
 def test_a_listing_that_does_not_end_is_given_up() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import resource
+import select
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import pytest
@@ -67,30 +68,32 @@ def refused(connection: socket.socket, data: bytes) -> bool:
     return False
 
 
-def dripped(connection: socket.socket) -> float:
-    """Seconds until the server closes a connection that gets a byte every now and then."""
+def dripped(connection: socket.socket) -> bool:
+    """Whether the server closes a connection that gets a byte every now and then, within half a minute."""
     began = time.monotonic()
     connection.settimeout(0.02)
-    while time.monotonic() - began < 5:
+    while time.monotonic() - began < 30:
         try:
             connection.send(b"a")
             if not connection.recv(4096):
-                break
+                return True
         except TimeoutError:
             continue
         except ConnectionError:
-            break
-    return time.monotonic() - began
+            return True
+    return False
 
 
 @pytest.mark.parametrize("before", [b"", HEALTH, UNREAD_BODY])
 def test_a_head_that_does_not_end_is_cut_off(url: str, before: bytes) -> None:
     """The first on its connection, the second, and after a response that did not wait for the body."""
+    began = time.monotonic()
     with connected(url) as connection:
         if before:
             connection.sendall(before)
             assert received(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 ")
-        assert 0.3 < dripped(connection) < 3
+        assert dripped(connection)
+    assert time.monotonic() - began > 0.9 * Impatient.head_s  # it had its time
 
 
 def test_a_client_that_reads_nothing_is_cut_off(url: str) -> None:
@@ -103,13 +106,28 @@ def test_a_client_that_reads_nothing_is_cut_off(url: str) -> None:
     assert get(f"{url}/healthz")[0] == 200
 
 
+def in_time(attempt: Callable[[], bool]) -> bool:
+    """Whether one of ten attempts succeeds: on a busy machine any of them may be late itself."""
+    return any(attempt() for _ in range(10))
+
+
 def test_who_asks_again_in_time_keeps_the_connection(url: str) -> None:
-    with connected(url) as connection:
-        for _ in range(4):
-            connection.sendall(HEALTH[:20])
-            time.sleep(0.2)
-            connection.sendall(HEALTH[20:])
-            assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+    def keeps() -> bool:
+        """Four heads that take longer together than one may."""
+        with connected(url) as connection:
+            for _ in range(4):
+                try:
+                    connection.sendall(HEALTH[:20])
+                    time.sleep(0.2)
+                    connection.sendall(HEALTH[20:])
+                    said = received(connection, b'"ok"}')
+                except ConnectionError:
+                    return False
+                if not said.startswith(b"HTTP/1.1 200 OK"):
+                    return False
+        return True
+
+    assert in_time(keeps)
 
 
 def test_a_connection_is_kept_for_the_next_request_and_then_closed(url: str) -> None:
@@ -124,29 +142,34 @@ def test_a_connection_is_kept_for_the_next_request_and_then_closed(url: str) -> 
 
 
 def test_where_half_of_the_connections_are_taken_idle_ones_are_not_kept(url: str) -> None:
-    held = [connected(url) for _ in range(Impatient.max_connections // 2)]
-    with connected(url) as connection:
-        connection.sendall(HEALTH)
-        assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
-        began = time.monotonic()
-        assert closed(connection)
-        assert time.monotonic() - began < 2
-    for one in held:
-        one.close()
+    def closed_early() -> bool:
+        with ExitStack() as stack:
+            for _ in range(Impatient.max_connections // 2):
+                stack.enter_context(connected(url))
+            connection = stack.enter_context(connected(url))
+            connection.sendall(HEALTH)
+            assert received(connection, b'"ok"}').startswith(b"HTTP/1.1 200 OK")
+            began = time.monotonic()
+            assert closed(connection)
+            return time.monotonic() - began < Impatient.idle_s / 2
+
+    assert in_time(closed_early)
 
 
 def test_connections_beyond_the_maximum_are_closed_and_service_comes_back(url: str) -> None:
-    held = [connected(url) for _ in range(Impatient.max_connections)]
-    for connection in held:
-        connection.sendall(HEALTH[:20])
-    with connected(url) as beyond:
-        began = time.monotonic()
-        assert closed(beyond)
-        assert time.monotonic() - began < Impatient.head_s
-    for connection in held:
-        assert closed(connection)
-        connection.close()
-    assert get(f"{url}/healthz")[0] == 200
+    def closed_first() -> bool:
+        """One beyond the maximum, before any of those within it."""
+        with ExitStack() as stack:
+            held = [stack.enter_context(connected(url)) for _ in range(Impatient.max_connections)]
+            for connection in held:
+                connection.sendall(HEALTH[:20])
+            assert closed(stack.enter_context(connected(url)))
+            all_open = not select.select(held, [], [], 0)[0]
+            assert all(closed(connection) for connection in held)
+        assert get(f"{url}/healthz")[0] == 200
+        return all_open
+
+    assert in_time(closed_first)
 
 
 def test_fewer_connections_are_taken_where_few_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:

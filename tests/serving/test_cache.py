@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,29 +114,28 @@ def test_identical_questions_at_the_same_time_are_asked_once() -> None:
 
 def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() -> None:
     """All who waited at once, not one after another: each is answered only when the last has come."""
-    calls, all_here = itertools.count(1), asyncio.Event()
+    calls, all_here, hasty_left = itertools.count(1), asyncio.Event(), threading.Event()
 
     async def fails(_: web.Request, __: Any) -> web.StreamResponse:
         call = next(calls)
         if call == 6:
             all_here.set()
-        await (asyncio.sleep(0.3) if call == 1 else asyncio.wait_for(all_here.wait(), 10))
+        await (asyncio.to_thread(hasty_left.wait, 10) if call == 1 else asyncio.wait_for(all_here.wait(), 10))
         return json_reply({"error": {"message": "no"}}, 400)
 
-    async def main(url: str) -> list[BaseException | Answer]:
+    async def main(service: Server) -> list[BaseException | Answer]:
         settings: Any = {"cache_ttl_s": 60, "attempts": 1, "deadline_s": 20}
-        async with AsyncEnsemble([Endpoint("e", model="m", base_url=url)], **settings) as ensemble:
-            first = asyncio.ensure_future(ensemble.ask("Say it."))
-            await asyncio.sleep(0.1)
-            hasty = ensemble.ask("Say it.", deadline_s=0.1)
-            return await asyncio.gather(
-                first, hasty, *(ensemble.ask("Say it.") for _ in range(5)), return_exceptions=True
-            )
+        async with AsyncEnsemble([Endpoint("e", model="m", base_url=service.url)], **settings) as ensemble:
+            asked = [asyncio.ensure_future(ensemble.ask("Say it.")) for _ in range(6)]
+            await asyncio.to_thread(service.arrived.wait)
+            with pytest.raises(DeadlineExceeded):
+                await ensemble.ask("Say it.", deadline_s=0.1)
+            hasty_left.set()
+            return await asyncio.gather(*asked, return_exceptions=True)
 
     with serving(fails) as service:
-        first, hasty, *others = asyncio.run(main(service.url))
+        first, *others = asyncio.run(main(service))
     assert isinstance(first, PoolError)
-    assert isinstance(hasty, DeadlineExceeded)
     failures = [one.replies[0].error for one in others if isinstance(one, PoolError)]
     assert [failure and failure.status for failure in failures] == [400] * 5
     assert next(calls) == 7
@@ -144,8 +144,11 @@ def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() ->
 def test_of_those_who_waited_for_an_ask_that_was_given_up_one_asks() -> None:
     """A page that is reloaded in nine tabs is not paid for nine times."""
 
+    calls = itertools.count(1)
+
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
-        await asyncio.sleep(0.2)
+        if next(calls) == 1:
+            await asyncio.sleep(60)
         return json_reply(completion("It."))
 
     async def main(service: Server) -> list[Answer]:

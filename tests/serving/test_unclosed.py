@@ -139,6 +139,7 @@ def test_the_interpreter_ends_silently_and_at_once(pool: SimulatedPool, tmp_path
     """With ensembles still held, by a module and in a knot, and all warnings on; no ask under way is waited for."""
     code = f"""
 import asyncio, time
+from focalroute.serving import closing
 from focalroute import AsyncEnsemble, Ensemble, Endpoint
 endpoint = Endpoint("e", model="e", base_url={pool.endpoints[0].base_url!r})
 ensemble = {made}([endpoint], store={str(tmp_path / "s.db")!r})
@@ -147,10 +148,11 @@ if {used}:
     done = ensemble.ask("q", choices=["a", "b"])
     if {made == "AsyncEnsemble"}:
         asyncio.run(done)
+closing._CLOSING_S = 50.0
 print(time.time())
 """
     done = subprocess.run(
         [sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stderr == ""
-    assert time.time() - float(done.stdout) < 5.0  # `closing._CLOSING_S`
+    assert time.time() - float(done.stdout) < 30

@@ -60,7 +60,7 @@ def test_closing_waits_for_an_update_for_a_bounded_time(
         updater.on_feedback(1)
         began = time.monotonic()
         updater.close()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     assert "the old ones stay: the policies could not be updated: its process ended with code -9" in caplog.text
 
 

@@ -40,7 +40,7 @@ def spend(store: RedisStore) -> None:
 
 @pytest.mark.parametrize("how", ["flushed", "restarted"])
 def test_a_redis_that_comes_back_empty_is_an_error_for_all_that_counts_money(server: RedisServer, how: str) -> None:
-    with closing(RedisStore(server.url)) as store:
+    with closing(RedisStore(server.url, patience_s=60)) as store:
         spend(store)
         if how == "flushed":
             command(server, "FLUSHALL")
@@ -57,7 +57,7 @@ def test_a_redis_that_comes_back_empty_is_an_error_for_all_that_counts_money(ser
                 store.open_accounts(LIMITS)
             with pytest.raises(StoreError, match=LOST):
                 store.write(bill()).result(10)
-        assert time.monotonic() - began < 3  # nothing waits for what does not come back
+        assert time.monotonic() - began < 30  # nothing waits for what does not come back
         assert command(server, "DBSIZE") == 0  # and nothing passes for the lost data
         with closing(RedisStore(server.url)) as fresh:
             assert fresh.open_accounts(LIMITS)[TOTAL] == Balance(Decimal(0), Decimal(0))
