@@ -76,7 +76,7 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"focalroute": {"answer": 5}}, "focalroute.answer", "give a name or an object"),
         ({"focalroute": {"samples": 1000}}, "focalroute.samples", "1 to 128"),
         ({"focalroute": {"combine": "mix"}}, "focalroute.combine", "'choose'"),
-        ({"focalroute": {"combine": "synthesise"}}, "focalroute.combine", "synthesiser"),
+        ({"focalroute": {"combine": "synthesise"}}, "focalroute.combine", "ask its operator"),
         ({"focalroute": {"max_usd": -1}}, "focalroute.max_usd", "positive"),
         ({"focalroute": {"max_usd": "NaN"}}, "focalroute.max_usd", "positive"),
         ({"focalroute": {"max_usd": True}}, "focalroute.max_usd", "positive"),
