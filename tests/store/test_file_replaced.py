@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
@@ -31,6 +33,12 @@ def rename_over(path: Path) -> None:
     other.replace(path)
 
 
+def copy_over(path: Path) -> None:
+    other = path.with_name("other.db")
+    SqliteStore(other).close()
+    shutil.copyfile(other, path)
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -46,6 +54,7 @@ BY = pytest.mark.parametrize(
         (empty, "db: was deleted, emptied or moved away"),
         (unlink_log, "db-wal: was deleted, emptied or moved away"),
         (rename_over, "db: was replaced by another file"),
+        (copy_over, "db: another database was copied over it"),
     ],
 )
 
@@ -92,3 +101,18 @@ def test_a_file_that_is_put_back_is_used_again(tmp_path: Path) -> None:
         assert store.reserve(hold(2, "0.5"), LIMITS).result(10).granted
         assert store.balances(LIMITS).result(10)[TOTAL] == Balance(Decimal(0), Decimal("0.5"))
         assert store.verify() == ()
+
+
+def test_an_older_copy_of_itself_is_noticed_too(tmp_path: Path) -> None:
+    path, older = tmp_path / "s.db", tmp_path / "older.db"
+    with closing(SqliteStore(path)) as store:
+        store.open_accounts(LIMITS)
+    shutil.copyfile(path, older)
+    with closing(SqliteStore(path)) as store:
+        store.write(bill()).result(10)
+        with closing(sqlite3.connect(path)) as another:
+            another.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert store.reserve(hold(1, "0.5"), LIMITS).result(10).granted
+        shutil.copyfile(older, path)
+        with pytest.raises(StoreError, match="was copied over it"):
+            store.reserve(hold(2, "0.5"), LIMITS).result(10)

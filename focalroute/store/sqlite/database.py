@@ -122,17 +122,22 @@ def _require_own_log(path: Path) -> None:
     if first is None:
         return
     try:
-        # Without the log. SQLite may close this file, as it knows of the locks that this process has on it.
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db:
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            kept = read_mark(db) if tables else Mark(first.store)  # none: of an older version
-    except (sqlite3.Error, UnicodeDecodeError):
+        kept = _mark_without_log(path, Mark(first.store))
+    except FAILURES:
         return  # opening it says what is wrong
     if kept is not None and (kept.store != first.store or first.commits > kept.commits + 1):
         raise StoreError(
             f"{path}: was put in the place of another file, whose {path.name}-wal is still there; put that file "
             f"back, or remove {path.name}-wal and {path.name}-shm, with what was written there last"
         )
+
+
+def _mark_without_log(path: Path, empty: Mark) -> Mark | None:
+    """The mark in the file alone; ``empty`` for one without tables, None for one that has no mark or a damaged one."""
+    # SQLite may close this file, as it knows of the locks that this process has on it.
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db:
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return read_mark(db) if tables else empty
 
 
 def _connect(path: Path | None, name: str, log: CommitLog, full: bool) -> sqlite3.Connection:
@@ -213,13 +218,20 @@ def fresh_schema() -> list[Any]:
 class OpenedFile:
     """The file of an open database, to notice when its path no longer leads to it.
 
-    SQLite goes on in a file that was deleted or replaced, where no other process sees what it writes.
+    SQLite goes on in a file that was deleted or replaced, where no other process sees what it writes. In one that
+    another was copied over, it mixes the two.
 
     Args:
         path: absolute; the database must be open. One that leads to no file is not checked, nor is None.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, db: sqlite3.Connection) -> None:
+        self._path = path
+        self._mark: Mark | None = None
+        with contextlib.suppress(*FAILURES):  # `verify` says what is wrong
+            mark = read_mark(db)
+            self._mark = mark and Mark(mark.store)
+        self._changed_at: int | None = None
         files = [] if path is None else [path, Path(f"{os.path.realpath(path)}-wal")]
         self._identities = [(file, found) for file in files if (found := _identity(file)) is not None]
         self._next_check = time.monotonic() + _FILE_CHECK_S
@@ -237,6 +249,26 @@ class OpenedFile:
                 f"{file}: was {happened} while it was in use, so what is written is lost to other processes; "
                 "put the file back, or open a new ensemble on what is there now"
             )
+        self._require_own_content()
+
+    def _require_own_content(self) -> None:
+        """Look at the mark in the file, if it was written to since the last look, as checkpoints do and copying."""
+        if self._path is None or self._mark is None:
+            return
+        try:
+            changed_at = self._path.stat().st_ctime_ns
+            if changed_at == self._changed_at:
+                return
+            mark = _mark_without_log(self._path, self._mark) or self._mark
+        except (OSError, *FAILURES):  # in the midst of a checkpoint; SQLite says what else is wrong
+            return
+        if mark.store != self._mark.store or mark.commits < self._mark.commits:
+            self._next_check = 0.0
+            raise StoreError(
+                f"{self._path}: another database was copied over it while it was in use, so the two are mixed; "
+                "restore it from a copy, and open a new ensemble"
+            )
+        self._mark, self._changed_at = mark, changed_at
 
     def require_in_place_lately(self) -> None:
         """Look if that was not done in the last second; likewise."""

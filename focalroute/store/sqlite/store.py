@@ -134,7 +134,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._commit_log = CommitLog(self._file)
         self._connection = database.open_database(self._path, self._name, self._commit_log, full=durability == "full")
         self._chain = Chain(self._connection)
-        self._opened_file = OpenedFile(self._file)
+        self._opened_file = OpenedFile(self._file, self._connection)
         self._using = threading.Lock()  # the connection
         self._copying = threading.Lock()
         self._slow_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
@@ -401,8 +401,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._connection.execute("COMMIT")
                 self._commit_log.add(mark)
             if self._unchecked >= _CHECKPOINT_EVERY:
+                self._opened_file.require_in_place()  # else it would mix what was copied there with what is written
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 self._unchecked, self._restarted = 0, self._path is not None
+        except StoreError:
+            self._unchecked = 0  # the next who writes or reads hears of it
         except FAILURES as error:
             roll_back(self._connection)
             _log.warning("what was written could not be tidied up, it is tried again: %s", self._error(error))
