@@ -19,7 +19,7 @@ import typer
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
 from focalroute.core.answer_list import error_text
 from focalroute.core.dollars import Dollars, dollars
-from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.core.errors import ConfigError, FocalrouteError, PoolError
 from focalroute.core.files import hold_file
 from focalroute.core.progress import progress_bar
 
@@ -131,7 +131,7 @@ class _Answers:
 
     Attributes:
         done: the indices of the questions that are answered.
-        usd: USD of all answers in the file, ``unpriced`` of which have an unknown cost.
+        usd: USD of all asks, those that failed included, ``unpriced`` of which have an unknown cost.
 
     Raises:
         ConfigError: it is there and not to be resumed, is of other questions, is being written, or cannot be.
@@ -145,6 +145,7 @@ class _Answers:
         self._path, self._digests = path, digests
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0
+        self._failed_usd: dict[int, Decimal] = {}  # USD of a question's asks that failed, by its index
         with contextlib.ExitStack() as opened:
             try:
                 hold_file(opened.enter_context(path.open("ab")), path)
@@ -169,6 +170,7 @@ class _Answers:
                 continue  # a process that died may have left half a line
             if told["question"] not in self._digests[told["index"] : told["index"] + 1]:
                 raise ConfigError(f"{self._path}: answers another file of questions; give another name")
+            self._count_failed(told["index"], Decimal(told.get("failed_usd", 0)))
             if "error" not in told:
                 kept.append(line)
                 self._count(told["index"], told["cost"])
@@ -176,15 +178,32 @@ class _Answers:
 
     def _count(self, index: int, cost: str | None) -> None:
         self.done.add(index)
-        self.usd = Dollars(self.usd + Decimal(cost or 0))
-        self.unpriced += cost is None
+        self._add(None if cost is None else Decimal(cost))
 
-    def put(self, line: _Line, told: Mapping[str, Any]) -> None:
+    def _count_failed(self, index: int, usd: Decimal | None) -> None:
+        self._failed_usd[index] = self._failed_usd.get(index, Decimal(0)) + (usd or 0)
+        self._add(usd)
+
+    def _add(self, usd: Decimal | None) -> None:
+        self.usd = Dollars(self.usd + (usd or 0))
+        self.unpriced += usd is None
+
+    def put(self, line: _Line, answer: Answer) -> None:
+        told = answer.to_dict()
+        self._write(line, told)
+        self._count(line.index, told["cost"])
+
+    def put_failed(self, line: _Line, error: FocalrouteError) -> None:
+        costs = [reply.cost for reply in error.replies] if isinstance(error, PoolError) else []
+        self._count_failed(line.index, None if None in costs else sum(filter(None, costs), Decimal(0)))
+        self._write(line, {"error": error_text(error)})
+
+    def _write(self, line: _Line, told: Mapping[str, Any]) -> None:
         row = {"index": line.index, "question": line.digest, **told}
+        if failed_usd := self._failed_usd.get(line.index):
+            row["failed_usd"] = f"{failed_usd:f}"
         self._file.write(json.dumps(row).encode() + b"\n")
         self._file.flush()
-        if "error" not in told:
-            self._count(line.index, told["cost"])
 
     def __enter__(self) -> _Answers:
         return self
@@ -200,8 +219,9 @@ def _row(line: bytes) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(line)
         if isinstance(told, dict) and type(told.get("index")) is int and told["index"] >= 0 and "question" in told:
-            cost = told.get("cost", False)
-            if "error" in told or cost is None or (isinstance(cost, str) and _COST.fullmatch(cost)):
+            cost = "0" if "error" in told else told.get("cost", False)
+            amounts = [told.get("failed_usd", "0"), "0" if cost is None else cost]
+            if all(isinstance(amount, str) and _COST.fullmatch(amount) for amount in amounts):
                 return told
     return None
 
@@ -226,10 +246,10 @@ async def _ask(
             try:
                 tags = (*line.arguments.get("tags", ()), tag)
                 answer: Answer = await ensemble.ask(**{**line.arguments, "tags": tags})
-                answers.put(line, answer.to_dict())
+                answers.put(line, answer)
             except FocalrouteError as error:
                 failed.append(error_text(error))
-                answers.put(line, {"error": failed[-1]})
+                answers.put_failed(line, error)
             advance(1)
 
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:

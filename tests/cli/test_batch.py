@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from focalroute.cli.app import main
 from focalroute.cli.batch import _Answers
@@ -73,6 +75,32 @@ def test_the_whole_file_costs_no_more_than_it_may(
     assert 0 < sum(float(row.get("cost", 0)) for row in rows) <= 0.0002
     assert {row["error"].split(":")[0] for row in rows if "error" in row} == {"BudgetExceeded"}
     assert "BudgetExceeded" in capsys.readouterr().out
+
+
+def test_what_failed_asks_cost_counts_to_the_file_in_later_runs_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were paid for, and the sum and --max-usd knew nothing of it."""
+    replies = ["neither", "neither", "42"]
+
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion(replies.pop(0)))
+
+    (folder / "in.jsonl").write_text('{"query": "What is 6 * 7?", "answer": "number"}\n')
+    with serving(says) as service:
+        (folder / "pool.toml").write_text(
+            f'[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "{service.url}"\n'
+            "input_usd_per_1m = 1\noutput_usd_per_1m = 1\n[ensemble]\nattempts = 1\n"
+        )
+        batch = ("batch", "in.jsonl", "out.jsonl", "--json")
+        sums = []
+        for options in ((), ("--resume",), ("--resume",)):
+            run(monkeypatch, *batch, *options)
+            sums.append(Decimal(json.loads(capsys.readouterr().out)["usd"]))
+    (row,) = answers(folder / "out.jsonl")
+    once = Decimal("0.000011")
+    assert sums == [once, 2 * once, 3 * once]
+    assert (Decimal(row["failed_usd"]), Decimal(row["cost"])) == (2 * once, once)
 
 
 @pytest.mark.parametrize(
