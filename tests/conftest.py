@@ -1,6 +1,7 @@
 """Simulated pools for all tests: each starts once in a test process and is reset for every test that asks for it.
 
-And a garbage collector that looks at what tests make, not at the modules and thousands of tests that are loaded.
+And a garbage collector that looks at what tests make, not at the modules and thousands of tests that are loaded; and a
+Hypothesis that fails no test because the machine is slow.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from focalroute.sim import SimulatedModel, SimulatedPool
 
 StartPool = Callable[..., SimulatedPool]
+
+settings.register_profile("any machine", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
+settings.load_profile("any machine")
 
 
 def pytest_collection() -> None:

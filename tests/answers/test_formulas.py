@@ -14,7 +14,7 @@ from focalroute.answers import normal_form
 from focalroute.answers.algebra import NotMath
 from focalroute.answers.formulas import canonical_formula
 
-STEADY = settings(deadline=None, derandomize=True, max_examples=60)
+STEADY = settings(derandomize=True, max_examples=60)
 VALUES = {"x": 0.7321, "y": -1.3077, "sqrt": cmath.sqrt, "pi": cmath.pi, "i": 1j, "pow": pow, "e": cmath.e}
 
 

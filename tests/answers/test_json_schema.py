@@ -180,7 +180,7 @@ SCHEMAS = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schema=SCHEMAS, value=VALUES)
 def test_on_small_inputs_it_is_jsonschema(schema: Any, value: Any) -> None:
     """The bounds and the own keywords change nothing where nothing is hostile."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from focalroute.answers import KINDS, candidate_key, normal_form, normaliser
 from focalroute.core.errors import ConfigError
 
-STEADY = settings(deadline=None, derandomize=True)
+STEADY = settings(derandomize=True)
 
 ANY_TEXT = st.text(st.characters(), max_size=80)  # lone surrogates included
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from focalroute.core.receipts import Answer, Call, Receipt
 from focalroute.core.records import Failure, Reply, Usage
 
-STEADY = settings(deadline=None, derandomize=True)
+STEADY = settings(derandomize=True)
 
 
 def test_usage_adds_up_field_by_field() -> None:

@@ -69,7 +69,7 @@ def test_a_page_without_a_place_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
     script = tmp_path / "docs" / "build.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "b")], capture_output=True, text=True, timeout=60
+        [sys.executable, str(script), str(tmp_path / "b")], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 1
     assert "lost.md" in done.stderr

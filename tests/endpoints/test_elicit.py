@@ -132,7 +132,7 @@ def test_a_choice_within_another_is_told_apart() -> None:
 
 
 @given(st.text(max_size=200), st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=5, unique=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_reply_to_any_choices_can_be_read(reply: str, choices: list[str]) -> None:
     """Reading never breaks, and what it finds lies within the reply."""
     found = choice_parser(tuple(choices)).find(reply)
@@ -329,7 +329,7 @@ def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, 
     ),
     st.sampled_from([PLANETS, ("A", "B"), ("1", "12", "2"), tuple(f"x{i}" for i in range(30))]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scores_never_exceed_one(tokens: list[Token], choices: tuple[str, ...]) -> None:
     """Whatever tokens come back, masses are within 0 and 1 and so is their sum."""
     for choice in range(len(choices)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble
@@ -28,9 +28,6 @@ def endpoint(**settings: Any) -> Endpoint:
 
 
 # -- a minute's worth --------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 30), st.floats(0.5, 40), st.floats(0, 40)), max_size=30),
     st.integers(1, 100),
@@ -240,7 +237,6 @@ def test_what_a_service_says_is_left_is_understood(headers: dict[str, str], seco
     assert pause_of(raw, now=1_700_000_000) == pytest.approx(seconds)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([b"x-ratelimit-remaining", b"x-ratelimit-reset"]), st.binary(max_size=12))))
 def test_no_header_breaks_anything(headers: list[tuple[bytes, bytes]]) -> None:
     assert 0 <= pause_of(headers) < float("inf")

@@ -291,7 +291,7 @@ def test_content_may_be_absent_or_in_parts_and_is_always_storable() -> None:
 
 
 @given(JSON | REPLY)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_decode_gives_a_completion_or_a_typed_failure_for_any_json(payload: object) -> None:
     """Whatever JSON a service answers, nothing else comes out."""
     with contextlib.suppress(CallFailed):
@@ -299,7 +299,7 @@ def test_decode_gives_a_completion_or_a_typed_failure_for_any_json(payload: obje
 
 
 @given(st.lists(JSON | REPLY, max_size=4), st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_stream_of_any_json_gives_a_completion_or_a_typed_failure(events: list[Any], size: int) -> None:
     """Whatever events come, in pieces of whatever size."""
     raw = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
@@ -318,7 +318,7 @@ def chunk(text: str | None = None, finish: str | None = None, **fields: Any) -> 
 
 
 @given(st.integers(1, 7), st.sampled_from(["\n", "\r\n", "\r"]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_stream_gives_the_same_text_however_it_is_cut_into_chunks(size: int, newline: str) -> None:
     """Chunk borders within characters, lines or newlines do not matter, nor do comments and other fields."""
     usage = {"prompt_tokens": 1, "completion_tokens": 2}

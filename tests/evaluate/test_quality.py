@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute import ConfigError, Endpoint, Ensemble
@@ -34,7 +34,6 @@ def test_exact_match_and_f1_as_in_squad(answer: str, reference: str, exact: floa
     assert token_f1(answer, reference) == pytest.approx(f1)
 
 
-@settings(deadline=None)
 @given(PROSE, PROSE)
 def test_they_lie_in_0_to_1_and_are_1_of_the_same(one: str, other: str) -> None:
     for quality in (exact_match, token_f1, rouge("rouge-1"), rouge("rouge-l")):

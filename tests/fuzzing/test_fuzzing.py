@@ -37,19 +37,19 @@ USAGE = likely(prompt_tokens=st.integers(), completion_tokens=st.integers(), cos
 REPLY = likely(choices=st.lists(CHOICE, max_size=3), usage=USAGE)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(REPLY)
 def test_any_reply_is_read_or_a_typed_failure(payload: Any) -> None:
     targets.reply(json.dumps(payload).encode())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(REPLY, max_size=4))
 def test_any_stream_is_read_or_a_typed_failure(events: list[Any]) -> None:
     targets.stream(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.text(max_size=300))
 def test_any_text_has_a_normal_form_that_is_its_own_or_none(said: str) -> None:
     targets.text(said.encode("utf-8", "replace"))

@@ -19,7 +19,7 @@ from focalroute.learn.reward import credit, judged, label_key, outranks, reward_
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
 
-STEADY = settings(deadline=None, derandomize=True)
+STEADY = settings(derandomize=True)
 
 
 def stored(

@@ -17,7 +17,7 @@ from focalroute.endpoints.wire import Request
 from focalroute.money import cost
 from focalroute.money.cost import Bill, UsualCost, bill_of, cost_of, total, typical_cost
 
-STEADY = settings(deadline=None, derandomize=True)
+STEADY = settings(derandomize=True)
 
 ZERO = Decimal(0)
 

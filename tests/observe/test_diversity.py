@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -48,7 +48,6 @@ def test_edge_cases_have_the_stated_values() -> None:
     assert focal_diversity(np.zeros((0, 3))) == 1
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.int8, st.tuples(st.integers(20, 40), st.just(2)), elements=st.integers(0, 1)))
 def test_a_pair_by_its_counts_is_as_defined(fails: np.ndarray) -> None:
     one, other = fails.sum(axis=0)

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.observe.features import MAX_CHARACTERS, TEXT_FEATURES, text_features
@@ -16,7 +16,6 @@ from focalroute.observe.features import MAX_CHARACTERS, TEXT_FEATURES, text_feat
 SENTENCE = "Which planet has the most moons?"
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(), max_size=300), st.integers(1, 64))
 def test_features_have_the_width_and_norm_one(text: str, width: int) -> None:
     features = text_features(text, width)

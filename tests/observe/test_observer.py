@@ -150,7 +150,7 @@ def test_in_round_one_focal_is_the_mean_over_pairs() -> None:
     assert column(observe(observer.begin(query())), "focal") == pytest.approx(expected, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.sets(st.sampled_from(NAMES), min_size=1), st.sampled_from((0.25, 0.7, 1.0)))
 def test_later_focal_is_the_mean_over_pairs_with_the_others_asked(seed: int, asked: set[str], density: float) -> None:
     observer = taught(seed, density)
@@ -196,7 +196,7 @@ def outcomes(seed: int, density: float) -> list[Outcome]:
     return made
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.permutations(NAMES))
 def test_another_order_of_the_pool_permutes_the_rows_and_nothing_else(seed: int, order: list[str]) -> None:
     one, other = taught(seed), taught(seed, order=tuple(order))
@@ -489,7 +489,7 @@ def replies(draw: st.DrawFn, k: int | None) -> list[Reply]:
     return given_back
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_happens_all_is_finite_bounded_and_of_the_layouts_width(data: st.DataObject) -> None:
     prices = data.draw(st.lists(st.none() | st.floats(0, 1e3), min_size=4, max_size=4))

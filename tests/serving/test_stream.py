@@ -8,7 +8,7 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -32,7 +32,7 @@ from focalroute import (
 from focalroute.serving.query import ARGUMENTS
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
-from tests.loopback import Server, completion, json_reply, serving, sse
+from tests.loopback import Server, completion, json_reply, serving, sse, until
 from tests.policies import ask_everybody
 
 QUESTION = "Tell me of the moons of Saturn."
@@ -143,14 +143,6 @@ def pool(server: Server, *names: str, **settings: Any) -> list[Endpoint]:
 def cost(ensemble: Ensemble | AsyncEnsemble, name: str) -> Decimal:
     """What the ledger has for one endpoint."""
     return ensemble.stats().endpoints[name].cost or Decimal(0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what happens in the background."""
-    ends = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------

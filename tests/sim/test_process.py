@@ -218,7 +218,7 @@ def test_by_hand_it_prints_a_pool_file_and_serves_it(tmp_path: Path, http: httpx
         assert http.get(f"{endpoints[0].base_url}/models").status_code == 200
         server.send_signal(signal.SIGINT)
         try:
-            assert server.wait(10) == 0
+            assert server.wait(60) == 0
         finally:
             server.kill()  # or leaving the block would wait for ever
 

@@ -76,7 +76,7 @@ def test_a_list_of_labels_is_read_as_choices() -> None:
     assert read_prompt("Is it so?\n\nAnswer with one of these only: yes, no.").letters == ("yes", "no")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=300))
 def test_no_text_breaks_the_reader(text: str) -> None:
     assert read_prompt(text).key in text

@@ -22,10 +22,10 @@ from focalroute.core.records import Usage
 from focalroute.store.accounts import DOUBT_S, Account, Balance
 from focalroute.store.base import LedgerRow, Release, Reservation
 from focalroute.store.sqlite.store import SqliteStore
+from tests.loopback import until
 from tests.redis_server import RedisServer
 from tests.store.engines import Engine, RedisEngine, SqliteEngine
 from tests.store.made import change, on_thread
-from tests.store.test_redis import until
 
 PERIOD_S = 10**9  # no test meets its end
 TOTAL, LONG, TEAM = Account(), Account("", PERIOD_S), Account("team", PERIOD_S)
@@ -90,7 +90,7 @@ class Model:
         )
 
 
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(derandomize=True, max_examples=15)
 @given(steps=STEPS)
 def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(steps: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(
 
 
 def test_any_interleaving_keeps_every_limit_in_redis_too(redis_server: RedisServer) -> None:
-    @settings(deadline=None, derandomize=True, max_examples=15)
+    @settings(derandomize=True, max_examples=15)
     @given(steps=STEPS)
     def hold_to_it(steps: list[tuple[Any, ...]]) -> None:
         interleave(RedisEngine(redis_server.url), steps)

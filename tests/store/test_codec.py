@@ -23,7 +23,7 @@ from focalroute.store.base import StoredAnswer
 from focalroute.store.codec import pack, read_answer, unpack, write_answer
 from tests.store.made import answer, trajectory
 
-STEADY = settings(deadline=None, derandomize=True, max_examples=20)
+STEADY = settings(derandomize=True, max_examples=20)
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 names = st.text(max_size=8)

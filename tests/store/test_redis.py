@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
@@ -23,7 +21,7 @@ from focalroute.store.redis.connection import FIXED, Keys, RedisConnection
 from focalroute.store.redis.journal import Entry
 from focalroute.store.redis.rows import pack_rows, refusal
 from focalroute.store.redis.store import RedisStore
-from tests.loopback import self_signed
+from tests.loopback import self_signed, until
 from tests.redis_server import RedisServer, free_port, place
 from tests.store.made import answer, bill, judge, trajectory
 from tests.store.test_writing import BAD_ROWS
@@ -32,13 +30,6 @@ from tests.store.test_writing import BAD_ROWS
 @pytest.fixture
 def where(redis_server: RedisServer) -> str:
     return place(redis_server.url)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    give_up = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 # -- the address -------------------------------------------------------------------------------------------------------

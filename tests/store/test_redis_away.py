@@ -17,10 +17,11 @@ import pytest
 from focalroute.core.errors import StoreError
 from focalroute.store.accounts import Account, Balance
 from focalroute.store.redis.store import RedisStore
+from tests.loopback import until
 from tests.redis_server import RedisServer
 from tests.store.made import answer, bill, judge
 from tests.store.test_accounts import TOTAL, hold
-from tests.store.test_redis import command, until
+from tests.store.test_redis import command
 
 LIMITS = {TOTAL: Decimal(1)}
 

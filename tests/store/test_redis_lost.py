@@ -14,10 +14,11 @@ from focalroute.core.errors import StoreError
 from focalroute.store.accounts import Account, Balance
 from focalroute.store.redis.connection import EPOCH, POLICY
 from focalroute.store.redis.store import RedisStore
+from tests.loopback import until
 from tests.redis_server import RedisServer
 from tests.store.made import answer, bill
 from tests.store.test_accounts import hold
-from tests.store.test_redis import command, until
+from tests.store.test_redis import command
 
 TOTAL, TEAM = Account(), Account("team")
 LIMITS = {TOTAL: Decimal(1), TEAM: Decimal(1)}
@@ -30,6 +31,10 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     folder.mkdir()
     with RedisServer(folder, "--appendonly", "no") as running:
         yield running
+
+
+#: All keys at once: what waits is written as soon as the first of them is there.
+RESTORE = "for i, key in ipairs(KEYS) do redis.call('RESTORE', key, 0, ARGV[i]) end"
 
 
 def spend(store: RedisStore) -> None:
@@ -77,8 +82,7 @@ def test_data_that_was_restored_is_taken_up_again(server: RedisServer) -> None:
         waiting = store.write(bill(cost=Decimal("0.125")))
         with pytest.raises(StoreError, match=LOST):
             waiting.result(10)
-        for key, value in saved.items():
-            command(server, "RESTORE", key, 0, value)
+        command(server, "EVAL", RESTORE, len(saved), *saved, *saved.values())
 
         def counted() -> bool:
             try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -83,7 +83,6 @@ def test_without_rows_nothing_is_claimed() -> None:
         assert measure(empty) == 0
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.int8, st.tuples(st.integers(0, 12), st.integers(0, 5)), elements=st.integers(0, 1)))
 def test_every_measure_is_finite_and_blind_to_the_order_of_models(fails: np.ndarray) -> None:
     for measure in MEASURES:

@@ -35,6 +35,7 @@ from focalroute.store.redis.reads import oldest_answers, oldest_ledger
 from focalroute.store.redis.store import RedisStore
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
+from tests.loopback import until
 from tests.redis_server import RedisServer, place
 from tests.store.made import answer, judge
 
@@ -60,13 +61,6 @@ def start(tmp_path: Path) -> Path:
 
 def played(count: int, seed: int, version: int = 1) -> Any:
     return play(linear_learner(), count, seed, version=version)
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    give_up = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
 
 
 def published(store: RedisStore, learner: FleetLearner, seed: int = 0) -> int:
@@ -136,13 +130,14 @@ def test_the_same_seed_and_feedback_give_the_same_policy_as_one_file_does(store:
 def test_of_two_candidates_one_learns_and_the_other_takes_over_when_its_lease_ends(
     store: RedisStore, start: Path
 ) -> None:
-    one = FleetLearner(store, start=start, every=1, seed=0, lease_s=1.5)
-    other = FleetLearner(store, start=start, every=1, seed=0, lease_s=1.5)
+    one = FleetLearner(store, start=start, every=1, seed=0, lease_s=60)
+    other = FleetLearner(store, start=start, every=1, seed=0)
     fill(store, played(500, 0))
     assert on_trial(one.step()) == 2
     fill(store, played(10, 1))
     assert other.step() is None
     assert "another process learns" in other.run().reason
+    assert FleetPolicy(store).lease("keep", one._who, 0.01)  # for no longer
     until(lambda: other.step() is not None)
     assert FleetPolicy(store).state().learned == 510
     other.close()
@@ -166,7 +161,7 @@ def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start:
     learner, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
     assert published(store, learner) == 2
     fill(store, played(500, 1, version=2))
-    token = fleet_policy.lease("keep", learner._who, 5.0)
+    token = fleet_policy.lease("keep", learner._who, 60.0)
     entries = fleet_policy.unlearned(1000)
     assert fleet_policy.roll_back(1)
     assert fleet_policy.publish({"manifest.json": b""}, version=3, parent=2, token=token, learned=entries) == "moved"
@@ -286,7 +281,7 @@ def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisSto
             fill(store, played(500, 0))
             assert process.stdout.readline().startswith("on trial: version 1; version 2 is on trial")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
     assert FleetPolicy(store).lease("take", "next", 5.0)  # it gave it up
