@@ -242,12 +242,22 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def require_json(what: str, value: object) -> None:
-    """ConfigError that names ``what`` unless JSON can hold the value."""
+    """ConfigError that names ``what``, and of a mapping the key, unless JSON can hold the value."""
+    wrong = _json_error(value)
+    if wrong is None:
+        return
+    if isinstance(value, Mapping):
+        what = next((f"{what}: {key}" for key, one in value.items() if _json_error(one)), what)
+    raise ConfigError(f"{what}: cannot be sent as JSON ({type(wrong).__name__}); give plain values only")
+
+
+def _json_error(value: object) -> Exception | None:
     try:
         if not _is_plain(value):
             json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only") from None
+        return error
+    return None
 
 
 def _is_plain(value: object) -> bool:

@@ -452,5 +452,5 @@ def test_what_json_can_hold_is_taken(inner: object, depth: int) -> None:
 )
 @pytest.mark.parametrize("depth", [0, 1, 15])
 def test_what_json_cannot_hold_is_refused(inner: object, depth: int) -> None:
-    with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+    with pytest.raises(ConfigError, match="params: b: cannot be sent as JSON"):
         require_json("params", {"a": 1, "b": nested(depth, inner)})

@@ -146,7 +146,7 @@ def test_what_is_nested_too_deep_to_be_sent_is_refused(simulated_pool: Simulated
 
     async def ask() -> None:
         async with AsyncEnsemble(simulated_pool.endpoints) as ensemble:
-            with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+            with pytest.raises(ConfigError, match="params: logit_bias: cannot be sent as JSON"):
                 await ensemble.ask("What is 1 + 1?", params={"logit_bias": deep})
             with pytest.raises(ConfigError, match="query: cannot be sent as JSON"):
                 await ensemble.ask([{"role": "user", "content": "What is 1 + 1?", "name": deep}])

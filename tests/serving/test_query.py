@@ -173,9 +173,9 @@ def test_what_the_caller_edits_later_does_not_reach_the_query() -> None:
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_is_reserved() -> None:
-    with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
-        make_query("Which?", params={"seed": object()})
-    with pytest.raises(ConfigError, match="params: cannot be sent as JSON"):
+    with pytest.raises(ConfigError, match="params: seed: cannot be sent as JSON"):
+        make_query("Which?", params={"top_k": 5, "seed": object()})
+    with pytest.raises(ConfigError, match="params: temperature: cannot be sent as JSON"):
         make_query("Which?", params={"temperature": float("nan")})
     with pytest.raises(ConfigError, match="query: cannot be sent as JSON"):
         make_query([{**USER, "name": b"bytes"}])
