@@ -139,12 +139,12 @@ class _Loop:
         """Return the portal that runs coroutines on it.
 
         Raises:
-            RuntimeError: its thread stayed behind in the process that this one was forked from.
-            EnsembleClosed: its thread has ended, as a function of the caller's raised SystemExit on it.
+            EnsembleClosed: its thread stayed behind in the process that this one was forked from, or has ended, as a
+                function of the caller's raised SystemExit on it.
         """
         self._start()
         if self._process != os.getpid():
-            raise RuntimeError("this ensemble was used before a fork; make one after it")
+            raise EnsembleClosed("this ensemble was used before a fork; make one after it")
         if self.gone:
             raise EnsembleClosed(CLOSED)
         return self._portal.result()

@@ -452,13 +452,13 @@ def test_a_forked_child_is_told_to_make_its_own_ensemble(pool: SimulatedPool) ->
     code = f"""
 import os, sys, warnings
 warnings.simplefilter("ignore")
-from focalroute import Endpoint, Ensemble
+from focalroute import Endpoint, Ensemble, EnsembleClosed
 ensemble = Ensemble([Endpoint("small", base_url={pool.endpoints[0].base_url!r}, model="small")])
 ensemble.ask({QUESTION!r}, answer="number")
 if os.fork() == 0:
     try:
         ensemble.ask({QUESTION!r})
-    except RuntimeError as error:
+    except EnsembleClosed as error:
         os._exit(0 if "before a fork" in str(error) else 1)  # as multiprocessing does: onnxruntime's exit would hang
     os._exit(2)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
