@@ -176,9 +176,18 @@ def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
     assert second.fits(Decimal("0.5"))
 
 
-def test_what_others_hold_and_will_not_spend_is_waited_for_first_come_first_served(store: SqliteStore) -> None:
+def test_what_others_hold_and_will_not_spend_is_waited_for_first_come_first_served(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keeper = guard(store, usd_total=1)
-    served: list[str] = []
+    queued, served = asyncio.Semaphore(0), []
+    wait_for_others = keeper.wait_for_others
+
+    async def counted(*arguments: Any) -> bool:
+        queued.release()
+        return await wait_for_others(*arguments)
+
+    monkeypatch.setattr(keeper, "wait_for_others", counted)
 
     async def run() -> None:
         first = keeper.ask_budget(None, "x")
@@ -188,12 +197,13 @@ def test_what_others_hold_and_will_not_spend_is_waited_for_first_come_first_serv
         async def take(name: str) -> None:
             ask_budget = keeper.ask_budget(None, name, (), 60.0)
             await ask_budget.look([Decimal("0.25"), Decimal("0.25")])
+            served.append(name)
             assert ask_budget.fits(Decimal("0.5"))
             assert await ask_budget.reserve("a", Decimal("0.25"))
-            served.append(name)
 
         waiting = [asyncio.ensure_future(take(name)) for name in ("second", "third")]
-        await asyncio.sleep(0.05)
+        for _ in waiting:
+            await asyncio.wait_for(queued.acquire(), 60)
         assert served == []
         first.settle(held, Bill("a", None, Decimal("0.25"), "price"))
         await asyncio.gather(*waiting)
