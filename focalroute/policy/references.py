@@ -91,14 +91,16 @@ def resolve_policy(
     that is unknown is an error, and never serves the cold start in silence.
 
     Raises:
-        ConfigError: a string is none of these.
+        ConfigError: a string is none of these, or the path is a file's.
     """
-    if policy is not None and not isinstance(policy, str | Path):
+    if policy is None or policy == SHIPPED:
+        return None
+    if not isinstance(policy, str | Path):
         raise ConfigError(f"policy: give a folder or a policy's name, got {type(policy).__name__}")
+    if policy not in ALL_BASELINES and Path(policy).is_file():
+        raise ConfigError(f"policy: {policy} is a file; give the folder of the bundles")
     if not isinstance(policy, str):
         return policy
-    if policy == SHIPPED:
-        return None
     there = Path(policy).exists()
     if policy in ALL_BASELINES:
         if there:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from focalroute.core.errors import ConfigError
 from focalroute.core.records import Member, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.baselines import SERVED_BASELINES, Baseline, LogLinearOnline
@@ -74,3 +77,11 @@ def test_one_endpoint_is_a_pool_for_each() -> None:
 @pytest.mark.parametrize("policy", [None, "folder/", "."])
 def test_whatever_is_no_name_is_given_back(policy: str | None) -> None:
     assert resolve_policy(policy, POOL) == policy
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path, kind: type[str | Path]) -> None:
+    """It was only logged, and plurality served."""
+    (tmp_path / "pool.toml").touch()
+    with pytest.raises(ConfigError, match="is a file; give the folder of the bundles"):
+        resolve_policy(kind(tmp_path / "pool.toml"), POOL)
