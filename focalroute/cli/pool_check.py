@@ -33,6 +33,7 @@ from focalroute.store import open_store, require_existing
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 
 _TIMEOUT_S = 10.0
+_WIDEST = 10_000  # characters of a table
 _REFUSED = (401, 403)
 _MOST_NAMES = 1000  # looked through for the one that was meant
 _LONGEST_ADVICE = 160
@@ -374,13 +375,21 @@ def _can(able: Capabilities | None) -> str:
 
 
 def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table whose last column is folded; where that is not enough, it is wider than the terminal."""
     from rich.box import SIMPLE
+    from rich.cells import cell_len
     from rich.console import Console
+    from rich.measure import measure_renderables
     from rich.table import Table
 
     grid = Table(box=SIMPLE)
-    for column in columns:
-        grid.add_column(column, overflow="fold")
+    *whole, folded = zip(columns, *rows, strict=True)
+    for cells in whole:
+        grid.add_column(cells[0], min_width=max(map(cell_len, cells)))
+    grid.add_column(folded[0])
     for row in rows:
         grid.add_row(*row)
-    Console(highlight=False, markup=False).print(grid)
+    console = Console(highlight=False, markup=False)
+    least = measure_renderables(console, console.options.update(max_width=_WIDEST), [grid]).minimum
+    console.width = max(console.width, least)
+    console.print(grid)

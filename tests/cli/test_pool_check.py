@@ -49,6 +49,23 @@ def answering(body: object, status: int = 200) -> Callable[[web.Request, Any], A
     return handler
 
 
+@pytest.mark.parametrize("columns", ["20", "60"])
+def test_a_table_is_whole_on_a_narrow_terminal(
+    open_pool: SimulatedPool,
+    tmp_path: Path,
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It was a column of single letters, without the endpoints."""
+    (tmp_path / "pool.toml").write_text(pool_toml(open_pool.endpoints))
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run(monkeypatch, "pool", "check", str(tmp_path / "pool.toml")) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["swift-24b", "yes", "none", "yes", "known", "unknown:"] in lines
+    assert ["pool"] in lines or ["pool", "probe"] in lines
+
+
 def test_a_pool_that_can_be_asked_needs_nothing(
     open_pool: SimulatedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
