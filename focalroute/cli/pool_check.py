@@ -8,7 +8,6 @@ import json
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from focalroute.core.config import Endpoint
+from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.records import Failure
@@ -157,7 +157,7 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
 def check_pool(endpoints: Sequence[Endpoint], store: Store | None = None) -> list[Checked]:
     """Ask each service for its list of models, which is free, all at a time."""
     places = {_place(one): one for one in endpoints if _unusable(one) is None}
-    with ThreadPoolExecutor(max_workers=16) as workers:
+    with DaemonThreads(16, "focalroute-check") as workers:
         services = dict(zip(places, workers.map(_service, places.values()), strict=True))
     return [_check(one, services.get(_place(one)), store) for one in endpoints]
 

@@ -15,7 +15,6 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from focalroute.core.config import Dialect, Endpoint, Price
+from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.dollars import parse_decimal
 from focalroute.core.errors import ConfigError
 from focalroute.core.proxies import proxy_of
@@ -148,7 +148,7 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
         headers |= {"x-api-key": key.get_secret_value(), "anthropic-version": "2023-06-01"}
     elif key:
         headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop of its own
+    with DaemonThreads(1, "focalroute-models") as thread:  # the caller may have an event loop of its own
         body = thread.submit(asyncio.run, _download(endpoint, headers, timeout_s)).result()
     try:
         found: object = json.loads(body, parse_float=Decimal)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from focalroute.sim import SimulatedPool, default_models
 from focalroute.sim.process import pool_toml
 from tests.cli.test_batch import run
 from tests.conftest import StartPool
+from tests.interruptible import heed_interrupts
 from tests.loopback import json_reply, serving
 
 FREE = {"input_usd_per_1m": 0, "output_usd_per_1m": 0}
@@ -214,3 +219,29 @@ def test_what_the_file_says_of_its_features_is_found(open_pool: SimulatedPool) -
     assert found.source == "pool file"
     assert found.capabilities is not None
     assert found.capabilities.top_logprobs == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGINT")
+def test_an_interrupt_ends_it_at_once_where_a_service_hangs(tmp_path: Path) -> None:
+    """The thread with the listing was waited for, up to its timeout."""
+
+    async def hanging(*_: Any) -> web.StreamResponse:
+        await asyncio.sleep(120)
+        return json_reply({})
+
+    code = """
+import sys
+from focalroute.cli import app, pool_check
+from focalroute.money import prices
+pool_check._TIMEOUT_S = prices._LONGEST_S = 600
+sys.argv[1:1] = ["pool", "check"]
+app.main()
+"""
+    pool = tmp_path / "pool.toml"
+    with serving(hanging) as server:
+        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"')
+        command = [sys.executable, "-c", code, str(pool)]
+        process = subprocess.Popen(command, preexec_fn=heed_interrupts)
+        assert server.arrived.wait(30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
