@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path, nargs="?")
     parser.add_argument("--pool", type=Path)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--size", type=int, default=3000, help="of a made-up log")
     given = parser.parse_args()
     runs: dict[str, list[ReplayResult]] = {}
