@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +28,7 @@ _Stamp = tuple[tuple[int, int] | None, tuple[int, int] | None]
 CHALLENGER_SHARE = 0.5
 
 _CHECK_EVERY_S = 1.0
+_FALLBACK = "the plurality of the three cheapest endpoints"
 
 
 class PolicySlot:
@@ -73,22 +74,26 @@ class PolicySlot:
             )
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
-        served = slot._try(
-            lambda: cold() if root is None or (slot._seen[0] is None and not versions(root)) else load_served(root)
-        )
-        if root is not None and not served:
-            slot._serve_last_good(root)
+        try:
+            empty = root is None or (slot._seen[0] is None and not versions(root))
+            slot.current = cold() if root is None or empty else load_served(root)
+        except PolicyError as error:
+            slot.error = error
+            instead = f"{_FALLBACK} serves instead"
+            if root is not None and slot._serve_last_good(root):
+                instead = f"version {slot.current.version} serves instead (publish again, or roll back to it)"
+            _log.error("a policy cannot be served, so %s: %s", instead, error)
         slot._load_challenger()
         return slot
 
-    def _serve_last_good(self, root: str | Path) -> None:
+    def _serve_last_good(self, root: str | Path) -> bool:
         with suppress(PolicyError):  # that of the current version stays the reason
             broken = current(root)
             for version in (version for version in reversed(versions(root)) if version < broken):
                 with suppress(PolicyError):
                     self.current = load_served(root, version)
-                    _log.error("version %d serves instead; publish again, or roll back to it", version)
-                    return
+                    return True
+        return False
 
     @property
     def name(self) -> str | None:
@@ -131,7 +136,7 @@ class PolicySlot:
             stamp = self._stamp()  # before loading: what is published meanwhile is not missed
             if stamp == self._seen:
                 return False
-            swapped = stamp[0] != self._seen[0] and self._try(lambda: load_served(root))
+            swapped = stamp[0] != self._seen[0] and self._try(root)
             self._seen = stamp
             self._load_challenger()
             return swapped
@@ -157,12 +162,13 @@ class PolicySlot:
         """Wait for a refresh under way (milliseconds) and let go of the thread. Idempotent."""
         self._worker.shutdown()
 
-    def _try(self, policy: Callable[[], Served]) -> bool:
+    def _try(self, root: Path) -> bool:
         try:
-            self.swap(policy())
+            self.swap(load_served(root))
         except PolicyError as error:
             self.error = error
-            _log.error("a policy cannot be served, version %d stays: %s", self.current.version, error)
+            old = _FALLBACK if isinstance(self.current, Fallback) else f"version {self.current.version}"
+            _log.error("a policy cannot be served, %s stays: %s", old, error)
             return False
         return True
 

@@ -64,7 +64,14 @@ def test_a_broken_folder_serves_the_fallback_and_says_why(tmp_path: Path, caplog
     slot = PolicySlot.open(tmp_path)
     assert slot.current.version == FALLBACK
     assert "decider.onnx" in str(slot.error)
-    assert len(caplog.records) == 1
+    again(tmp_path, parent=1)
+    (tmp_path / "v000002" / "decider.onnx").unlink()
+    assert not slot.refresh()
+    start, refresh = [record.message for record in caplog.records]
+    assert start.startswith(
+        "a policy cannot be served, so the plurality of the three cheapest endpoints serves instead: "
+    )
+    assert refresh.startswith("a policy cannot be served, the plurality of the three cheapest endpoints stays: ")
 
 
 def test_at_a_start_the_newest_good_version_before_a_broken_one_serves(
@@ -79,7 +86,8 @@ def test_at_a_start_the_newest_good_version_before_a_broken_one_serves(
     slot = PolicySlot.open(tmp_path)
     assert slot.current.version == 2
     assert "v000004/manifest.json" in str(slot.error)
-    assert "version 2 serves instead" in caplog.text
+    (record,) = caplog.records
+    assert record.message.startswith("a policy cannot be served, so version 2 serves instead (publish again, or roll ")
 
 
 def test_a_file_in_place_of_the_folder_serves_the_fallback_and_says_why(tmp_path: Path) -> None:
