@@ -187,11 +187,7 @@ def make_query(
         raise ConfigError("query: give the question as text, or messages=; one of them")
     asked = _messages(query if messages is None else messages, system)
     if params:
-        called = params.get("tools") or ()
-        if not isinstance(called, list | tuple) or not all(isinstance(tool, Mapping) for tool in called):
-            raise ConfigError(
-                'tools: give a list of {"type": "function", "function": {"name": ..., "parameters": ...}}'
-            )
+        _check_tools(params.get("tools") or ())
         params = _copied("params", params)
         _check_counts(params)
         _check_tool_choice(params)
@@ -321,6 +317,22 @@ def _check_counts(params: Mapping[str, Any]) -> None:
         count = params.get(name, 1)
         if type(count) is not int or not 1 <= count <= _LARGEST_COUNT:
             raise ConfigError(f"params: {name}: give a whole number from 1 to {_LARGEST_COUNT}")
+
+
+def _check_tools(tools: object) -> None:
+    """Refuse functions that cannot be called; what kinds of tools a service has besides them, it knows itself."""
+    form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ConfigError(f"tools: give a list of {form}")
+    for number, tool in enumerate(tools, 1):
+        if tool.get("type", "function") != "function":
+            continue
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            raise ConfigError(f"tools: number {number}: function.name: give the function's name, as in {form}")
+        if not isinstance(function.get("parameters", {}), Mapping):
+            raise ConfigError(f"tools: number {number}: function.parameters: give a JSON schema, or leave it out")
 
 
 def _check_tool_choice(params: Mapping[str, Any]) -> None:

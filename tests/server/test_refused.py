@@ -51,6 +51,7 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"stop": 5}, "stop", "give text"),
         ({"stream": "yes"}, "stream", "give true or false"),
         ({"tools": "add"}, "tools", "give a list"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools", "number 1: function.name"),
         ({"tool_choice": 5}, "tool_choice", "give a name or an object"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [call_of("add")], "tool_choice": call_of("sub")}, "tool_choice", "not among the tools"),

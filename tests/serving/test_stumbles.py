@@ -37,6 +37,7 @@ from tests.conftest import StartPool
 from tests.loopback import Server, completion, json_reply, serving, sse
 
 QUESTION = "What is 17 + 25?"
+ADD = {"type": "function", "function": {"name": "add"}}
 KEY = "sk-typed0KEY1never2to3be4seen"
 #: As a user writes them who runs no type checker.
 endpoint_class: Any = Endpoint
@@ -124,6 +125,11 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"max_usd": "five"}, "max_usd: give a positive amount of USD"),
         ({"tools": [print]}, 'tools: give a list of {"type": "function"'),
         ({"tools": {"type": "function"}}, 'tools: give a list of {"type": "function"'),
+        ({"tools": [{"type": "function"}]}, "tools: number 1: function.name: give the function's name, as in {"),
+        ({"tools": [{"type": "function", "name": "add"}]}, "tools: number 1: function.name"),
+        ({"tools": [{"name": "add", "input_schema": {}}]}, "tools: number 1: function.name"),
+        ({"params": {"tools": [ADD, {"function": {"name": ""}}]}}, "tools: number 2: function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "add", "parameters": [1]}}]}, "function.parameters"),
         ({"answer": Opaque}, "answer: Opaque has no JSON schema (Unable to generate"),
     ],
     ids=str,
