@@ -203,6 +203,8 @@ def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> in
 
 
 def _text(label: Any, kind: AnswerKind | None) -> str:
+    if not isinstance(label, str | int | float):
+        raise ConfigError(f"label: give one text or number, not {str(label)[:40]}")
     form = normal_form(str(label), kind)
     if form is None:
         raise ConfigError("label: holds no answer of the kind asked for; correct it, or the kind")

@@ -100,6 +100,8 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?", "choices": ["red"], "label": 0}, "choices: a closed question needs at least 2"),
         ({"prompt": " ", "label": "x"}, "query: is empty"),
         ({"messages": 7, "label": "x"}, "query: give"),
+        ({"prompt": "?", "label": ["Paris", "paris"]}, "label: give one text or number"),
+        ({"prompt": "?", "label": {"text": ["Paris"]}}, "label: give one text or number"),
         ([1], "is not an object"),
     ],
 )
