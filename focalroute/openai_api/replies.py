@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from focalroute.core.receipts import Answer, Call, Receipt
 from focalroute.core.records import Failure, Usage
 from focalroute.openai_api import answer_id_of, completion_id
+from focalroute.openai_api.refusals import Refused
 from focalroute.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
 
 _CUT = ("length", "content_filter")
@@ -67,6 +68,22 @@ class Chunks:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         usage = {"usage": None} if self._request.include_usage else {}
         return json.dumps({**self._head, "choices": [choice], **usage, **rest}, default=str)
+
+
+def model_list(created: int) -> dict[str, Any]:
+    """Return the list of the one model there is; ``created`` is Unix time."""
+    return {"object": "list", "data": [model(MODEL, created)]}
+
+
+def model(name: str, created: int) -> dict[str, Any]:
+    """Return the model of this name.
+
+    Raises:
+        Refused: there is none.
+    """
+    if name != MODEL:
+        raise Refused(404, f"model: there is only {MODEL!r} here", param="model", code="model_not_found")
+    return {"id": MODEL, "object": "model", "created": created, "owned_by": "focalroute"}
 
 
 def feedback_taken(request: FeedbackRequest) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from focalroute.core.receipts import Answer
 from focalroute.core.services import LOOPBACK
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
-from focalroute.openai_api.replies import DONE, completion, events, feedback_taken
-from focalroute.openai_api.requests import MODEL, ChatRequest, parse_json, read_chat, read_feedback
+from focalroute.openai_api.replies import DONE, completion, events, feedback_taken, model, model_list
+from focalroute.openai_api.requests import ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
 from focalroute.serving.ensemble import AsyncEnsemble
@@ -294,15 +294,10 @@ class Service:
         return _json(feedback_taken(feedback))
 
     async def _models(self, _: Request) -> Response:
-        return _json({"object": "list", "data": [self._served()]})
+        return _json(model_list(self._created))
 
     async def _model(self, request: Request) -> Response:
-        if request.path_params["model"] != MODEL:
-            raise Refused(404, f"model: there is only {MODEL!r} here", param="model", code="model_not_found")
-        return _json(self._served())
-
-    def _served(self) -> dict[str, Any]:
-        return {"id": MODEL, "object": "model", "created": self._created, "owned_by": "focalroute"}
+        return _json(model(request.path_params["model"], self._created))
 
     async def _metrics_text(self, request: Request) -> Response:
         caller: Caller | None = request.state.caller

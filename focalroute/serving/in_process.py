@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from focalroute.core.errors import FocalrouteError
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, refusal_of
-from focalroute.openai_api.replies import completion, events, feedback_taken
+from focalroute.openai_api.replies import completion, events, feedback_taken, model, model_list
 from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
 
 if TYPE_CHECKING:
@@ -142,7 +143,11 @@ async def _reply(ensemble: AsyncEnsemble, path: str, body: bytes) -> _Reply:
                 feedback = read_feedback(parse_json(body))
                 await ensemble.feedback(feedback.id, **feedback.said)
                 return _json(200, feedback_taken(feedback))
-        raise Refused(404, f"an ensemble answers chat completions and feedback, not {path}", code="not_found")
+            case "/v1/models":
+                return _json(200, model_list(int(time.time())))
+        if path.startswith("/v1/models/"):
+            return _json(200, model(path.removeprefix("/v1/models/"), int(time.time())))
+        raise Refused(404, f"an ensemble answers chat completions, feedback and models, not {path}", code="not_found")
     except FocalrouteError as error:
         refused = refusal_of(error)
     except Refused as error:

@@ -135,6 +135,14 @@ def test_errors_are_those_of_the_openai_library(
         create(**{"model": "focalroute", "messages": QUESTION, **asked})
 
 
+def test_the_one_model_is_listed(ensemble: Ensemble) -> None:
+    client = ensemble.as_openai()
+    assert [model.id for model in client.models.list()] == ["focalroute"]
+    assert client.models.retrieve("focalroute").owned_by == "focalroute"
+    with pytest.raises(openai.NotFoundError, match="only 'focalroute'"):
+        client.models.retrieve("gpt-5")
+
+
 def test_what_an_ensemble_cannot_do_is_said(ensemble: Ensemble) -> None:
     with pytest.raises(openai.NotFoundError, match="chat completions"):
         ensemble.as_openai().embeddings.create(model="focalroute", input="text")
