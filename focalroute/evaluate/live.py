@@ -221,7 +221,7 @@ def live_command(
     """
     if queries is None:
         raise ConfigError("--queries: give the file of queries that --live is to ask")
-    output.check_writable(json_file)
+    output.check_writable(json_file, queries, pool)
     options = options or LiveOptions()
     scorer = None if options.quality is None else metric(options.quality)
     asked = read_queries(queries, answer=options.answer, quality=scorer)

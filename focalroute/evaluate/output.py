@@ -16,14 +16,22 @@ if TYPE_CHECKING:
 STANDARD_OUTPUT = Path("-")
 
 
-def check_writable(file: Path | None) -> None:
+def check_writable(file: Path | None, *used: str | Path | None) -> None:
     """Before the long work, as far as that can be known.
 
+    Args:
+        file: to be written; None: none is.
+        used: the files that are read, or also written.
+
     Raises:
-        ConfigError: it is a folder, or in one that does not exist.
+        ConfigError: it is a folder, in one that does not exist, or a file that is used.
     """
-    if file not in (None, STANDARD_OUTPUT) and (file.is_dir() or not file.parent.is_dir()):
+    if file is None or file == STANDARD_OUTPUT:
+        return
+    if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"{file}: cannot be written: give a file in a folder that exists")
+    if any(file.resolve() == Path(other).resolve() for other in used if other is not None):
+        raise ConfigError(f"{file}: is read or written for something else, too; give another name")
 
 
 def write_file(file: Path, content: str | bytes) -> None:

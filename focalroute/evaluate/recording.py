@@ -56,6 +56,8 @@ def read_table(
     if skip_bad_rows:
         bad_rows = []
     table = join(read_log(log, bad_rows=bad_rows), file, log)
+    if not table.there.any():
+        raise ConfigError(f"{log}: outputs: no query has any; record them with focalroute collect")
     table = replace(table, bad_rows=len(bad_rows or ()))
     embedder = embedder or embedder_from_pool_file(file, pool)
     if embedder is not None:

@@ -239,8 +239,8 @@ def evaluate_command(
     Raises:
         ConfigError: an option, the log or the pool is wrong, a file cannot be written, or the page's extra is missing.
     """
-    for file in (json_file, html_file):
-        output.check_writable(file)
+    output.check_writable(json_file, log, pool, html_file)
+    output.check_writable(html_file, log, pool)
     if html_file is not None:
         check_extra()
     with open_engine(engine) as opened:

@@ -20,7 +20,7 @@ from focalroute.evaluate.table import split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold, load
 from focalroute.policy.references import load_reference
-from tests.evaluate.logs import stream, write_log, write_pool
+from tests.evaluate.logs import closed, stream, write_log, write_pool
 from tests.policies import ask_everybody
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
@@ -273,6 +273,27 @@ def test_cost_ratios_are_numbers_separated_by_commas(text: str) -> None:
     assert cost_ratios("0.2, 0.5") == (0.2, 0.5)
     with pytest.raises(ConfigError, match="operating_points: give numbers"):
         cost_ratios(text)
+
+
+def test_a_log_without_any_output_is_refused(tmp_path: Path) -> None:
+    """A table of zeros came of it."""
+    log = write_log(tmp_path / "log.jsonl", [closed(n, {}) for n in range(10)])
+    with pytest.raises(ConfigError, match=r"log.jsonl: outputs: no query has any; record them with focalroute collect"):
+        evaluate_command(log, write_pool(tmp_path / "pool.toml", {"a": 1.0}))
+
+
+@pytest.mark.parametrize("used", ["log.jsonl", "pool.toml", "sub/../log.jsonl", "report.html"])
+def test_nothing_that_is_read_is_written_over_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str
+) -> None:
+    """A log is paid for."""
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    for file in ("log.jsonl", "pool.toml"):
+        Path(file).write_text("as it was")
+    with pytest.raises(ConfigError, match="is read or written for something else, too; give another name"):
+        evaluate_command(Path("log.jsonl"), Path("pool.toml"), json_file=Path(used), html_file=Path("report.html"))
+    assert [Path(file).read_text() for file in ("log.jsonl", "pool.toml")] == ["as it was"] * 2
 
 
 @pytest.mark.parametrize("option", ["json_file", "html_file"])

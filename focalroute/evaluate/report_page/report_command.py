@@ -139,7 +139,7 @@ def report_command(
         StoreError: the store cannot be read.
     """
     check_extra()
-    check_writable(out)
+    check_writable(out, evaluation, store)
     updates, written = None, f"{out}: written"
     if policy is not None:
         updates = _updates(policy)

@@ -263,6 +263,8 @@ def test_the_command_writes_page_and_drawings(written: dict[str, Any]) -> None:
         ({"evaluation": "text"}, "text: is not JSON"),
         ({"store": "none.db"}, "none.db: there is no such store"),
         ({"store": "s.db", "out": "nowhere/page.html"}, "cannot be written"),
+        ({"store": "s.db", "out": "s.db"}, "s.db: is read or written for something else, too"),
+        ({"evaluation": "text", "out": "text"}, "text: is read or written for something else, too"),
         ({"store": "s.db", "policy": "nowhere"}, "nowhere: there is no such folder"),
         ({"store": "s.db", "png": "text"}, "text: cannot be made"),
     ],
