@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class DaemonThreads(Executor):
-    """Runs work on up to ``most`` threads. Shutting it down waits for nothing; what is under way goes on while the program runs."""
+    """Runs work on up to ``most`` threads. Shutting it down waits for nothing."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
