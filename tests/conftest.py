@@ -1,7 +1,7 @@
 """Simulated pools for all tests: each starts once in a test process and is reset for every test that asks for it.
 
 And a garbage collector that looks at what tests make, not at the modules and thousands of tests that are loaded; and a
-Hypothesis that fails no test because the machine is slow.
+Hypothesis that draws the same every time, and fails no test because the machine is slow.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from focalroute.sim import SimulatedModel, SimulatedPool
 
 StartPool = Callable[..., SimulatedPool]
 
-settings.register_profile("any machine", settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]))
-settings.load_profile("any machine")
+settings.register_profile(
+    "steady", settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+)
+settings.load_profile("steady")
 
 
 def pytest_collection() -> None:

@@ -6,13 +6,11 @@ from decimal import getcontext, localcontext
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from focalroute.answers import KINDS, candidate_key, normal_form, normaliser
 from focalroute.core.errors import ConfigError
-
-STEADY = settings(derandomize=True)
 
 ANY_TEXT = st.text(st.characters(), max_size=80)  # lone surrogates included
 
@@ -143,7 +141,6 @@ def test_open_text_is_equal_up_to_spacing_only() -> None:
     assert normal_form(" \n", "text") is None
 
 
-@STEADY
 @given(text=ANY_TEXT, kind=st.sampled_from([*KINDS, None]))
 @example(text="answer: answer: x", kind="short")
 @example(text="answer is_", kind="short")
@@ -157,14 +154,12 @@ def test_a_form_never_raises_and_is_its_own_form(text: str, kind: str | None) ->
 NUMBER_LIKE = st.text("0123456789.,-+eE^$ ", max_size=40)
 
 
-@STEADY
 @given(NUMBER_LIKE)
 def test_the_form_of_anything_like_a_number_is_its_own_form(text: str) -> None:
     form = normal_form(text, "number")
     assert form is None or normal_form(form, "number") == form
 
 
-@STEADY
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**12), max_value=10**12))
 def test_however_a_number_is_written_its_form_is_the_same(value: Any) -> None:
     written = {f"{value}", f"{value:f}", f"{value:,}", f"about {value:e} units", f"{value:f}000"}
@@ -182,7 +177,6 @@ def test_an_unknown_kind_says_which_there_are(kind: Any) -> None:
         normaliser(kind)
 
 
-@STEADY
 @given(ANY_TEXT, ANY_TEXT)
 def test_a_key_names_its_candidate_in_16_digits_and_tells_others_apart(one: str, other: str) -> None:
     assert len(candidate_key(one)) == 16

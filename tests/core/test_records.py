@@ -8,13 +8,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.core.receipts import Answer, Call, Receipt
 from focalroute.core.records import Failure, Reply, Usage
-
-STEADY = settings(derandomize=True)
 
 
 def test_usage_adds_up_field_by_field() -> None:
@@ -34,7 +32,6 @@ USAGES = st.builds(
 )
 
 
-@STEADY
 @given(USAGES, USAGES, USAGES)
 def test_adding_usage_is_associative_and_commutative(a: Usage, b: Usage, c: Usage) -> None:
     assert (a + b) + c == a + (b + c)
@@ -104,7 +101,6 @@ def test_a_receipt_goes_through_json_with_money_as_decimal_strings() -> None:
     assert set(read["calls"][0]) == {field.name for field in dataclasses.fields(Call)}
 
 
-@STEADY
 @given(st.none() | st.decimals(0, 10**6, allow_nan=False, allow_infinity=False))
 def test_no_digit_of_the_cost_is_lost_in_json(cost: Decimal | None) -> None:
     read = json.loads(receipt(cost=cost).to_json())["cost"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.answers import candidate_key, normal_form
@@ -18,8 +18,6 @@ from focalroute.core.records import Evidence, Feedback, Masses, Member, Outcome,
 from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of, unjudged
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
-
-STEADY = settings(derandomize=True)
 
 
 def stored(
@@ -125,7 +123,6 @@ def test_a_whole_number_labels_a_free_form_question_as_its_text_does() -> None:
     assert label_key(7, FREE) == label_key("7", FREE)
 
 
-@STEADY
 @given(st.text(st.characters(), max_size=30), st.sampled_from(["number", "short", "text"]))
 def test_a_label_and_a_reply_of_the_same_text_are_the_same_answer(text: str, kind: str) -> None:
     form = normal_form(text, kind)
@@ -225,7 +222,6 @@ def test_a_wrong_answer_that_was_held_for_certain_leaves_the_others_even() -> No
     assert told(certain, reward=-1.0).right == {"a": 0.0, "b": 0.5}
 
 
-@STEADY
 @given(st.lists(st.floats(1e-6, 1), min_size=2, max_size=8), st.data())
 def test_inferred_values_are_probabilities_that_add_up_to_one(masses: list[float], data: st.DataObject) -> None:
     q = tuple(mass / sum(masses) for mass in masses)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.core.config import Endpoint
@@ -16,8 +16,6 @@ from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
 from focalroute.money import cost
 from focalroute.money.cost import Bill, UsualCost, bill_of, cost_of, total, typical_cost
-
-STEADY = settings(derandomize=True)
 
 ZERO = Decimal(0)
 
@@ -125,7 +123,6 @@ def request(content: Any = "hi", *, max_tokens: int | None = 10, n: int = 1, **r
 MONEY = st.decimals(0, 100, places=4)
 
 
-@STEADY
 @given(
     text=st.text(max_size=50),
     prices=st.tuples(MONEY, MONEY, st.none() | MONEY),

@@ -24,7 +24,7 @@ def paid(pacer: Pacer, cost: float) -> None:
     pacer.end(Decimal(repr(cost)))
 
 
-@settings(derandomize=True, max_examples=5)
+@settings(max_examples=5)
 @given(
     response=st.builds(
         Response,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.core.records import F32, Decision
@@ -60,7 +60,6 @@ def replayed(
     return Decision(1, must_pick, heads, tuple(could), p, so_far, None) if len(so_far) == len(picked) else None
 
 
-@settings(derandomize=True)
 @given(
     st.lists(st.floats(-9, 6), min_size=1, max_size=6),
     st.data(),
@@ -86,7 +85,6 @@ def test_the_probabilities_of_all_possible_decisions_sum_to_one(
     assert total == pytest.approx(1, abs=1e-9)
 
 
-@settings(derandomize=True)
 @given(st.lists(st.floats(-6, 6), min_size=1, max_size=12), st.integers(0, 2**32), st.booleans())
 def test_a_sampled_decision_stores_its_own_log_probability(z: list[float], seed: int, must_pick: bool) -> None:
     decision = sample(logits_of(*z), lambda i, picked: i + len(picked) < len(z), must_pick, seed)
@@ -245,7 +243,6 @@ def test_the_same_seed_decides_the_same() -> None:
     assert len({sample(logits, seed=s).picked for s in range(20)}) > 5
 
 
-@settings(derandomize=True)
 @given(st.lists(st.floats(-12, 12), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_where_one_is_picked_it_is_exactly_one_with_the_probability_that_is_stored(z: list[float], seed: int) -> None:
     """All of them sum to 1, in any order of visiting, and each is left a share of the exploration."""

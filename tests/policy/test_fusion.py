@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.policy.decider import posterior
@@ -13,7 +13,6 @@ def test_posterior_is_the_softmax() -> None:
     assert posterior([0.0, math.log(2), math.log(5)]) == pytest.approx([1 / 8, 2 / 8, 5 / 8])
 
 
-@settings(derandomize=True)
 @given(
     st.lists(
         st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100),

@@ -90,7 +90,7 @@ class Model:
         )
 
 
-@settings(derandomize=True, max_examples=15)
+@settings(max_examples=15)
 @given(steps=STEPS)
 def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(steps: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def test_any_interleaving_of_reserve_settle_release_and_crash_keeps_every_limit(
 
 
 def test_any_interleaving_keeps_every_limit_in_redis_too(redis_server: RedisServer) -> None:
-    @settings(derandomize=True, max_examples=15)
+    @settings(max_examples=15)
     @given(steps=STEPS)
     def hold_to_it(steps: list[tuple[Any, ...]]) -> None:
         interleave(RedisEngine(redis_server.url), steps)
