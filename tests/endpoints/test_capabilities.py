@@ -269,8 +269,8 @@ def test_checks_keep_to_the_limits_and_are_not_repeated_at_once_where_they_fail(
 
 @pytest.mark.parametrize("dialect", ["openai", "vllm", "deepinfra", "gpt-5", "deepseek-r1"])
 def test_the_first_closed_question_takes_hardly_longer_than_the_second(dialect: DialectName) -> None:
-    """Of three endpoints that take 300 ms; nothing is loaded, and nothing is found out, while it waits."""
-    models = [SimulatedModel(name, skill=1.0, latency_s=0.3) for name in ("a", "b", "c")]
+    """Of three endpoints that take 600 ms; nothing is loaded, and nothing is found out, while it waits."""
+    models = [SimulatedModel(name, skill=1.0, latency_s=0.6) for name in ("a", "b", "c")]
 
     def longer() -> float:
         with Ensemble(pool.endpoints, policy="plurality") as ensemble:

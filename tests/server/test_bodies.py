@@ -57,7 +57,7 @@ QUICK = ("long keys", "deep lists", "messages", "asked: text parts")
     "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in [*HOSTILE, *ASKED]]
 )
 def test_no_body_within_the_bounds_holds_the_event_loop(start_pool: StartPool, kind: str) -> None:
-    """What is promised is 100 ms, of a machine that does nothing else: about two controls."""
+    """An idle machine is promised 100 ms, which is about two controls."""
     body, endpoints = {**HOSTILE, **ASKED}[kind](), start_pool([SimulatedModel("e")]).endpoints
     assert_measured_at_most(4, lambda: longest_hold(body, endpoints))
 
