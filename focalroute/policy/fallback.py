@@ -18,6 +18,9 @@ from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Der, Sequential
 #: The policy version stamped on answers that no policy decided.
 FALLBACK = -1
 
+#: What it does, as messages name it.
+FALLBACK_NAME = "the plurality of the three cheapest endpoints"
+
 _MEMBERS = 3
 _FIRST = slices(CONTEXT)["first"]
 _ANSWERED = slices(STEP)["answered"].start

@@ -16,7 +16,7 @@ from focalroute.core.errors import PolicyError
 from focalroute.core.records import Outcome
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.bundle import CHALLENGER, CURRENT, Policy, challenger, cold, current, load, versions
-from focalroute.policy.fallback import Fallback, Served
+from focalroute.policy.fallback import FALLBACK_NAME, Fallback, Served
 from focalroute.policy.publish import install
 from focalroute.policy.sequential import load_served
 
@@ -28,7 +28,6 @@ _Stamp = tuple[tuple[int, int] | None, tuple[int, int] | None]
 CHALLENGER_SHARE = 0.5
 
 _CHECK_EVERY_S = 1.0
-_FALLBACK = "the plurality of the three cheapest endpoints"
 
 
 class PolicySlot:
@@ -79,7 +78,7 @@ class PolicySlot:
             slot.current = cold() if root is None or empty else load_served(root)
         except PolicyError as error:
             slot.error = error
-            instead = f"{_FALLBACK} serves instead"
+            instead = f"{FALLBACK_NAME} serves instead"
             if root is not None and slot._serve_last_good(root):
                 instead = f"version {slot.current.version} serves instead (publish again, or roll back to it)"
             _log.error("a policy cannot be served, so %s: %s", instead, error)
@@ -167,7 +166,7 @@ class PolicySlot:
             self.swap(load_served(root))
         except PolicyError as error:
             self.error = error
-            old = _FALLBACK if isinstance(self.current, Fallback) else f"version {self.current.version}"
+            old = FALLBACK_NAME if isinstance(self.current, Fallback) else f"version {self.current.version}"
             _log.error("a policy cannot be served, %s stays: %s", old, error)
             return False
         return True

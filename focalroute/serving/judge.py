@@ -16,12 +16,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from focalroute.core.config import Endpoint, is_number
+from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError
 from focalroute.core.event_loops import Background
 from focalroute.core.pool import validate_pool
@@ -250,22 +250,20 @@ def _ended_by(error: BaseException) -> FeedbackError:
 
 async def _on_thread(work: Callable[[], Any]) -> Any:
     """Run it on a daemon thread: a pool's threads are waited for at the end, however long they take."""
-    done: Future[Any] = Future()
-    done.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
-    def run() -> None:
+    def run() -> Any:
         try:
-            done.set_result(context.run(work))
+            return context.run(work)
         except StopIteration as error:  # cannot be the outcome of asyncio's futures
-            done.set_exception(_ended_by(error))
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            done.set_exception(error)
+            raise _ended_by(error) from None
+        except Exception:
+            raise
         except BaseException as error:  # noqa: BLE001 - it would end the event loop
-            done.set_exception(_ended_by(error))
+            raise _ended_by(error) from None
 
-    threading.Thread(target=run, name="focalroute-judge", daemon=True).start()
-    return await asyncio.wrap_future(done)
+    with DaemonThreads(1, "focalroute-judge") as thread:
+        return await asyncio.wrap_future(thread.submit(run))
 
 
 def _grading_query(query: Query, answer: Answer, judge: Judge, worst_first: bool) -> Query:

@@ -328,8 +328,10 @@ def _check_tools(tools: object) -> None:
         if tool.get("type", "function") != "function":
             continue
         function = tool.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        if not isinstance(function, Mapping):
+            function = {}
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
             raise ConfigError(f"tools: number {number}: function.name: give the function's name, as in {form}")
         if not isinstance(function.get("parameters", {}), Mapping):
             raise ConfigError(f"tools: number {number}: function.parameters: give a JSON schema, or leave it out")

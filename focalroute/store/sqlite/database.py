@@ -222,7 +222,8 @@ class OpenedFile:
     another was copied over, it mixes the two.
 
     Args:
-        path: absolute; the database must be open. One that leads to no file is not checked, nor is None.
+        path: absolute. One that leads to no file is not checked, nor is None.
+        db: the open database.
     """
 
     def __init__(self, path: Path | None, db: sqlite3.Connection) -> None:
@@ -230,7 +231,7 @@ class OpenedFile:
         self._mark: Mark | None = None
         with contextlib.suppress(*FAILURES):  # `verify` says what is wrong
             mark = read_mark(db)
-            self._mark = mark and Mark(mark.store)
+            self._mark = mark and Mark(mark.store)  # of no commits: the file may lack those that are in the log
         self._changed_at: int | None = None
         files = [] if path is None else [path, Path(f"{os.path.realpath(path)}-wal")]
         self._identities = [(file, found) for file in files if (found := _identity(file)) is not None]
