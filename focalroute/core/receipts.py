@@ -231,7 +231,8 @@ class Answer(Generic[T_co]):
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown; 0 where it is ``cached``.
         cached: whether an identical question had it before; id, receipt and replies are from then.
-        durable: whether the store has it; False only if the store failed (feedback for it is then impossible).
+        durable: whether the store has it; False: it failed, or had not committed it by the deadline. Unless it still
+            comes, feedback is not possible.
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
         tool_calls: the tools to be called, in OpenAI's shape, as one member called them; none where the answer is text.

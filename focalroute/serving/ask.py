@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections import Counter
@@ -41,7 +42,7 @@ class Ask:
     """The state of one ask.
 
     Attributes:
-        deadline: in the running loop's time.
+        deadline: for replies, in the running loop's time.
         rng: what its decisions are sampled with.
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
@@ -56,6 +57,7 @@ class Ask:
         embedding_error: why there are no features of its text; empty: there are, or it has no text.
         stream_sink: takes the pieces of the answer as they come; None: it is not streamed.
         time_price: what waiting costs; None: nothing, as where nets do not decide whom to ask together.
+        due: by when the answer is given, in the running loop's time.
     """
 
     query: Query
@@ -76,6 +78,7 @@ class Ask:
     embedding_error: str = ""
     stream_sink: StreamSink | None = None
     time_price: TimePrice | None = None
+    due: float = math.inf
 
     def price_time(self, price: TimePrice) -> None:
         """Let waiting cost this from now on."""

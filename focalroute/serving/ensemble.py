@@ -8,7 +8,7 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError, StoreError
+from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
@@ -60,7 +60,7 @@ from focalroute.serving.telemetry import make_recorder
 from focalroute.serving.time_price import TimePrice
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
-from focalroute.store.base import StoredAnswer
+from focalroute.store.base import LedgerRow, StoredAnswer
 from focalroute.store.write_batcher import WriteBatcher
 
 if TYPE_CHECKING:
@@ -352,7 +352,8 @@ class AsyncEnsemble:
         self._slot.refresh_soon()
         self._observer.adopt(self._slot.current.experience)
         ask_budget = self._guard.ask_budget(query.max_usd, query.id, query.tags, deadline_s)
-        deadline = asyncio.get_running_loop().time() + deadline_s - min(_LAST_S, deadline_s / 100)
+        due = asyncio.get_running_loop().time() + deadline_s
+        deadline = due - min(_LAST_S, deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
         policy, rival = self._slot.draw(rng)
         if (turn := self._gates.here().enter()) is not None:
@@ -371,6 +372,7 @@ class AsyncEnsemble:
             ),
             ask_budget=ask_budget,
             deadline=deadline,
+            due=due,
             rng=rng,
             started=started,
             embedding_error=text.missing,
@@ -390,22 +392,38 @@ class AsyncEnsemble:
         return random.Random(f"{self._settings.seed} {next(self._asks)}")  # noqa: S311 - no secret
 
     async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
-        """Commit an answer, and start what follows one in the background; where the store fails it is not durable."""
+        """Commit an answer until it is due; where the store fails, or takes longer, it is not durable."""
         bills = ask.ask_budget.unwritten
+        written = self._write_batcher.write((row, *bills))
+        on_written = partial(self._on_written, ask, answer, row, bills)
         try:
-            await self._write_batcher.write((row, *bills))
-        except StoreError as error:
-            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
-            log_lost(bills, error)
+            if not written.done():
+                await asyncio.wait([written], timeout=max(0.0, ask.due - asyncio.get_running_loop().time()))
+        finally:
+            if late := not written.done():  # it is due, or its caller was cancelled
+                written.add_done_callback(on_written)
+        if late:
+            _log.warning("an answer was due before it was stored; is the store locked, or its disk too slow?")
+        if late or not on_written(written):
             answer = replace(answer, durable=False)
         if self._recorder is not None:
             self._recorder.answered(ask, answer)
-        if answer.durable:
-            self._feedback.remember(row)
-            self._feedback.learn_agreement(row)
-            self._explorer.on_answer(ask, row)
-            self._judge.on_answer(ask, answer)
         return answer
+
+    def _on_written(
+        self, ask: Ask, answer: Answer, row: StoredAnswer, bills: Sequence[LedgerRow], written: asyncio.Future[None]
+    ) -> bool:
+        """Start what follows an answer in the background, if it was committed; whether it was."""
+        error = written.exception()
+        if error is not None:
+            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            log_lost(bills, error)
+            return False
+        self._feedback.remember(row)
+        self._feedback.learn_agreement(row)
+        self._explorer.on_answer(ask, row)
+        self._judge.on_answer(ask, answer)
+        return True
 
     def _check_open(self) -> None:
         if self._closed:
