@@ -26,11 +26,13 @@ class ToolOffer:
         names: of its functions; None: unknown.
         schemas: name -> the JSON schema of its arguments, of those that have one.
         required: whether one of them has to be called.
+        open: whether any may be called.
     """
 
     names: frozenset[str] | None
     schemas: Mapping[str, Mapping[str, Any]]
     required: bool
+    open: bool
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> ToolOffer:
@@ -45,7 +47,7 @@ class ToolOffer:
             allowed = choice.get("allowed_tools")
             choice = allowed.get("mode") if isinstance(allowed, Mapping) else None
         required = choice in ("required", "any") or isinstance(choice, Mapping)
-        return cls(frozenset(named) or None, schemas, required)
+        return cls(frozenset(named) or None, schemas, required, bool(listed) and choice != "none")
 
     def refusal(self, calls: Sequence[ToolCall]) -> str | None:
         """Explain why a reply with these calls (from `parse_calls`) cannot be used; None: it can."""

@@ -345,7 +345,7 @@ class PoolMember:
         try:
             completion = await self._complete(call, request, paid_call)
             paid_call.usage = completion.usage
-            return plan.read(completion), completion
+            return plan.read(completion, self.endpoint.params), completion
         except CallFailed as error:
             failure = error.failure
             paid_call.fail(error)

@@ -278,3 +278,30 @@ def test_a_label_may_be_a_call(pool: SimulatedPool) -> None:
 def test_a_service_that_ignores_tools_answers_with_text(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints[-1:]) as ensemble:
         assert "42" in ensemble.ask(QUESTION, params=PARAMS).text
+
+
+@pytest.mark.parametrize("asked", [{"answer": "number"}, {}, {"params": {**PARAMS, "tool_choice": "none"}}])
+@pytest.mark.parametrize("said", ["42", None])
+def test_a_call_that_nobody_offered_is_no_answer(asked: dict[str, Any], said: str | None) -> None:
+    """It was the answer, even where a number was asked for; and what the caller was to run."""
+
+    async def handler(*_: Any) -> web.StreamResponse:
+        return json_reply(calling(call("{}", "rm"), text=said))
+
+    with serving(handler) as server, Ensemble([Endpoint("m", model="m", base_url=server.url)]) as ensemble:
+        if said is None:
+            with pytest.raises(PoolError, match="calls a tool, and none was offered"):
+                ensemble.ask(QUESTION, **asked)
+            return
+        answer = ensemble.ask(QUESTION, **asked)
+    assert (str(answer.value), answer.tool_calls) == ("42", ())
+
+
+def test_tools_of_the_endpoint_are_offered() -> None:
+    async def handler(*_: Any) -> web.StreamResponse:
+        return json_reply(calling(call(BOTH)))
+
+    with serving(handler) as server:
+        able = Endpoint("m", model="m", base_url=server.url, params=PARAMS)
+        with Ensemble([able]) as ensemble:
+            assert ensemble.ask(QUESTION).tool_calls[0]["function"]["name"] == "add"

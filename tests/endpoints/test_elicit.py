@@ -18,6 +18,7 @@ from focalroute.endpoints.elicit.parse import choice_parser
 from focalroute.endpoints.elicit.probabilities import drop_end_tokens, label_probabilities
 from focalroute.endpoints.wire import Completion, CompletionChoice
 from focalroute.endpoints.wire.fields import Token
+from focalroute.serving.query import make_query
 
 PLANETS = ("Jupiter", "Saturn", "Mars")
 SCORED = Capabilities(True, 20, True, False, True)
@@ -314,6 +315,49 @@ def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, 
     assert caught.value.failure.kind == "unusable"
     assert not caught.value.failure.retryable
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+@pytest.mark.parametrize(
+    ("kind", "reply", "form"),
+    [
+        ("number", "Add the units first: 7 + 5 = 12, carry the", None),
+        ("number", "17 + 25 = 4", None),
+        ("number", "The answer is 42. To see", "42"),
+        ("number", "42 is what", "42"),
+        (int, "We need 17 + 25. The first has 2 digits and", None),
+        (int, r"so \boxed{42}, as", "42"),
+        ("short", "The planet with the rings, found in 1610, must be", None),
+        ("short", "Answer: Saturn\n\nIt", "saturn"),
+        ("yes-no", "Galileo saw three bodies. No, wait", None),
+        ("yes-no", "No, as Jupiter", "no"),
+        ("date", "It began on 2024-01-01, and ended", None),
+        ("date", "**2024-02-03**\n\n", "2024-02-03"),
+        ("text", "It began", "It began"),
+    ],
+)
+def test_a_step_on_the_way_is_no_answer_of_a_reply_that_was_cut(
+    kind: Any, reply: str, form: str | None, finish: str
+) -> None:
+    """The last number of half a calculation was taken for its result."""
+    made = plan(make_query("?", answer=kind), NONE)
+    assert made.read(completion(reply)).form
+    if form is not None:
+        assert made.read(completion(reply, finish=finish)).form == form
+        return
+    with pytest.raises(CallFailed) as caught:
+        made.read(completion(reply, finish=finish))
+    assert caught.value.failure.cut == (finish == "length")
+
+
+@pytest.mark.parametrize("able", [NONE, SCORED, SAMPLES])
+def test_a_choice_that_a_reply_which_was_cut_only_weighs_is_no_answer(able: Capabilities) -> None:
+    made: Plan = plan(query(), able)
+    weighed, said = "Let us look at Jupiter first, which has", "B. Saturn, because"
+    assert made.read(completion(said, said, tokens=(token(said, 0.9),), finish="length")).choice == 1
+    assert made.read(completion(weighed, weighed, tokens=(token(weighed, 0.9),))).choice == 0
+    with pytest.raises(CallFailed, match="cut at its token limit"):
+        made.read(completion(weighed, weighed, tokens=(token(weighed, 0.9),), finish="length"))
 
 
 @given(

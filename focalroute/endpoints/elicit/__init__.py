@@ -24,13 +24,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
+from focalroute.answers.final import find_final
 from focalroute.answers.structured import Structure
 from focalroute.answers.tool_calls import ToolOffer, parse_calls
+from focalroute.answers.typed import TypedAnswer
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import WITHHELD, Failure, Method, Query, Usage
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit.messages import append_text
-from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, choice_parser
+from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, NamedChoice, choice_parser
 from focalroute.endpoints.elicit.probabilities import (
     choice_probabilities,
     drop_end_tokens,
@@ -115,21 +117,24 @@ class Plan:
     repairs: bool = False
     hopeful: bool = False
 
-    def read(self, completion: Completion) -> ParsedReply:
+    def read(self, completion: Completion, params: Mapping[str, Any] | None = None) -> ParsedReply:
         """The reply's answer.
+
+        Args:
+            params: the endpoint's own, which went along with the request.
 
         Raises:
             CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
             ConfigError: the caller's own normaliser gives something else than a string or None.
         """
-        parsed = self._read(completion)
+        parsed = self._read(completion, {**(params or {}), **self.request.params})
         said = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
         return replace(parsed, reasoning=said) if said else parsed
 
-    def _read(self, completion: Completion) -> ParsedReply:
+    def _read(self, completion: Completion, params: Mapping[str, Any]) -> ParsedReply:
         samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for
         if self.choices is None:
-            called = self._called(completion)
+            called = _called(completion, params)
             if called is not None:
                 return called
             try:
@@ -161,19 +166,6 @@ class Plan:
     def hoping(self) -> Plan:
         """The same for an endpoint of which it is not known what it can do."""
         return replace(self, fallback=self.fallback and self.fallback.hoping(), hopeful=True)
-
-    def _called(self, completion: Completion) -> ParsedReply | None:
-        """The tools that a reply calls; None: it does not."""
-        first = completion.choices[0]
-        if not first.tool_calls and not self.request.params:  # which offer tools
-            return None
-        calls = parse_calls(first.tool_calls)
-        if calls is None:
-            raise _unusable(completion, "the reply calls a tool with arguments that are not a JSON object")
-        refusal = ToolOffer.of(self.request.params).refusal(calls)
-        if refusal is not None:
-            raise _unusable(completion, _why(first, refusal))
-        return ParsedReply(first.text, None, None, "text", first.finish_reason, calls) if calls else None
 
 
 def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan:
@@ -241,9 +233,23 @@ def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
     return f"{lines}\n\nAnswer with the {kind} of one choice only."
 
 
+def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | None:
+    """The tools that a reply calls; None: it does not, or none was offered: its text is read."""
+    first = completion.choices[0]
+    if not params or not (offer := ToolOffer.of(params)).open:
+        return None
+    calls = parse_calls(first.tool_calls)
+    if calls is None:
+        raise _unusable(completion, "the reply calls a tool with arguments that are not a JSON object")
+    refusal = offer.refusal(calls)
+    if refusal is not None:
+        raise _unusable(completion, _why(first, refusal, refusal))
+    return ParsedReply(first.text, None, None, "text", first.finish_reason, calls) if calls else None
+
+
 def _single(completion: Completion, reader: ChoiceParser, method: Method) -> ParsedReply:
     sample = completion.choices[0]
-    found = reader.find(sample.text)
+    found = _named(sample, reader)
     if found is None:
         raise _unusable(completion, _why(sample))
     if method != "logprobs":
@@ -274,7 +280,7 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
     why = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER)
     for sample in samples:
         try:
-            form = normal_form(sample.text, kind)
+            form = _form(sample, kind)
         except NormaliserFailed as error:  # on this member's text, which may be anything
             form, why = None, str(error)
         if form is not None:
@@ -291,9 +297,27 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
     )
 
 
+def _form(sample: CompletionChoice, kind: AnswerKind | None) -> str | None:
+    """The normal form of a sample's answer, None if it has none.
+
+    One that was cut has an answer if it marks it or begins with it: its last number may be a step on the way.
+    """
+    form = normal_form(sample.text, kind)
+    sought = isinstance(kind, TypedAnswer) or (isinstance(kind, str) and kind != "text")
+    if form is None or not sought or sample.finish_reason not in _CUT:
+        return form
+    final = find_final(sample.text)
+    begun = sample.text.split(maxsplit=1)[0]
+    return form if (final is not None and final.marked) or normal_form(begun, kind) == form else None
+
+
+def _named(sample: CompletionChoice, reader: ChoiceParser) -> NamedChoice | None:
+    return reader.find(sample.text, cut=sample.finish_reason in _CUT)
+
+
 def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: ChoiceParser) -> ParsedReply:
     """The share of each choice among the samples that came back; samples without an answer are unknown mass."""
-    named = [found.choice for sample in samples if (found := reader.find(sample.text)) is not None]
+    named = [found.choice for sample in samples if (found := _named(sample, reader)) is not None]
     first = samples[0]
     if not named:
         raise _unusable(completion, _why(first))
@@ -302,14 +326,20 @@ def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader
     return ParsedReply(first.text, choice, shares, "samples", first.finish_reason)
 
 
-def _why(sample: CompletionChoice, fallback: str = "the reply names none of the choices, or more than one") -> str:
+def _why(
+    sample: CompletionChoice,
+    fallback: str = "the reply names none of the choices, or more than one",
+    calling: str = "the reply calls a tool, and none was offered",
+) -> str:
     if sample.finish_reason == "length":
         return "the reply was cut at its token limit before it answered"
     if sample.finish_reason == "content_filter":
         return "the reply was withheld by the service's content filter"
     if sample.finish_reason == "refusal":
         return "the model refused to answer"
-    return fallback if sample.text.strip() or sample.tool_calls else _EMPTY
+    if sample.text.strip():
+        return fallback
+    return calling if sample.tool_calls else _EMPTY
 
 
 def _unusable(completion: Completion, why: str, hint: str = "") -> CallFailed:

@@ -88,8 +88,12 @@ class ChoiceParser:
         ]
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
 
-    def find(self, text: str) -> NamedChoice | None:
-        """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count."""
+    def find(self, text: str, *, cut: bool = False) -> NamedChoice | None:
+        """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count.
+
+        Args:
+            cut: whether it ends in its midst: a choice that it only mentions may be the first of those it weighs.
+        """
         begin = text.rfind("</think>") + 8 if "</think>" in text else 0
         if "<think>" in text[begin:]:
             return None
@@ -105,7 +109,7 @@ class ChoiceParser:
         said = self._last_explicit(text, begin, start) or self._leading(text, start)
         if said is not None:
             return None if self._hesitates(text, said) else said
-        return self._only_mention(text, start)
+        return None if cut else self._only_mention(text, start)
 
     def _only_decoration(self, text: str) -> NamedChoice | None:
         """A choice such as "+" or "..." that consists of what is elsewhere decoration."""
