@@ -1,12 +1,14 @@
 """Simulated pools for all tests: each starts once in a test process and is reset for every test that asks for it.
 
-And a garbage collector that looks at what tests make, not at the modules and thousands of tests that are loaded; and a
-Hypothesis that draws the same every time, and fails no test because the machine is slow.
+And a garbage collector that looks at what tests make, not at the modules and thousands of tests that are loaded; a
+Hypothesis that draws the same every time, and fails no test because the machine is slow; and ensembles that give no
+endpoint up because the machine stands still for a moment.
 """
 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from focalroute.endpoints import round as rounds
 from focalroute.sim import SimulatedModel, SimulatedPool
 
 StartPool = Callable[..., SimulatedPool]
@@ -37,6 +40,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shortest_silence_s() -> Iterator[float]:
+    """For how long an endpoint that is known to be fast may be silent in use. In tests a machine may be that busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        in_use = rounds._SHORTEST_S
+        patch.setattr(rounds, "_SHORTEST_S", 30.0)
+        yield in_use
+
+
+@pytest.fixture
+def impatient(shortest_silence_s: float, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once called, silent endpoints are raced and given up as soon as in use; call it after what has to be answered."""
+    return lambda: monkeypatch.setattr(rounds, "_SHORTEST_S", shortest_silence_s)
+
+
+@pytest.fixture
+def no_period_ends() -> None:
+    """Neither an hour nor a day, of whatever time zone, ends meanwhile: a quarter of an hour is not about to end."""
+    left_s = 900 - time.time() % 900
+    if left_s < 10:
+        time.sleep(left_s)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Received, Server, completion, json_reply, serving, sse, until
-from tests.paired import assert_measured_at_most
+from tests.paired import assert_measured_at_most, cpu_s
 
 ALL = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
@@ -269,16 +268,23 @@ def test_checks_keep_to_the_limits_and_are_not_repeated_at_once_where_they_fail(
 
 @pytest.mark.parametrize("dialect", ["openai", "vllm", "deepinfra", "gpt-5", "deepseek-r1"])
 def test_the_first_closed_question_takes_hardly_longer_than_the_second(dialect: DialectName) -> None:
-    """Of three endpoints that take 600 ms; nothing is loaded, and nothing is found out, while it waits."""
-    models = [SimulatedModel(name, skill=1.0, latency_s=0.6) for name in ("a", "b", "c")]
+    """Of three endpoints that take a second; nothing is loaded, and nothing is found out, while it waits."""
+    models = [SimulatedModel(name, skill=1.0, latency_s=1.0) for name in ("a", "b", "c")]
+    waits_longer: list[float] = []
 
-    def longer() -> float:
+    def works_longer() -> float:
+        latencies_s: list[float] = []
         with Ensemble(pool.endpoints, policy="plurality") as ensemble:
-            at = [time.perf_counter()]
-            for _ in range(2):
-                ensemble.ask("What is 17 + 25?", choices=["32", "42"])
-                at.append(time.perf_counter())
-        return (at[1] - at[0]) - (at[2] - at[1])
+
+            def ask() -> None:
+                latencies_s.append(ensemble.ask("What is 17 + 25?", choices=["32", "42"]).latency_s)
+
+            first, second = cpu_s(ask), cpu_s(ask)
+        waits_longer.append(latencies_s[0] - latencies_s[1])
+        return first - second
 
     with SimulatedPool(models, dialects=dialect) as pool:
-        assert_measured_at_most(4, longer, attempts=4)
+        assert_measured_at_most(4, works_longer)
+        while waits_longer[-1] > 0.8 and len(waits_longer) < 4:
+            works_longer()
+    assert waits_longer[-1] <= 0.8  # it did not wait for two calls

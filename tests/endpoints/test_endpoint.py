@@ -372,7 +372,7 @@ def test_a_slow_reply_times_out_and_hangs_up(through: Through) -> None:
 
     async def twice(client: EndpointClient) -> None:
         await client.complete(REQUEST)  # what is made once, the connection too, is there before the limit runs
-        await client.complete(REQUEST, timeout_s=0.5)
+        await client.complete(REQUEST, timeout_s=1.5)
 
     with serving(only_once) as server:
         with pytest.raises(CallFailed) as caught:
@@ -398,7 +398,7 @@ def test_a_reply_that_drips_times_out_too(through: Through) -> None:
 
     async def twice(client: EndpointClient) -> None:
         await client.complete(REQUEST)  # what is made once is there before the limit runs
-        await client.complete(REQUEST, timeout_s=0.5)
+        await client.complete(REQUEST, timeout_s=1.5)
 
     with serving(drip) as server:
         with pytest.raises(CallFailed) as caught:
@@ -471,7 +471,7 @@ def test_a_stream_that_stalls_times_out_with_the_usage_so_far(through: Through) 
 
     with serving(stall) as server:
         with pytest.raises(CallFailed) as caught:
-            through(server.url, after_another, timeout_s=0.5)
+            through(server.url, after_another, timeout_s=1.5)
         assert server.cut.wait(30)
     assert caught.value.failure.kind == "timeout"
     assert caught.value.usage == Usage(10, 1)

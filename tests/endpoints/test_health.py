@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,10 @@ def breaker(ensemble: Ensemble) -> str:
 
 
 def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_that_nobody_waits_for(
-    service: Service, settings: dict[str, Any]
+    service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe is on the ledger, and on no receipt."""
+    monkeypatch.setattr("focalroute.endpoints.breaker._FIRST_S", 60.0)
     with Ensemble(**settings, budget=Budget(usd_total=1)) as ensemble:
         service.down.add("first")
         during = ask(ensemble, 7)
@@ -75,9 +77,10 @@ def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_that_nobody_wai
         assert service.calls["first"] == 5
         health = ensemble.stats().endpoints["first"].health
         assert (health.breaker, health.ejections) == ("open", 1)
-        assert 0 < health.probe_in_s <= 2
+        assert 0 < health.probe_in_s <= 60
         service.down.clear()
-        until(lambda: breaker(ensemble) != "open")
+        ensemble._async._pool._breakers.clock = lambda: time.monotonic() + 60
+        assert breaker(ensemble) == "half-open"
         assert asked(ask(ensemble)[0]) == ["second"]  # this one only starts the probe
         until(lambda: breaker(ensemble) == "closed")
         assert service.calls["first"] == 6

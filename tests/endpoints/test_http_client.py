@@ -241,12 +241,12 @@ class Endless(httpx.AsyncByteStream):
 def test_what_a_transport_gives_is_bounded_in_size_and_time(pause_s: float, kind: str, ready: bool) -> None:
     body = Endless(pause_s)
     http: Any = mocked(lambda _: httpx.Response(200, stream=body))
-    one = endpoint(http_client=http, timeout_s=0.5)
+    one = endpoint(http_client=http, timeout_s=1.5)
     if ready:
         client = openai.AsyncOpenAI(api_key=KEY, base_url=URL, http_client=http)
         warm: Any = mocked(answering)
         complete(endpoint(base_url=None, client=openai.AsyncOpenAI(api_key=KEY, http_client=warm)))
-        one = endpoint(base_url=None, client=client, timeout_s=0.5)
+        one = endpoint(base_url=None, client=client, timeout_s=1.5)
     if kind == "protocol":
         one = endpoint(http_client=http) if not ready else endpoint(base_url=None, client=one.client)
     assert failed(one).failure.kind == kind
@@ -272,7 +272,7 @@ def test_a_cancelled_ask_lets_go_of_a_transport_and_a_budget_holds(tmp_path: Pat
             assert 0 < (ensemble.stats().cost or 0) < 1
             body.closed = False
             with pytest.raises(PoolError):
-                await ensemble.ask("Hello?", deadline_s=0.5)
+                await ensemble.ask("Hello?", deadline_s=2.0)
             assert body.closed
 
     asyncio.run(run())

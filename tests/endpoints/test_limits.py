@@ -282,14 +282,14 @@ def test_who_was_asked_is_not_said_to_have_been_left_out_for_the_rounds_after(tm
 
 
 def test_where_nobody_else_is_left_to_answer_an_endpoint_is_waited_for(tmp_path: Path) -> None:
-    """The one that has time left fails; the other's service says that nothing is left for a second."""
+    """The one that has time left fails; the other's service says that nothing is left for 3 seconds."""
 
     async def handler(_: web.Request, body: Any) -> web.StreamResponse:
         if body["model"] == "fails":
             return json_reply({}, 400)
         return json_reply(completion("42"), headers=next(said, {}))
 
-    said = iter([{}, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1"}])  # not the first, which loads libraries
+    said = iter([{}, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "3"}])  # not the first, which loads libraries
     with serving(handler) as server:
         pool = [Endpoint(name, base_url=server.url, model=name) for name in ("full", "fails")]
         with Ensemble(pool, policy=ask_everybody(tmp_path), explore=False) as ensemble:

@@ -8,7 +8,7 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -89,7 +89,7 @@ class Service:
         if self.status.get(name):
             return json_reply({}, self.status[name].pop())
         if name in self.hanging:
-            await asyncio.sleep(LONG_S)
+            await asyncio.Event().wait()
         pieces = self.says.get(name, ["two", " pieces"])
         if not body.get("stream") or name in self.whole:
             return json_reply(completion("".join(pieces), usage=USAGE))
@@ -328,18 +328,21 @@ def test_the_deadline_holds_before_the_first_piece_and_after_it(service: Service
         list(ensemble.stream(QUESTION))  # loads libraries, for which no deadline below shall pay
         service.go_on.clear()
         with pytest.raises(StreamBroken) as caught:
-            list(ensemble.stream(QUESTION, deadline_s=2.0))
+            list(ensemble.stream(QUESTION, deadline_s=3.0))
     assert caught.value.text == "two"
     assert service.leaves("b").wait(LONG_S)
 
 
-def test_while_nobody_speaks_another_is_asked_and_who_speaks_first_is_heard(service: Service, server: Server) -> None:
+def test_while_nobody_speaks_another_is_asked_and_who_speaks_first_is_heard(
+    service: Service, server: Server, impatient: Callable[[], None]
+) -> None:
     """The one that hangs is given up, down to its socket, before the other has ended."""
     service.holds.add("b")
     with Ensemble(pool(server, "a", "b"), policy="best-single") as ensemble:
         list(ensemble.stream(QUESTION))  # loads libraries, for which no deadline below shall pay
         service.hanging.add("a")
-        with ensemble.stream(QUESTION, deadline_s=5.0) as stream:
+        impatient()
+        with ensemble.stream(QUESTION, deadline_s=60) as stream:
             first = next(stream)
             assert service.leaves("a").wait(LONG_S)
             service.go_on.set()
@@ -356,9 +359,9 @@ def test_who_speaks_already_is_raced_by_nobody(service: Service, server: Server)
         service.go_on.set()
         list(ensemble.stream(QUESTION))  # loads libraries, for which no deadline below shall pay
         service.go_on.clear()
-        with ensemble.stream(QUESTION, deadline_s=4.0) as stream:
+        with ensemble.stream(QUESTION, deadline_s=6.0) as stream:
             next(stream)
-            time.sleep(2.1)
+            time.sleep(3.1)  # more than half of the time
             service.go_on.set()
             list(stream)
     assert [call.body["model"] for call in server.received] == ["a", "a"]
