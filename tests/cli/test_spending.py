@@ -67,6 +67,7 @@ def test_by_tag_each_call_counts_once_for_each_of_its_tags(path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("no_period_ends")
 def test_by_day_as_a_table(path: Path) -> None:
     lines = [line.split() for line in command("--store", path, "--by", "day").splitlines()]
     today = time.strftime("%Y-%m-%d", time.gmtime())

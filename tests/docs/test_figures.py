@@ -77,6 +77,7 @@ def test_a_cell_that_is_not_there_is_an_error(page: Path) -> None:
         list(figures.findings(page))
 
 
+@pytest.mark.usefixtures("no_period_ends")
 def test_a_table_is_taken_as_printed_and_written_into_the_page(page: Path) -> None:
     page.write_text("<!-- table: x/t -->\n\n| old |\n|---|\n| 1 |\n\nMore.\n")
     assert [finding.partition(":")[0] for finding in figures.findings(page)] == ["page.md"]

@@ -58,6 +58,7 @@ def left(ask_budget: AskBudget) -> dict[str, Decimal]:
 # -- which limits hold -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_period_ends")
 def test_every_limit_that_concerns_an_ask_is_charged_and_no_other(store: SqliteStore) -> None:
     keeper = guard(
         store,
@@ -425,6 +426,7 @@ def test_the_error_names_the_total_if_that_is_the_tighter(store: SqliteStore) ->
     assert fields(error) == (Decimal(1), Decimal("0.6"), Decimal("0.3"))
 
 
+@pytest.mark.usefixtures("no_period_ends")
 def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=5, usd_per_period={"day": 1})
     ask_budget = keeper.ask_budget(None, "x")

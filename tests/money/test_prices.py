@@ -276,6 +276,7 @@ def test_old_prices_are_flagged_and_undated_ones_are_the_users_word(caplog: pyte
     assert "the prices of 40 are more than 30 days old" in caplog.text
 
 
+@pytest.mark.usefixtures("no_period_ends")
 def test_the_command_shows_writes_and_fails_where_a_listing_does(tmp_path: Path) -> None:
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply(TOGETHER)

@@ -256,6 +256,7 @@ def test_the_limit_of_a_key_is_its_own(pool: SimulatedPool) -> None:
         assert post(f"{url}/v1/chat/completions", body, **bearing(OTHER))[0] == 200
 
 
+@pytest.mark.usefixtures("no_period_ends")
 def test_a_limit_that_renews_itself_is_429(pool: SimulatedPool) -> None:
     """Once it is spent; where it is less than the cheapest call, waiting does not help."""
     digests = [hashlib.sha256(key.encode()).digest() for key in (KEY, OTHER)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import signal
 import socket
 import threading
 import urllib.request
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,16 @@ def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Pat
     assert row.cost > Decimal(0)
 
 
+@contextlib.contextmanager
+def inherited(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
+    """What is started meanwhile does so with this signal, whatever started the tests does."""
+    before = signal.signal(number, how)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])  # the latter when its terminal is closed
 def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(
     held: Held, tmp_path: Path, ends: signal.Signals
@@ -142,7 +154,10 @@ def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(
     with serving(held.handle) as service:
         pool = tmp_path / "pool.toml"
         pool.write_text(pool_toml([endpoint(service.url)]))
-        with started(pool, "--store", str(tmp_path / "s.db")) as (process, url):
+        with (
+            inherited(ends, signal.SIG_DFL),
+            started(pool, "--store", str(tmp_path / "s.db")) as (process, url),
+        ):
             asking = [
                 threading.Thread(target=lambda: answers.append(post(f"{url}/v1/chat/completions", ask())))
                 for _ in range(8)
@@ -165,14 +180,10 @@ def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(
 
 
 def test_a_server_under_nohup_outlives_its_terminal(pool_file: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with started(pool_file) as (process, url):
-            process.send_signal(signal.SIGHUP)
-            assert post(f"{url}/v1/chat/completions", ask())[0] == 200
-            assert process.poll() is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with inherited(signal.SIGHUP, signal.SIG_IGN), started(pool_file) as (process, url):
+        process.send_signal(signal.SIGHUP)
+        assert post(f"{url}/v1/chat/completions", ask())[0] == 200
+        assert process.poll() is None
 
 
 def refused(url: str) -> bool:
@@ -277,7 +288,7 @@ def test_a_deadline_is_504(held: Held) -> None:
 def test_the_openai_library_is_told_not_to_ask_again_where_that_does_not_help(held: Held) -> None:
     with (
         serving(held.handle) as service,
-        served([endpoint(service.url)], deadline_s=1) as url,
+        served([endpoint(service.url)], deadline_s=3) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=2) as client,
         pytest.raises(openai.APIStatusError) as caught,
     ):

@@ -185,6 +185,7 @@ def test_a_setting_of_the_operator_that_is_wrong_is_no_mistake_of_the_caller(
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("no_period_ends")
 def test_a_caller_is_not_told_what_others_may_spend(
     budget: dict[str, Any], code: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:

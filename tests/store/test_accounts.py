@@ -274,6 +274,7 @@ def test_a_clock_that_was_set_back_a_little_stays_in_the_latest_period(engine: E
 
 
 @pytest.mark.parametrize("first", ["reserve", "balances", "write"])
+@pytest.mark.usefixtures("no_period_ends")
 def test_a_clock_that_was_years_ahead_once_leaves_the_present_period_with_what_it_had_spent(
     engine: Engine, caplog: pytest.LogCaptureFixture, first: str
 ) -> None:

@@ -26,6 +26,12 @@ from tests.store.made import answer, bill, judge, trajectory
 from tests.store.test_writing import held
 
 
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No commit passes for slow because this machine is."""
+    monkeypatch.setattr(engine, "_SLOW_S", 60.0)
+
+
 @pytest.fixture(params=["file", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteStore]:
     with closing(SqliteStore(tmp_path / "s.db" if request.param == "file" else None)) as made:
@@ -34,7 +40,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteStor
 
 def comes(what: Callable[[], Any]) -> Any:
     """What this gives as soon as it gives something; the store's thread may just be at the database."""
-    until = time.monotonic() + 60  # after a slow commit the store's thread has them all for ten seconds
+    until = time.monotonic() + 60
     while (found := what()) is None:
         assert time.monotonic() < until
         time.sleep(0.001)
@@ -141,7 +147,10 @@ def test_a_locked_file_is_the_threads(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_reservation_is_made_at_once_or_waits_its_turn(tmp_path: Path) -> None:
     """Either way it is exact: what does not fit beside all others is refused."""
     limits = {Account(): Decimal(1)}
-    with closing(SqliteStore(tmp_path / "s.db")) as store, closing(SqliteStore(tmp_path / "s.db")) as other:
+    with (  # whose threads look around only when they are called
+        closing(SqliteStore(tmp_path / "s.db", poll_s=3600)) as store,
+        closing(SqliteStore(tmp_path / "s.db", poll_s=3600)) as other,
+    ):
         store.open_accounts(limits)
         comes(lambda: at_once(store))
         first = store.reserve(Reservation("r1", "x", "a", Decimal("0.5")), limits)
@@ -167,6 +176,7 @@ def test_power_loss_is_waited_for_by_the_thread(tmp_path: Path) -> None:
 
 def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_SLOW_S", -1.0)  # every commit is slow
+    monkeypatch.setattr(engine, "_SLOW_FOR_S", 60.0)
     with closing(SqliteStore(tmp_path / "s.db")) as store:
         written(store, [(answer("a"),)])
         assert at_once(store, (answer("b"),)) is None
