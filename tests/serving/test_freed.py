@@ -18,7 +18,7 @@ from tests.conftest import StartPool
 from tests.loopback import until
 
 NAMES = ("e", "f")
-FAILS, HANGS = Fault("status", status=500), Fault("hang", seconds=5)
+FAILS, HANGS = Fault("status", status=500), Fault("hang", seconds=60)
 FAULTS = [
     FAILS,
     pytest.param(Fault("status", status=429, retry_after_s=0.01), marks=pytest.mark.slow),
@@ -26,7 +26,7 @@ FAULTS = [
     pytest.param(Fault("cut"), marks=pytest.mark.slow),
     pytest.param(Fault("html"), marks=pytest.mark.slow),
     HANGS,
-    pytest.param(Fault("drip", seconds=5), marks=pytest.mark.slow),
+    pytest.param(Fault("drip", seconds=60), marks=pytest.mark.slow),
 ]
 
 
@@ -56,7 +56,7 @@ def failed_with(pool: SimulatedPool, fault: Fault, *names: str) -> None:
 @pytest.mark.usefixtures("without_collector")
 def test_the_replies_of_a_failed_ask_go_with_its_error(pool: SimulatedPool, fault: Fault) -> None:
     async def ask() -> tuple[int, weakref.ref[PoolError]]:
-        async with AsyncEnsemble(pool.endpoints, policy="plurality", deadline_s=1) as ensemble:
+        async with AsyncEnsemble(pool.endpoints, policy="plurality", deadline_s=4) as ensemble:
             failed_with(pool, fault, *NAMES)
             try:
                 await ensemble.ask("What is 17 + 25?", choices=["42", "43"])
@@ -74,7 +74,7 @@ def test_the_replies_of_a_failed_ask_go_with_its_error(pool: SimulatedPool, faul
 @pytest.mark.parametrize("fault", [FAILS, HANGS], ids=lambda fault: fault.kind)
 @pytest.mark.usefixtures("without_collector")
 def test_those_of_an_answer_go_with_it_where_a_member_failed(pool: SimulatedPool, fault: Fault) -> None:
-    with Ensemble(pool.endpoints, policy="plurality", deadline_s=1) as ensemble:
+    with Ensemble(pool.endpoints, policy="plurality", deadline_s=4) as ensemble:
         failed_with(pool, fault, "e")
         before = replies()
         assert ensemble.ask("What is 17 + 25?", choices=["42", "43"]).text == "42"
@@ -83,7 +83,7 @@ def test_those_of_an_answer_go_with_it_where_a_member_failed(pool: SimulatedPool
 
 @pytest.mark.usefixtures("without_collector")
 def test_a_failed_ask_of_the_synchronous_class_is_freed_and_shows_where_it_was_asked(pool: SimulatedPool) -> None:
-    with Ensemble(pool.endpoints, policy="plurality", deadline_s=1) as ensemble:
+    with Ensemble(pool.endpoints, policy="plurality", deadline_s=4) as ensemble:
         failed_with(pool, FAILS, *NAMES)
         before = replies()
         try:

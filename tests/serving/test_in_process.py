@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble
 from focalroute.sim import SimulatedPool
-from tests.loopback import Server, serving, sse, until
+from tests.loopback import Server, completion, json_reply, serving, sse, until
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 17 + 25?"}]
 
@@ -93,8 +93,14 @@ def test_a_stream_that_is_left_is_given_up(ensemble: Ensemble) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_stream_that_nothing_holds_is_given_up_on_the_thread_of_the_loop_too(pool: SimulatedPool) -> None:
+def test_a_stream_that_nothing_holds_is_given_up_on_the_thread_of_the_loop_too() -> None:
     """Openai's streams are cycles: the garbage collector closes them wherever it happens to run."""
+
+    async def says_half(request: web.Request, body: Any) -> web.StreamResponse:
+        if body.get("stream"):
+            await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=None)
+            await asyncio.Event().wait()
+        return json_reply(completion("42"))
 
     async def collect() -> None:
         gc.collect()
@@ -102,7 +108,11 @@ def test_a_stream_that_nothing_holds_is_given_up_on_the_thread_of_the_loop_too(p
     async def running() -> int:
         return len(asyncio.all_tasks())
 
-    with Ensemble(pool.endpoints, policy="plurality", seed=0) as ensemble, ensemble.as_openai() as client:
+    with (
+        serving(says_half) as service,
+        Ensemble([Endpoint("e", model="m", base_url=service.url)]) as ensemble,
+        ensemble.as_openai() as client,
+    ):
         ensemble.ask("What is 17 + 25?", answer="number")
         before = ensemble._run(running)
         gc.disable()
@@ -181,7 +191,7 @@ def test_a_request_has_the_time_that_it_gives(face: type[Ensemble] | type[AsyncE
         await asyncio.sleep(60)
         raise AssertionError
 
-    asked: Any = {"model": "focalroute", "messages": QUESTION, "stream": stream, "timeout": 0.5}
+    asked: Any = {"model": "focalroute", "messages": QUESTION, "stream": stream, "timeout": 1.5}
 
     def ask(service: Server) -> None:
         with Ensemble([Endpoint("e", model="m", base_url=service.url)]) as made:
@@ -193,9 +203,10 @@ def test_a_request_has_the_time_that_it_gives(face: type[Ensemble] | type[AsyncE
             assert [one async for one in got]
 
     timed_out = (openai.APITimeoutError, httpx.ReadTimeout)  # of a stream, by openai before 3
-    with serving(hangs) as service, pytest.raises(timed_out):
-        ask(service) if face is Ensemble else asyncio.run(ask_async(service))
-    assert service.cut.is_set()
+    with serving(hangs) as service:
+        with pytest.raises(timed_out):
+            ask(service) if face is Ensemble else asyncio.run(ask_async(service))
+        assert service.cut.wait(30)
 
 
 def test_a_closed_ensemble_is_a_server_that_is_closing(pool: SimulatedPool) -> None:

@@ -68,6 +68,7 @@ def test_an_endpoint_reads_the_quality_back_from_the_text(endpoints: tuple[Endpo
     with Ensemble(writers, judge=Judge(grader, share=1.0), store=tmp_path / "s.db", seed=0) as ensemble:
         for brief in BRIEFS:
             answers.append(ensemble.ask(brief.request, combine="pick"))
+        until(lambda: judged(ensemble) == len(BRIEFS))
     said = {one.answer_id: one for one in feedback_in(tmp_path / "s.db")}
     assert {one.source for one in said.values()} == {JUDGE}
     for brief, answer in zip(BRIEFS, answers, strict=True):
@@ -120,7 +121,7 @@ def test_a_users_word_counts_whichever_comes_first(endpoints: tuple[Endpoint, ..
     free = threading.Event()
 
     def says(query: Query, answer: Answer) -> float:
-        assert free.wait(10)
+        assert free.wait(60)
         return -1.0
 
     with Ensemble(endpoints[:1], judge=Judge(says, share=1.0)) as ensemble:
@@ -153,7 +154,7 @@ def test_functions_of_every_kind_may_judge(endpoints: tuple[Endpoint, ...], tmp_
     ]
     for number, (by, rewards) in enumerate(kinds):
         store = tmp_path / f"{number}.db"
-        with Ensemble(endpoints[:1], judge=Judge(by, share=1.0), store=store) as ensemble:
+        with Ensemble(endpoints[:1], judge=Judge(by, share=1.0, patience_s=60), store=store) as ensemble:
             ensemble.ask(BRIEFS[0].request)
         assert [one.reward for one in feedback_in(store)] == rewards
 
@@ -161,7 +162,7 @@ def test_functions_of_every_kind_may_judge(endpoints: tuple[Endpoint, ...], tmp_
 def test_the_share_is_drawn_by_the_seed(endpoints: tuple[Endpoint, ...]) -> None:
     def drawn(seed: int, share: float) -> list[str]:
         seen: list[str] = []
-        judge = Judge(lambda query, answer: seen.append(query.text), share=share)
+        judge = Judge(lambda query, answer: seen.append(query.text), share=share, patience_s=60)
         with Ensemble(endpoints[:1], judge=judge, seed=seed) as ensemble:
             for n in range(40):
                 ensemble.ask(f"What is {n} + 1?")

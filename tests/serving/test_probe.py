@@ -149,7 +149,10 @@ def test_a_probe_stays_within_the_asks_cap_and_the_total(service: Service, setti
     assert service.calls == {"asked": 4, "other": 0}
 
 
-def test_who_fails_too_often_is_not_probed_any_more(service: Service, settings: dict[str, Any]) -> None:
+def test_who_fails_too_often_is_not_probed_any_more(
+    service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("focalroute.endpoints.breaker._FIRST_S", 600.0)
     service.status = 500
     with Ensemble(**settings) as ensemble:
         begin(ensemble)
@@ -178,7 +181,7 @@ def test_neither_the_answer_nor_closing_waits_for_a_probe(
 
     answer = asyncio.run(run())
     assert answer.cost == CALL
-    assert server.cut.wait(10)
+    assert server.cut.wait(30)
     with Ensemble(**settings) as again:
         other = again.stats().endpoints["other"]
         assert (other.calls, other.unpriced, other.seen) == (1, 1, 0)
