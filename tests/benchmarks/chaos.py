@@ -111,8 +111,11 @@ async def run(pool: SimulatedPool, asks: int, *, deadline_s: float, concurrency:
             stats = pool.stats().values()
             heartbeat.cancel()
         await asyncio.get_running_loop().shutdown_default_executor()
-        await asyncio.sleep(0.05)  # sockets close in the loop's next turns
-        after = _held()
+        for _ in range(100):
+            await asyncio.sleep(0.05)  # sockets close in the loop's next turns
+            after = _held()
+            if all(len(after[what]) <= len(before[what]) for what in before):
+                break
     return Outcome(
         asks=watch.ended,
         right=watch.right,

@@ -313,6 +313,8 @@ def test_a_killed_process_loses_no_line(tmp_path: Path, pool: SimulatedPool) -> 
     rows = [{"id": q.id, "prompt": q.text, "choices": list(q.choices), "label": q.label} for q in stream(1000, seed=7)]
     source, pool_file, out = written(tmp_path / "q.jsonl", rows), tmp_path / "pool.toml", tmp_path / "log.jsonl"
     pool_file.write_text(pool_toml(pool.endpoints))
+    for model in pool.models:
+        pool.set(model.name, latency_s=0.3)  # else it has ended before it is killed
     code = "from focalroute.cli.app import main; main()"
     arguments = ["collect", str(source), "--pool", str(pool_file), "--out", str(out), "--json"]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])
@@ -320,6 +322,7 @@ def test_a_killed_process_loses_no_line(tmp_path: Path, pool: SimulatedPool) -> 
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    pool.reset()
     lines = out.read_bytes().count(b"\n")
     limit = str(lines + 20)
     assert 0 < lines < 900

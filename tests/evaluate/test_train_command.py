@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from focalroute.evaluate.report import evaluate_command
 from focalroute.policy.bundle import load, versions
 from tests.cli.calling import focalroute
 from tests.evaluate.logs import stream, write_log, write_pool
+from tests.loopback import until
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 
@@ -32,15 +32,24 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_log(folder / "log.jsonl", stream(60, SKILLS)), write_pool(folder / "pool.toml", prices)
 
 
+#: The command, which goes no further once something is kept.
+KEPT = """
+import signal
+from focalroute.cli.app import main
+from focalroute.learn.offline.checkpoint import Checkpoint
+write = Checkpoint.write
+Checkpoint.write = lambda *given: (write(*given), signal.pause())
+main()
+"""
+
+
 def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple[Path, Path], tmp_path: Path) -> None:
     """SIGKILL from outside as soon as something is kept; the same models, byte for byte."""
     log, pool = given
     arguments = ["train", str(log), "--pool", str(pool), "--iterations", "2", "--seed", "4", "--out"]
-    killed = subprocess.Popen([sys.executable, "-m", "focalroute", *arguments, str(tmp_path / "killed")])
+    killed = subprocess.Popen([sys.executable, "-c", KEPT, *arguments, str(tmp_path / "killed")])
     kept = tmp_path / "killed" / ".training-4.npz"
-    deadline = time.monotonic() + 100
-    while not kept.exists() and killed.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(kept.exists)
     os.kill(killed.pid, signal.SIGKILL)
     assert killed.wait(120) == -signal.SIGKILL
     assert kept.exists()

@@ -146,7 +146,8 @@ def test_two_refreshes_at_once_end_with_the_newest(tmp_path: Path, monkeypatch: 
     assert slot.current.version == 2
 
 
-def test_the_folder_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
+def test_the_folder_is_looked_at_once_in_a_while_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_module, "_CHECK_EVERY_S", 60.0)
     again(tmp_path)
     slot = PolicySlot.open(tmp_path)
     again(tmp_path)

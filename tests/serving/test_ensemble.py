@@ -908,16 +908,21 @@ def test_when_the_store_fails_the_answer_still_comes_and_says_it_is_not_durable(
 
 @pytest.mark.parametrize("way", ["ask", "stream", "ask_many"])
 def test_an_answer_that_is_due_does_not_wait_for_a_locked_store(
-    pool: SimulatedPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+    pool: SimulatedPool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
 ) -> None:
     """It came up to five seconds late. What was locked out is written, and learned from, once the lock is gone."""
+    monkeypatch.setattr(database, "BUSY_S", 60.0)
     path = tmp_path / "s.db"
     with Ensemble(pool.endpoints, store=path, probe_share=0) as ensemble:
         first = ensemble.ask(QUESTION)  # loads libraries
         began = time.monotonic()
         with SqliteLock(path):
             answer = asked(ensemble, way)
-            assert 0.9 < time.monotonic() - began < 2.5
+            assert 2.7 < time.monotonic() - began < 30
             assert not answer.durable
             assert "due before it was stored" in caplog.text
         until(lambda: answer.id in ensemble._async._feedback._answers)
@@ -927,12 +932,12 @@ def test_an_answer_that_is_due_does_not_wait_for_a_locked_store(
 
 def asked(ensemble: Ensemble, way: str) -> Answer:
     if way == "ask":
-        return ensemble.ask(QUESTION, deadline_s=1.0)
+        return ensemble.ask(QUESTION, deadline_s=3.0)
     if way == "ask_many":
-        (answer,) = ensemble.ask_many([QUESTION], deadline_s=1.0)
+        (answer,) = ensemble.ask_many([QUESTION], deadline_s=3.0)
         assert isinstance(answer, Answer)
         return answer
-    with ensemble.stream(QUESTION, deadline_s=1.0) as pieces:
+    with ensemble.stream(QUESTION, deadline_s=3.0) as pieces:
         assert "".join(pieces)
     return pieces.answer
 
@@ -940,11 +945,11 @@ def asked(ensemble: Ensemble, way: str) -> Answer:
 def test_bills_that_a_locked_store_never_took_are_in_the_log_after_the_answer_was_due(
     pool: SimulatedPool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "BUSY_S", 1.0)
+    monkeypatch.setattr(database, "BUSY_S", 6.0)
     with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
         ensemble.ask(QUESTION)
         with SqliteLock(tmp_path / "s.db"):
-            assert not ensemble.ask(QUESTION, deadline_s=0.3).durable
+            assert not ensemble.ask(QUESTION, deadline_s=3.0).durable
             assert "not in the ledger" not in caplog.text
             until(lambda: "not in the ledger" in caplog.text)
 

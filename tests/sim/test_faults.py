@@ -65,7 +65,7 @@ def test_a_hanging_call_ends_without_an_answer_and_a_client_may_leave_it(own: Cl
     url = f"http://127.0.0.1:{own.pool.port}/openai/v1/chat/completions"
     body = {"model": "sure", "messages": [{"role": "user", "content": ASKED}]}
     with pytest.raises(httpx.ReadTimeout):
-        own.http.post(url, json=body, timeout=0.5)
+        own.http.post(url, json=body, timeout=1.5)
     until(lambda: own.pool.stats()["sure"].cancelled == 1)
 
 
@@ -74,7 +74,7 @@ def test_a_client_that_leaves_a_slow_stream_is_seen(own: Client) -> None:
     url = f"http://127.0.0.1:{own.pool.port}/openai/v1/chat/completions"
     body = {"model": "wordy", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "stream": True}
     with pytest.raises(httpx.ReadTimeout):
-        own.http.post(url, json=body, timeout=0.5)
+        own.http.post(url, json=body, timeout=1.5)
     until(lambda: own.pool.stats()["wordy"].cancelled == 1)
 
 

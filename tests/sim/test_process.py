@@ -58,7 +58,7 @@ def test_accounts_add_up_exactly_under_concurrency(own: Client) -> None:
 
 
 def test_the_most_calls_under_way_are_counted(own: Client) -> None:
-    own.pool.set("sure", latency_s=1.0)
+    own.pool.set("sure", latency_s=3.0)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: own.ask(ASKED), range(4)))
     assert own.pool.stats()["sure"].peak == 4
