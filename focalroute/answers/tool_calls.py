@@ -14,6 +14,8 @@ from focalroute.core.errors import ConfigError
 
 ToolCall = Mapping[str, Any]
 
+#: No reply calls more tools than this: checking tens of thousands takes seconds.
+MOST_CALLS = 256
 #: Begins the normal form of tool calls, and of nothing else.
 CALLS = "\0"
 

@@ -150,11 +150,15 @@ class CallFailed(FocalrouteError):
         usage: what the failed call consumed all the same, where the service said so.
         free: whether it surely cost nothing: it never got there, or the service refused it. A status from 500 on or 408
             is not such a refusal: a model may have worked behind the gateway that gave up.
+        reported: an error in the body of a successful response, in the service's own words.
     """
 
-    def __init__(self, failure: Failure, usage: Usage | None = None, *, free: bool = False) -> None:
+    def __init__(
+        self, failure: Failure, usage: Usage | None = None, *, free: bool = False, reported: object = None
+    ) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.usage = usage
+        self.reported = reported
         refused = failure.kind == "status" and failure.status != 408 and (failure.status or 0) < 500
         self.free = free or refused or failure.kind == "unavailable"

@@ -18,6 +18,7 @@ from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, On
 from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode, parse_json
 from focalroute.endpoints.wire.fields import told_cost
+from focalroute.endpoints.wire.refusals import in_its_words
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decode_scored, encode_scored, encode_texts
 
@@ -112,10 +113,13 @@ class EndpointClient:
 
     async def _complete(self, request: Request, timeout_s: float | None) -> Completion:
         request, headers = self._with_params(request)
-        if request.scored:
-            body = await self._whole(COMPLETIONS, encode_scored(request, self.endpoint.model), headers, timeout_s)
-            return decode_scored(body, len(request.scored))
-        return decode_bytes(await self._whole(CHAT, self._body(request, self._ready().cap), headers, timeout_s))
+        scored = len(request.scored)
+        body = encode_scored(request, self.endpoint.model) if scored else self._body(request, self._ready().cap)
+        try:
+            reply = await self._whole(COMPLETIONS if scored else CHAT, body, headers, timeout_s)
+            return decode_scored(reply, scored) if scored else decode_bytes(reply)
+        except CallFailed as error:
+            raise self._in_its_words(error, body) from None
 
     async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embeddings:
         """Ask once for the embeddings of some texts.
@@ -177,7 +181,8 @@ class EndpointClient:
     ) -> AsyncGenerator[str | Completion, None]:
         transport = self._ready()
         request, headers = self._with_params(replace(request, stream=True))
-        pieces = transport.stream(self._body(request, transport.cap), headers, decoder)
+        body = self._body(request, transport.cap)
+        pieces = transport.stream(body, headers, decoder)
         try:
             async with contextlib.aclosing(pieces):
                 while (piece := await _next(pieces, deadline)) is not None:
@@ -188,8 +193,16 @@ class EndpointClient:
         except TimeoutError:
             raise _timed_out(decoder.usage) from None
         except CallFailed as error:
-            raise CallFailed(error.failure, error.usage or decoder.usage, free=error.free) from None
+            error.usage = error.usage or decoder.usage
+            raise self._in_its_words(error, body) from None
         yield self.quirks.see(decoder.finish())
+
+    def _in_its_words(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
+        """The failure with what the service says of it, where it answered as if the call had succeeded."""
+        if error.reported is not None:
+            error.failure = in_its_words(error.failure, error.reported, self._ready().secrets(body))
+            error.reported = None
+        return error
 
     def prepare(self) -> None:
         """Load what the first call needs, for which no time limit shall pay."""

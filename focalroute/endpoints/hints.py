@@ -55,8 +55,10 @@ def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return _unusable_hint(failure)
     if failure.kind == "timeout":
         return "raise timeout_s of the endpoint, or deadline_s of the ask"
-    if failure.kind == "protocol":
+    if failure.kind == "protocol" and failure.provider_message is None:
         return f"check base_url: is {host} an OpenAI-compatible service?"
+    if failure.kind == "protocol":  # an error that it reports without a status
+        return _status_hint(replace(failure, status=500), endpoint, host)
     return ""
 
 
@@ -71,8 +73,10 @@ def _unusable_hint(failure: Failure) -> str:
 def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     status, said = failure.status or 0, f"{failure.code} {failure.provider_message}"
     variable = endpoint.api_key_env or "the key"
-    if status < 400:
+    if 300 <= status < 400 and status != 304:
         return f"check base_url {endpoint.base_url or host}: it redirects, and redirects are not followed"
+    if status < 400:
+        return f"check base_url: is {host} an OpenAI-compatible service?"
     if status == 402 or (status in (400, 403, 429) and _CREDIT.search(said) and "per" not in said.split()):
         return f"add credit to the account at {host}"
     if status == 401 or (status in (400, 403) and _KEY.search(said)):

@@ -144,8 +144,14 @@ class Http:
             payload = json.loads(await read_all(response, MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
-        secrets = (sent.decode(), self._key or "", *self._private)
-        return refusal_of(response.status_code, response.headers, payload, secrets)
+        return refusal_of(response.status_code, response.headers, payload, self._secrets(sent))
+
+    def secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
+        """The request, and the key: texts of which nothing may be told."""
+        return self._secrets(_json(body))
+
+    def _secrets(self, sent: bytes) -> tuple[str, ...]:
+        return (sent.decode(), self._key or "", *self._private)
 
 
 def _sender(

@@ -95,6 +95,9 @@ def unsent(error: BaseException) -> CallFailed:
         hint = "check the proxy that is set, by proxy or by the environment's http_proxy and https_proxy"
         failure = Failure("connection", f"could not get through the proxy ({_innermost(error)})", hint=hint)
         return CallFailed(failure, free=True)
+    if "ProtocolError" in names and "disconnected" not in str(error):
+        hint = "check base_url: what answers there speaks no HTTP; is it https instead of http, or another port?"
+        return CallFailed(Failure("connection", f"what came back is not HTTP ({_innermost(error)})", hint=hint))
     failure = Failure("connection", f"could not reach the service ({_innermost(error)})")
     return CallFailed(failure, free=bool(names & _UNSENT))
 
@@ -161,7 +164,7 @@ class OpenAITransport:
         try:
             reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._unread)
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            failed.append(_translated(error, self._secrets(body)))
+            failed.append(_translated(error, self.secrets(body)))
             if self._on_headers is not None and (refused := getattr(error, "response", None)) is not None:
                 self._on_headers(refused.headers.raw)
         if failed:  # raised here, it has no context: the library's own exceptions quote what came back
@@ -170,7 +173,8 @@ class OpenAITransport:
             self._on_headers(reply.response.headers.raw)
         return reply
 
-    def _secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
+    def secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
+        """The request, and the key: texts of which nothing may be told."""
         return (json.dumps(body, default=str), str(self._client.api_key), *self._private)
 
 

@@ -114,7 +114,7 @@ def bill_of(
     free: bool = False,
     usual: UsualCost | None = None,
 ) -> Bill:
-    """Make an attempt's bill: by its usage, or without one an estimate, unless it was surely free.
+    """Make an attempt's bill: by its usage, or without one an estimate, unless it, or the endpoint, was surely free.
 
     The estimate is half of the mean, as if every second such call were billed; one and a half times the usual cost may
     be spent. Where that is not known either, it is ``bound``, what was reserved.
@@ -128,7 +128,7 @@ def bill_of(
             _warn_of_excess(endpoint.name, bound, cost)
             return Bill(endpoint.name, usage, bound, "reserved")
         return Bill(endpoint.name, usage, cost, source)
-    if free:
+    if free or (endpoint.price is not None and not any(endpoint.price)):
         return Bill(endpoint.name, None, Decimal(0), "price")
     if bound is None:
         return Bill(endpoint.name, None, None, "unknown")

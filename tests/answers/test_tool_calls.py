@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,12 @@ from aiohttp import web
 
 from focalroute import Answer, BadLabel, Endpoint, Ensemble, PoolError
 from focalroute.answers.canonical_json import canonical, parsed
-from focalroute.answers.tool_calls import ToolOffer, calls_text, parse_calls
+from focalroute.answers.tool_calls import MOST_CALLS, ToolOffer, calls_text, parse_calls
+from focalroute.core.errors import CallFailed
+from focalroute.endpoints.capabilities import NONE
+from focalroute.endpoints.elicit import plan
+from focalroute.endpoints.wire import decode
+from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving
@@ -295,6 +301,20 @@ def test_a_call_that_nobody_offered_is_no_answer(asked: dict[str, Any], said: st
             return
         answer = ensemble.ask(QUESTION, **asked)
     assert (str(answer.value), answer.tool_calls) == ("42", ())
+
+
+@pytest.mark.parametrize("count", [MOST_CALLS, 30_000])
+def test_calls_without_end_are_refused_before_they_are_checked(count: int) -> None:
+    """Thirty thousand kept the event loop busy for eight seconds."""
+    read = decode(calling(*[call(BOTH)] * count))
+    made = plan(make_query("?", params=PARAMS), NONE)
+    if count <= MOST_CALLS:
+        assert len(made.read(read).tool_calls) == count
+        return
+    began = time.thread_time()
+    with pytest.raises(CallFailed, match="more than 256 times"):
+        made.read(read)
+    assert time.thread_time() - began < 0.5
 
 
 def test_tools_of_the_endpoint_are_offered() -> None:

@@ -13,9 +13,10 @@ from aiohttp import web
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble, PoolError
 from focalroute.endpoints.wire.refusals import refusal_of
-from tests.loopback import json_reply, serving
+from tests.loopback import json_reply, serving, sse
 
 KEY = "sk-planted0KEY1never2to3be4seen"
+QUESTION = "who is the violet walrus?"
 
 
 class Said(NamedTuple):
@@ -273,6 +274,71 @@ def test_a_redirect_and_a_refusal_say_what_they_are() -> None:
         assert "SECRET" not in str(refused.value)
     errors = [reply.error for raised in (redirected, refused) for reply in raised.value.replies]
     assert [error and error.of_request for error in errors] == [False, True]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize(
+    ("reported", "said"),
+    [
+        ({"message": "the violet walrus is overloaded", "type": "overloaded_error"}, (
+            "try again later: HOST fails", "the reply reports an error (overloaded_error): [...] is overloaded"
+        )),
+        ({"message": f"No auth: {KEY}", "code": 401}, ("set ", "status: the reply reports error 401: No auth: [...]")),
+        ("Rate limit exceeded", ("try again later", "the reply reports an error: Rate limit exceeded")),
+        (True, ("check base_url: is HOST an OpenAI-compatible service", "protocol: the reply reports an error)")),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_successful_response_is_told_in_the_service_s_words(
+    reported: Any, said: tuple[str, str], ready: bool, streamed: bool
+) -> None:
+    """Without what was sent, as in a refusal. It said only that there was an error, and to check base_url."""
+
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
+        return await sse(request, {"error": reported}) if streamed else json_reply({"error": reported})
+
+    async def run(url: str) -> str:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY) as client:
+            reached: dict[str, Any] = {"client": client} if ready else {"base_url": url, "api_key": KEY}
+            async with AsyncEnsemble([Endpoint("a", model="m", **reached)], attempts=1) as ensemble:
+                with pytest.raises(PoolError) as failed:
+                    await (anext(ensemble.stream(QUESTION)) if streamed else ensemble.ask(QUESTION))
+        return str(failed.value)
+
+    with serving(handler) as server:
+        told = asyncio.run(run(server.url))
+        first, then = (part.replace("HOST", server.url.split("/")[2]) for part in said)
+    assert told.startswith(first)
+    assert then in told
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"-ERR unknown command\r\n", "what answers there speaks no HTTP"),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", "an OpenAI-compatible service"),
+    ],
+)
+def test_what_is_no_web_service_is_named(raw: bytes, said: str) -> None:
+    """Such as a port of something else. It was said not to be reached; and to redirect."""
+
+    async def run() -> str:
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(raw)
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            async with AsyncEnsemble([Endpoint("a", model="m", base_url=url)], attempts=1) as ensemble:
+                with pytest.raises(PoolError) as failed:
+                    await ensemble.ask("?")
+        return str(failed.value)
+
+    told = asyncio.run(run())
+    assert told.startswith("check base_url")
+    assert said in told
 
 
 @pytest.mark.parametrize(

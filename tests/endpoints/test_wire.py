@@ -157,13 +157,23 @@ def test_usage_and_the_provider_s_own_cost_are_read_exactly() -> None:
     [
         None, [], {}, {"prompt_tokens": 1}, {"prompt_tokens": -1, "completion_tokens": 1},
         {"prompt_tokens": 10**15, "completion_tokens": 1}, {"prompt_tokens": "9", "completion_tokens": 1},
-        {"prompt_tokens": True, "completion_tokens": 1},
+        {"prompt_tokens": True, "completion_tokens": 1}, {"prompt_tokens": 1.5, "completion_tokens": 1},
+        {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": math.inf, "completion_tokens": 1},
         {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 6}},
     ],
 )  # fmt: skip
 def test_incredible_usage_is_missing_not_zero(usage: Any) -> None:
-    """Absent, negative, absurd or contradictory token counts are no usage at all."""
+    """Absent, negative, absurd or contradictory token counts are no usage at all, nor is a reply of no tokens."""
     assert decode(reply(usage=usage)).usage is None
+    stream = StreamDecoder()
+    stream.feed((chunk("A", "stop") + chunk(usage={"prompt_tokens": 1, "completion_tokens": 2})).encode())
+    stream.feed(chunk(usage=usage).encode())
+    assert stream.finish().usage == Usage(1, 2)
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    """It was billed as an unknown usage: at all that was reserved."""
+    assert decode(reply(usage={"prompt_tokens": 10.0, "completion_tokens": 5.0})).usage == Usage(10, 5)
 
 
 @pytest.mark.parametrize("cost", [-1, "NaN", math.inf, math.nan, True, [], "x", 1e12, "1_000"])
@@ -373,6 +383,74 @@ def test_streamed_log_probabilities_and_tool_calls_are_put_together() -> None:
     assert [token.text for token in whole.tokens] == ["A", "."]
     assert whole.tool_calls[0]["id"] == "7"
     assert whole.tool_calls[0]["function"]["arguments"] == "{}"
+
+
+def call_piece(name: str | None = None, arguments: Any = None, **told: Any) -> dict[str, Any]:
+    """A piece of a tool call."""
+    function = {"name": name, "arguments": arguments}
+    return {**told, "function": {key: value for key, value in function.items() if value is not None}}
+
+
+PARIS, ROME = '{"city": "Paris"}', '{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "calls"),
+    [
+        ([[call_piece("f", PARIS, id="a"), call_piece("f", ROME, id="b")]], [PARIS, ROME]),  # Gemini numbers none
+        ([[call_piece("f", PARIS, id="a", index=0)], [call_piece("f", ROME, id="b", index=0)]], [PARIS, ROME]),
+        ([[call_piece("f", id="a", index=None)], [call_piece(arguments=PARIS, index=None)]], [PARIS]),
+        ([[call_piece("f", id="a", index=0)], [call_piece(arguments=PARIS, id="b", index=0)]], [PARIS]),  # vLLM
+        ([[call_piece("f", PARIS[:5], id="a", index=0)], [call_piece("f", PARIS[5:], id="a", index=0)]], [PARIS]),
+        ([[{"index": 0, "id": "a"}], [call_piece("f", PARIS, index=0)]], [PARIS]),
+        ([[call_piece(arguments=PARIS[:5], index=0)], [call_piece("f", PARIS[5:], id="a", index=0)]], [PARIS]),
+        ([[call_piece("f", {"city": "Paris"}, index=0)]], [PARIS]),
+        ([[call_piece("f", ROME, id="b", index=7)], [call_piece("f", PARIS, id="a", index=2)]], [PARIS, ROME]),
+        ([[call_piece("f", PARIS, id=["a"], index=0)], [call_piece("f", ROME, id={}, index=-1), None, 5]], [PARIS]),
+    ],
+)
+def test_tool_calls_are_told_apart_however_they_are_numbered(pieces: list[Any], calls: list[str]) -> None:
+    decoder = StreamDecoder()
+    for piece in pieces:
+        decoder.event({"choices": [{"index": 0, "delta": {"tool_calls": piece}, "finish_reason": "tool_calls"}]})
+    found = [call["function"] for call in decoder.finish().choices[0].tool_calls]
+    assert found == [{"name": "f", "arguments": call} for call in calls]
+
+
+def test_a_stream_may_begin_with_a_mark_of_its_byte_order() -> None:
+    """The first words were lost, and the rest was the answer."""
+    decoder = StreamDecoder()
+    assert decoder.feed(b"\xef\xbb") + decoder.feed(b"\xbf" + chunk("A", "stop").encode()) == "A"
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [('{"message": "overloaded", "code": 529}', 529), ('{"error": {"code": "429"}}', 429), ("it broke", None)],
+)
+def test_an_event_that_is_named_an_error_is_that_failure(event: str, status: int | None) -> None:
+    """It was skipped, and the stream said to be cut short."""
+    with pytest.raises(CallFailed, match="reports") as caught:
+        StreamDecoder().feed(f"event: error\ndata: {event}\n\n".encode())
+    assert caught.value.failure.status == status
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"\n <!DOCTYPE html><html>Sign in</html>", "is a web page"),
+        (b" \n", "is empty"),
+        (b"\x28\xb5\x2f\xfd\0", "is packed"),
+        (b"Hello", "is not JSON"),
+    ],
+)
+def test_a_reply_that_is_something_else_is_named(body: bytes, said: str) -> None:
+    with pytest.raises(CallFailed, match=said):
+        decode_bytes(body)
+    if said == "is a web page":
+        stream = StreamDecoder()
+        stream.feed(body)
+        with pytest.raises(CallFailed, match=said):
+            stream.finish()
 
 
 def feed_endlessly(piece: bytes) -> None:

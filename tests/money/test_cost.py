@@ -188,3 +188,9 @@ def test_parameters_win_over_the_request_and_the_asks_over_the_endpoints() -> No
 )
 def test_everything_that_becomes_part_of_the_prompt_is_in_the_bound(more: Request, at_least: int) -> None:
     assert generated(more, endpoint(1, 0)) >= at_least
+
+
+def test_what_has_no_price_to_pay_costs_nothing_without_its_usage() -> None:
+    """A server of one's own that counts no tokens was said to cost an unknown amount."""
+    assert bill_of(endpoint(0, 0), None, None).cost == 0
+    assert bill_of(endpoint(0, 1), None, None).cost is None

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from focalroute.core import json_text
 from focalroute.core.config import Dialect
-from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints.wire.fields import (
     Token,
@@ -167,9 +166,16 @@ def parse_json(body: bytes | bytearray) -> object:
     try:
         return json_text.parse(body)
     except (ValueError, RecursionError):
-        packed = body.startswith(b"\x1f\x8b")
-        what = "is packed (gzip), though it was asked for as it is" if packed else "is not JSON"
-        raise protocol_error(f"the reply {what}") from None
+        raise protocol_error(f"the reply {_what_it_is(body)}") from None
+
+
+def _what_it_is(body: bytes | bytearray) -> str:
+    """Name a body that is not JSON."""
+    if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        return "is packed, though it was asked for as it is"
+    if not body.strip():
+        return "is empty"
+    return "is a web page" if body.lstrip()[:1] == b"<" else "is not JSON"
 
 
 def open_reply(payload: object, content: str, *, generates: bool = True) -> tuple[Mapping[str, Any], Any, Usage | None]:
@@ -188,7 +194,7 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
         counts = {**counts, "completion_tokens": counts.get("completion_tokens") or 0}
     usage, held = usage_of(counts), payload.get(content)
     if payload.get("error") is not None and not held:
-        raise CallFailed(reported_error(payload["error"]), usage)
+        raise reported_error(payload["error"], usage)
     return payload, held, usage
 
 
@@ -213,7 +219,7 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise protocol_error("a choice has no message", usage)
     if choice.get("finish_reason") == "error":
-        raise CallFailed(reported_error(choice.get("error")), usage)
+        raise reported_error(choice.get("error"), usage)
     text = content_of(message.get("content"))
     if text is None:
         raise protocol_error("a message's content is not text", usage)

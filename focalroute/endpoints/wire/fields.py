@@ -39,12 +39,16 @@ def protocol_error(message: str, usage: Usage | None = None) -> CallFailed:
     return CallFailed(Failure("protocol", message), usage)
 
 
-def reported_error(error: object) -> Failure:
+def reported_error(error: object, usage: Usage | None) -> CallFailed:
     """An error that came in the body of a successful response, as OpenRouter sends them."""
     code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and len(code) == 3 and code.isdecimal():
+        code = int(code)
     if type(code) is int and 400 <= code <= 599:
-        return Failure("status", f"the reply reports error {code}", status=code)
-    return Failure("protocol", "the reply reports an error")
+        failure = Failure("status", f"the reply reports error {code}", status=code)
+    else:
+        failure = Failure("protocol", "the reply reports an error")
+    return CallFailed(failure, usage, reported=error)
 
 
 def text_of(value: object) -> str | None:
@@ -65,7 +69,7 @@ def content_of(content: object) -> str | None:
 
 
 def usage_of(usage: object) -> Usage | None:
-    """The usage; None if it is absent, negative or contradicts itself."""
+    """The usage; None if it is absent, negative, all zero or contradicts itself."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
@@ -85,7 +89,8 @@ def usage_of(usage: object) -> Usage | None:
     if apart > 0 or reasoning > completion:  # a Usage counts it in
         reasoning = max(reasoning, apart)
         completion += reasoning
-    return Usage(prompt, completion, cached, reasoning, _cost(usage))
+    cost = _cost(usage)
+    return Usage(prompt, completion, cached, reasoning, cost) if prompt or completion or cost else None
 
 
 def _first_count(*told: object) -> int:
@@ -105,7 +110,9 @@ def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
 
 
 def count_of(value: object) -> int | None:
-    """A credible count (a JSON integer, not negative, not astronomic); else None."""
+    """A credible count (a whole number, not negative, not astronomic); else None."""
+    if type(value) is float and value.is_integer():  # as Lua and JavaScript may write one
+        value = int(value)
     return value if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT else None
 
 

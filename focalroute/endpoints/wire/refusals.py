@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from focalroute.core.records import Failure
@@ -91,6 +92,18 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
         provider_message=told or None,
         cut=_CUT in message,
     )
+
+
+def in_its_words(failure: Failure, reported: object, secrets: Sequence[str]) -> Failure:
+    """The failure of a successful response that reports an error, with what the service says of it.
+
+    Args:
+        secrets: as in `refusal_of`.
+    """
+    status = failure.status or 0
+    said = refusal_of(status, {}, {"error": reported}, secrets)
+    message = failure.message + said.message.removeprefix(f"HTTP {status}")
+    return replace(said, kind=failure.kind, message=message, status=failure.status)
 
 
 def _message(payload: object, depth: int = _DEEPEST) -> str:

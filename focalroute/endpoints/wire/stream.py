@@ -40,11 +40,13 @@ class StreamDecoder:
         self._unopened = unopened
         self.usage: Usage | None = None
         self.done = False
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self._held = ""  # a carriage return whose line feed may be yet to come
         self._line: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
         self._length = 0
         self._data: list[str] = []
+        self._named_error = False  # the event is an error, as its name says
+        self._page = False  # it began as a web page
         self._bytes = 0
         self._model: str | None = None
         self.id: str | None = None
@@ -74,21 +76,30 @@ class StreamDecoder:
 
     def _take(self, line: str) -> str:
         """One line: data gathers until the empty line that ends its event; comments and other fields are skipped."""
+        if line.startswith("event:"):
+            self._named_error = line[6:].strip() == "error"
         if line.startswith("data:"):
             self._data.append(line[5:].removeprefix(" "))
             return ""
         if line.startswith("{") and not self._parts:  # a service that does not stream replies with the whole at once
             self._data, line = [line], ""
         if line or not self._data:
+            self._page = self._page or (line.lstrip().startswith("<") and not self._parts)
             return ""
         data, self._data = "\n".join(self._data), []
+        named_error, self._named_error = self._named_error, False
         if self.done or data.strip() == "[DONE]":
             self.done = True
             return ""
         try:
-            return self.event(json.loads(data))
+            payload = json.loads(data)
         except (ValueError, RecursionError):
-            raise self._failed("a stream event is not JSON") from None
+            payload = None
+            if not named_error:
+                raise self._failed("a stream event is not JSON") from None
+        if named_error:
+            raise reported_error(payload.get("error", payload) if isinstance(payload, dict) else data, self.usage)
+        return self.event(payload)
 
     def event(self, payload: object) -> str:
         """Take one parsed event; the new text of the first choice in it.
@@ -100,7 +111,7 @@ class StreamDecoder:
             raise self._failed("a stream event is not a JSON object")
         self.usage = usage_of(payload.get("usage")) or self.usage
         if payload.get("error") is not None:
-            raise CallFailed(reported_error(payload["error"]), self.usage)
+            raise reported_error(payload["error"], self.usage)
         self._model = self._model or text_of(payload.get("model"))
         self.id = self.id or text_of(payload.get("id"))
         choices = payload.get("choices")
@@ -112,12 +123,12 @@ class StreamDecoder:
         delta = choice.get("delta", choice.get("message")) if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(delta, dict | None):
             raise self._failed("a stream choice is not an object")
-        index = count_of(choice.get("index", 0))
+        index = count_of(choice.get("index") or 0)
         text = content_of((delta or {}).get("content"))
         if text is None or index is None or index >= MAX_CHOICES:
             raise self._failed("a stream choice has no readable text")
         if choice.get("finish_reason") == "error":
-            raise CallFailed(reported_error(choice.get("error")), self.usage)
+            raise reported_error(choice.get("error"), self.usage)
         if index not in self._parts:
             self._parts[index] = _Part(ThinkingSplitter(unopened=self._unopened))
         text = self._parts[index].add(text, choice, delta or {})
@@ -136,7 +147,7 @@ class StreamDecoder:
         self.end()
         parts = [self._parts[index] for index in sorted(self._parts)]
         if not parts or any(part.finish_reason is None for part in parts):
-            raise self._failed("the stream was cut short")
+            raise self._failed("the reply is a web page" if self._page else "the stream was cut short")
         return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self.id)
 
     def _failed(self, message: str) -> CallFailed:
@@ -153,8 +164,9 @@ class _Part:
         self._thoughts: list[str] = []
         self._texts: list[str] = []
         self._entries: list[object] | None = []
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._arguments: dict[int, list[str]] = {}
+        self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by their number, and in the order they came
+        self._places: dict[int, tuple[int, int]] = {}  # of the latest call of each number
+        self._arguments: dict[tuple[int, int], list[str]] = {}
 
     def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> str:
         """Take a piece; what of the answer is new."""
@@ -177,23 +189,39 @@ class _Part:
         return said
 
     def _add_call(self, call: object) -> None:
-        """Tool calls come in pieces too: the first names it, the others add to its arguments."""
-        if not isinstance(call, dict) or (index := count_of(call.get("index", 0))) is None:
+        """Tool calls come in pieces too: the first names it, the others add to its arguments.
+
+        Some services (Gemini) number none of them, or all alike: another id with a name is another call. An id alone is
+        not, as others (vLLM) give every piece its own.
+        """
+        if not isinstance(call, dict) or (index := count_of(call.get("index") or 0)) is None:
             return
-        function = call.get("function")
-        piece = text_of(function.get("arguments")) if isinstance(function, dict) else None
-        if index not in self._calls:
-            self._calls[index] = {**call, "function": dict(function) if isinstance(function, dict) else {}}
-        self._arguments.setdefault(index, []).append(piece or "")
+        found = call.get("function")
+        function = found if isinstance(found, dict) else {}
+        place = self._places.get(index)
+        if place is None or (function.get("name") and _differ(self._calls[place], call)):
+            place = self._places[index] = (index, len(self._calls))
+            self._calls[place] = {**call, "function": {}}
+        whole = self._calls[place]
+        for known, told in ((whole, call), (whole["function"], function)):
+            known.update((name, value) for name, value in told.items() if value and not known.get(name))
+        arguments = function.get("arguments")
+        text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
+        self._arguments.setdefault(place, []).append(text or "")
 
     def whole(self) -> CompletionChoice:
         tokens = tokens_of({"content": self._entries}) if self._entries else None
-        for index, call in self._calls.items():
-            call["function"]["arguments"] = "".join(self._arguments[index])
-        calls = tuple(self._calls[index] for index in sorted(self._calls))
+        for place, call in self._calls.items():
+            call["function"]["arguments"] = "".join(self._arguments[place])
+        calls = tuple(self._calls[place] for place in sorted(self._calls))
         within, text = split_thinking("".join(self._texts))
         reasoning = "".join(self._thoughts) or self._splitter.thinking or within
         if reasoning and tokens:
             tokens = answer_tokens(tokens, text)
         finished = "refusal" if self._refused and not text else self.finish_reason
         return CompletionChoice(text, finished, tokens, calls, reasoning, unopened=within != "")
+
+
+def _differ(begun: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
+    """Whether both calls have an id, and not the same."""
+    return bool(begun.get("id") and call.get("id")) and begun["id"] != call["id"]
