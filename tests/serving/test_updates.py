@@ -58,10 +58,12 @@ def test_closing_waits_for_an_update_for_a_bounded_time(
         fill(store, play(linear_learner(), 100, 0, version=1))
         updater = Updater(store, slot, tmp_path, every=1, seed=None)
         updater.on_feedback(1)
+        until(updater._one_at_a_time.locked)  # else it is dropped
         began = time.monotonic()
         updater.close()
         assert time.monotonic() - began < 30
-    assert "the old ones stay: the policies could not be updated: its process ended with code -9" in caplog.text
+        said = "the old ones stay: the policies could not be updated: its process ended with code -9"
+        until(lambda: said in caplog.text)
 
 
 def test_closing_waits_for_an_update_on_a_thread_for_a_bounded_time_too(

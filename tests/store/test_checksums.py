@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
@@ -31,7 +30,7 @@ PAGE = 4096
 FLIPS = 168
 LIMITS = {Account(): Decimal(3), Account("team", 86_400): Decimal(3)}
 
-#: Writes until it is killed: each number that is printed is acknowledged.
+#: Writes until it is killed: each number that is printed is acknowledged. Then the last is beside the file, too.
 WRITER = """
 import sys
 import time
@@ -41,6 +40,10 @@ store = SqliteStore(sys.argv[1], durability=sys.argv[2])
 for number in range(20):
     store.write(answer(f"{sys.argv[3]}-{number}", steps=trajectory()), bill()).result(10)
     print(number, flush=True)
+while store._commit_log._latest:
+    time.sleep(0.01)
+store.totals()  # after its thread has written
+print("written", flush=True)
 sys.stdin.read()
 """
 
@@ -143,7 +146,7 @@ def killed(path: Path, durability: str = "normal", name: str = "a") -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert [int(process.stdout.readline()) for _ in range(20)] == list(range(20))
-        time.sleep(0.6)  # by then the number of the last one is written beside the file, too
+        assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
 
 

@@ -135,8 +135,13 @@ def test_full_durability_keeps_what_was_acknowledged(keeper: Path, tmp_path: Pat
 
 
 def test_normal_durability_may_lose_the_latest_but_stays_sound(keeper: Path, tmp_path: Path) -> None:
-    """This is what the copies show where nothing is synced in time."""
-    _, synced, acknowledged = write_until_killed(keeper, tmp_path, "normal", 60)
-    with closing(SqliteStore(restored(tmp_path / "restored", synced, synced))) as store:
-        assert len(list(store.recent(10**6))) < acknowledged
-        assert store.verify() == ()
+    """This is what the copies show where nothing is synced in time, as it may be at the very moment of the kill."""
+
+    def loses(folder: Path) -> bool:
+        folder.mkdir()
+        _, synced, acknowledged = write_until_killed(keeper, folder, "normal", 60)
+        with closing(SqliteStore(restored(folder / "restored", synced, synced))) as store:
+            assert store.verify() == ()
+            return len(list(store.recent(10**6))) < acknowledged
+
+    assert any(loses(tmp_path / str(attempt)) for attempt in range(5))
