@@ -148,10 +148,18 @@ class Memory:
         if size > 1:
             self._typical = _typical_sum(vectors, self._mean)
 
-    def add(self, answer_id: str, vector: F32, values: Sequence[float], costs: Sequence[float] = ()) -> None:
+    def add(
+        self,
+        answer_id: str,
+        vector: F32,
+        values: Sequence[float],
+        costs: Sequence[float] = (),
+        *,
+        inferred: bool = False,
+    ) -> None:
         """Remember one query: its features (D,), and how right and how dear each endpoint was, NaN where not known.
 
-        Costs are relative to the usual ones; none given: not known.
+        Costs are relative to the usual ones; none given: not known. ``inferred``: the values are from agreement.
 
         What is remembered of the same answer is replaced where it stands. An empty text, and a query of which nothing
         is known, are not remembered.
@@ -172,7 +180,7 @@ class Memory:
             self._places.pop(self._ids[place], None)
             self._ids[place], self._places[answer_id] = answer_id, place
         self._sums += row.astype(np.float64) - self._known[place]
-        self._known[place] = row
+        self._known[place], self._inferred[place] = row, inferred
         self._total += vector.astype(np.float64) - self._vectors[place]
         self._vectors[place] = vector
         if self._added - self._centred_at > _STALE * self._size:
@@ -184,9 +192,16 @@ class Memory:
     def forget(self, endpoint: int, newest: int) -> None:
         """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
         latest_first = (-self._number[: self._size]).argsort()
-        columns = [endpoint, self._n + endpoint, 2 * self._n + endpoint]
-        old = self._known[latest_first, columns[1]].cumsum() > newest
-        self._known[np.ix_(latest_first[old], columns)] = 0
+        old = self._known[latest_first, self._n + endpoint].cumsum() > newest
+        self._drop(endpoint, latest_first[old])
+
+    def forget_inferred(self, endpoint: int) -> None:
+        """Forget how right an endpoint was wherever only agreement says so."""
+        self._drop(endpoint, np.flatnonzero(self._inferred[: self._size]))
+
+    def _drop(self, endpoint: int, places: I64) -> None:
+        columns = np.arange(3) * self._n + endpoint
+        self._known[np.ix_(places, columns)] = 0
         self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
 
     def estimate(self, vector: F32) -> Expectation:
@@ -258,6 +273,7 @@ class Memory:
         self._vectors: F32 = np.zeros((rows, width), np.float32)
         self._known: F32 = np.zeros((rows, 3 * self._n), np.float32)  # see _row
         self._sums = np.zeros(3 * self._n)  # of the rows known
+        self._inferred = np.zeros(rows, bool)
         self._number = np.zeros(rows, np.int64)  # how many had been added before
         self._total = np.zeros(width)  # sum of the texts
         self._mean: F32 = np.zeros(width, np.float32)

@@ -205,7 +205,7 @@ class Observer:
         candidates = np.array([-1 if candidate is None else candidate for candidate in backed])
         for copy in self._referees.compare(members, candidates):  # what it was credited with while it counted twice
             self._agreed.forget(self.endpoints[copy], 0)
-            self._memory.forget(copy, 0)
+            self._memory.forget_inferred(copy)
             self._referees.forget(copy)
             self._changed.add(copy)
         rows = self._stats.rows
@@ -216,13 +216,14 @@ class Observer:
         self._referees.add(outcome.answer_id, verdict)
         values = {name: v for name, v in zip(here, verdict.values.tolist(), strict=True) if not math.isnan(v)}
         outcome = replace(outcome, right=values, inferred=frozenset(values))
-        self._remember(outcome, [values.get(name, math.nan) for name in self.endpoints])
+        self._remember(outcome, [values.get(name, math.nan) for name in self.endpoints], inferred=True)
         self._calibration.add(outcome.answer_id, outcome.masses)
         return outcome
 
-    def _remember(self, outcome: Outcome, right: Sequence[float]) -> None:
+    def _remember(self, outcome: Outcome, right: Sequence[float], *, inferred: bool = False) -> None:
         if outcome.features is not None and outcome.embedder == self.embedder:
-            self._memory.add(outcome.answer_id, outcome.features, right, self._relative_costs(outcome))
+            costs = self._relative_costs(outcome)
+            self._memory.add(outcome.answer_id, outcome.features, right, costs, inferred=inferred)
 
     def _relative_costs(self, outcome: Outcome) -> list[float]:
         """Return the cost of each member's call, relative to what is usual there; NaN where either is unknown."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from focalroute.core.records import Member, Outcome, Query
 from focalroute.observe import Observer
+from focalroute.observe.features import text_features
+from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.observe.referees import RELIABILITY, Referees, Verdict, judge
 
@@ -209,6 +212,32 @@ def test_copies_count_as_one_voice() -> None:
     assert not found.sums[2:, 0, 2].any()  # the only referee is a copy of one of them
     assert np.isnan(judge(np.arange(2), np.array([0, 0]), CHOICES, one, np.zeros(2), k[:2, :2]).values).all()
     assert not np.isnan(judge(np.arange(1), np.array([0]), CHOICES, alone, np.zeros(1)).sums).any()
+
+
+def test_what_feedback_said_of_endpoints_is_kept_when_they_are_taken_for_copies() -> None:
+    """What they were credited with for agreeing is not: it rested on their voices counting twice."""
+    learned = observer(3)
+    text = text_features("What is the capital of France?")
+    for n in range(20):
+        said = replace(outcome(f"labelled {n}", [0, 1, 0], {"m0": 1.0, "m1": 0.0, "m2": 1.0}), features=text)
+        learned.learn(said)
+    asked = Query("q", ({"role": "user", "content": "What is the capital of France?"},), ("a", "b", "c", "d"))
+    before = similar(learned, asked)
+    shown = []
+    while learned.copies()[0, 1] < 0.5:
+        learned.agree(replace(outcome(f"agreed {len(shown)}", [0, 0, 1]), features=text), CHOICES)
+        shown.append(similar(learned, asked))
+    credited, found = shown[-2:]
+    assert before[0] - before[1] > 3
+    assert credited[0] - credited[1] < before[0] - before[1] - 1
+    assert found[0] - found[1] == pytest.approx(before[0] - before[1], abs=0.2)
+
+
+def similar(learned: Observer, query: Query) -> list[float]:
+    """The column of this name before anybody is asked."""
+    rows = learned.begin(query).observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints
+    found: list[float] = rows[:, slices(ENDPOINT)["similar"].start].tolist()
+    return found
 
 
 def test_good_endpoints_that_agree_are_not_taken_for_copies() -> None:
