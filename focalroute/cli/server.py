@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import json
+import logging
 import signal
 import socket
 import sys
@@ -49,8 +51,6 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as JSON, once it does.")] = False,
 ) -> None:
     """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
-    import asyncio
-
     from focalroute.core.pool import find_pool, load_pool
     from focalroute.server.callers import KEY_VARIABLE, Callers
     from focalroute.serving.telemetry import exporting
@@ -94,9 +94,9 @@ async def _serve(
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
         app = create_app(ensemble, callers=callers, local_only=callers is None)
         with _listening(*address) as sock:
-            _greet(len(ensemble.endpoints), sock, callers, as_json)
             server = uvicorn.Server(server_config(app, shutdown_s))
             _handle_signals(server)
+            _greet(len(ensemble.endpoints), sock, callers, as_json)
             await server.serve(sockets=[sock])
 
 
@@ -105,13 +105,17 @@ def _handle_signals(server: uvicorn.Server) -> None:
 
     By itself uvicorn would raise them once more at its end, before the ensemble is closed.
     """
-    import asyncio
-
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has a terminal's end ignored
             loop.add_signal_handler(number, server.handle_exit, number, None)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """An ask that is cut off at the end is meant to be, and needs no traceback."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json: bool) -> None:

@@ -135,6 +135,7 @@ def server_config(app: ASGIApp, shutdown_s: int, protocol: type[BoundedProtocol]
         log_config=None,  # quiet, but for warnings
         access_log=False,
         ws="none",
+        lifespan="off",  # the caller closes the ensemble; uvicorn would print a traceback at a second Ctrl-C
         server_header=False,
         timeout_graceful_shutdown=shutdown_s,
     )

@@ -100,7 +100,8 @@ def longest_hold(body: bytes, endpoints: Sequence[Endpoint]) -> float:
 
     async def run() -> float:
         with _listening("127.0.0.1", 0) as sock:
-            server = uvicorn.Server(server_config(create_app(AsyncEnsemble(endpoints)), 5))
+            ensemble = AsyncEnsemble(endpoints)
+            server = uvicorn.Server(server_config(create_app(ensemble), 5))
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/chat/completions"
 
@@ -110,6 +111,7 @@ def longest_hold(body: bytes, endpoints: Sequence[Endpoint]) -> float:
             held = await attempt(send)
             server.should_exit = True
             await serving
+            await ensemble.aclose()
             return held
 
     return asyncio.run(run())

@@ -39,11 +39,11 @@ def served(
     up, servers = threading.Event(), []
 
     async def serve() -> None:
-        ensemble = AsyncEnsemble(endpoints, **settings)
-        app = create_app(ensemble, callers=callers, local_only=local_only)
-        servers.append(uvicorn.Server(server_config(app, 30, protocol)))
-        up.set()
-        await servers[0].serve(sockets=[sock])
+        async with AsyncEnsemble(endpoints, **settings) as ensemble:
+            app = create_app(ensemble, callers=callers, local_only=local_only)
+            servers.append(uvicorn.Server(server_config(app, 30, protocol)))
+            up.set()
+            await servers[0].serve(sockets=[sock])
 
     with _listening("127.0.0.1", 0) as sock:
         thread = threading.Thread(target=asyncio.run, args=(serve(),))

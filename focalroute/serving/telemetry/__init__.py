@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,7 +68,7 @@ def exporting() -> Iterator[Telemetry]:
     """Send telemetry in the background by OTLP over HTTP, as the variables ``OTEL_EXPORTER_OTLP_...`` say.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed.
+        ConfigError: OpenTelemetry is not installed, or refuses a variable.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
@@ -85,12 +86,18 @@ def exporting() -> Iterator[Telemetry]:
     resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "focalroute")})
     tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    try:
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    except ValueError as error:
+        raise ConfigError(f"OTEL_METRIC_EXPORT_...: {' '.join(str(error).split())} Correct the variable.") from None
     meters = MeterProvider([reader], resource, shutdown_on_exit=False)
     loggers = LoggerProvider(resource, shutdown_on_exit=False)
     loggers.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
     try:
         yield Telemetry(tracers, meters, loggers)
     finally:
-        for provider in (tracers, meters, loggers):
-            provider.shutdown()
+        ends = [threading.Thread(target=one.shutdown, daemon=True) for one in (tracers, meters, loggers)]
+        for end in ends:
+            end.start()
+        for end in ends:  # at the same time: a collector that is away has 10 seconds, not thirty
+            end.join()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, ParamSpec
 from urllib.parse import urlsplit
 
 from opentelemetry import metrics, trace
-from opentelemetry._logs import LogRecord, get_logger
+from opentelemetry._logs import LoggerProvider, LogRecord, get_logger
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
@@ -35,6 +35,12 @@ _SCOPE = "focalroute"
 #: What a service may call its model and its reply; all else it could fill with what it was sent.
 _NAME = re.compile(r"[A-Za-z0-9_.:/@-]{1,128}")
 _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
+_FIELDS = {
+    "tracer_provider": trace.TracerProvider,
+    "meter_provider": metrics.MeterProvider,
+    "logger_provider": LoggerProvider,
+    "content": bool,
+}
 _QUOTED = 8  # characters: a shorter prompt stands in many a name by chance
 
 _log = logging.getLogger("focalroute")
@@ -75,11 +81,18 @@ class Recorder:
 
     Args:
         endpoints: the pool; what is not known of an endpoint is left out.
+
+    Raises:
+        ConfigError: a field of the telemetry is of another type.
     """
 
     def __init__(self, telemetry: Telemetry, endpoints: Iterable[Endpoint]) -> None:
         from focalroute import __version__
 
+        for name, kind in _FIELDS.items():
+            value = getattr(telemetry, name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"Telemetry.{name}: give a {kind.__name__}, got {type(value).__name__}")
         self._content = telemetry.content
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self._of = {name: _described(endpoint) for name, endpoint in self._endpoints.items()}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +17,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from focalroute import Endpoint
 from focalroute.serving.telemetry import names
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
+from tests.cli.calling import focalroute
 from tests.server.running import ask, post, started
 
 
@@ -86,3 +90,29 @@ def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[by
         for log in scope.log_records
     )
     assert event.event_name == names.EVALUATION
+
+
+def test_a_collector_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    """Its three requests are given up at the same time; each has the seconds that the variable says."""
+    with SimulatedPool() as pool, socket.create_server(("127.0.0.1", 0)) as silent:
+        (tmp_path / "pool.toml").write_text(pool_toml(pool.endpoints))
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_EXPORTER_OTLP_TIMEOUT": "3"}
+        with started(tmp_path / "pool.toml", "--telemetry", env=environment) as (process, url):
+            status, answer = post(f"{url}/v1/chat/completions", ask(focalroute={"choices": ["32", "42"]}))
+            assert status == 200
+            assert post(f"{url}/v1/feedback", {"id": answer["id"], "label": "42"})[0] == 200
+            begun = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 0
+            assert time.monotonic() - begun < 6
+
+
+def test_a_variable_that_opentelemetry_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "-1")
+    (tmp_path / "pool.toml").write_text(
+        pool_toml([Endpoint("e", model="m", base_url="http://127.0.0.1:1", input_usd_per_1m=1, output_usd_per_1m=1)])
+    )
+    done = focalroute("serve", "--pool", str(tmp_path / "pool.toml"), "--telemetry")
+    assert done.returncode == 2
+    assert "OTEL_METRIC_EXPORT_...: interval value -1.0 is invalid" in done.stderr

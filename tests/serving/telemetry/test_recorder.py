@@ -332,6 +332,14 @@ def test_what_is_missing_or_wrong_is_said() -> None:
     endpoint = Endpoint("e", model="m", base_url="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="telemetry: give True, False or a Telemetry, got str"):
         Ensemble([endpoint], telemetry="yes")  # type: ignore[arg-type]
+    for wrong, said in (
+        ({"tracer_provider": trace.get_tracer("app")}, "tracer_provider: give a TracerProvider, got ProxyTracer"),
+        ({"meter_provider": 1}, "meter_provider: give a MeterProvider, got int"),
+        ({"logger_provider": "x"}, "logger_provider: give a LoggerProvider, got str"),
+        ({"content": "no"}, "content: give a bool, got str"),
+    ):
+        with pytest.raises(ConfigError, match=f"Telemetry.{said}"):
+            Ensemble([endpoint], telemetry=Telemetry(**wrong))
     code = """
 import sys
 sys.modules["opentelemetry"] = None
