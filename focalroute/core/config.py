@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from focalroute.core.dollars import Amount, parse_decimal, parse_usd_per_period, parse_usd_per_tag, positive_usd
 from focalroute.core.errors import ConfigError
-from focalroute.core.services import find_service, is_within, thinking_params
+from focalroute.core.services import SERVICES, find_service, is_within, thinking_params
 from focalroute.core.spelling import advice, did_you_mean
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
@@ -492,10 +492,10 @@ class Endpoint:
 
     def _fill_in(self) -> None:
         """Fill in what the service's name says, and the parameters that say how much to think."""
-        alone = self.service is None and self.base_url is None and self.client is None
-        if not self.model and alone and "/" in self.name:
+        if not self.model and self.service is None and "/" in self.name:
             service, _, model = self.name.partition("/")
-            self._set(service=service, model=model)
+            if service in SERVICES or (self.base_url is None and self.client is None):
+                self._set(service=service, model=model)
         if not self.model:
             raise ValueError("model: required; or name a service and its model, as in Endpoint('openai/gpt-5-mini')")
         if self.service is not None:

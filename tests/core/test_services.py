@@ -27,6 +27,9 @@ def test_what_is_given_stays() -> None:
     )
     assert (own.base_url, own.api_key_env, own.dialect) == ("http://10.0.0.5:9/v1", "MY_KEY", "vllm")
     assert (own.logprobs, own.top_logprobs, own.n) == (False, 0, None)
+    assert Endpoint("vllm/Qwen/m", base_url="http://10.0.0.5:9/v1").model == "Qwen/m"
+    azure = Endpoint("azure/mini", base_url="https://me.openai.azure.com/openai/v1")
+    assert (azure.model, azure.api_key_env) == ("mini", "AZURE_OPENAI_API_KEY")
     fast = Endpoint("groq/m")
     assert (fast.logprobs, fast.top_logprobs, fast.n) == (False, 0, False)
     assert Endpoint("groq/m", logprobs=True).logprobs is True
@@ -66,6 +69,7 @@ def test_how_much_to_think_is_said_as_the_service_has_it(
         ({"name": "opnai/gpt-5"}, "unknown 'opnai'; did you mean 'openai'"),
         ({"name": "gpt-5"}, "model: required"),
         ({"name": "m", "service": "openai"}, "model: required"),
+        ({"name": "Qwen/m", "base_url": "http://10.0.0.5:9/v1"}, "model: required"),
         ({"name": "azure/gpt-5"}, "base_url: required at azure, such as https://RESOURCE"),
     ],
 )
