@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import random
 import time
 import weakref
@@ -118,6 +119,7 @@ class AsyncEnsemble:
         self._warm_caches = WarmCaches(self.endpoints)
         self._streams = Background()  # the answers being written
         self._closed = False
+        self._process = os.getpid()
         policy = resolve_policy(settings.policy, self._names, settings.seed)
         self._recorder = make_recorder(settings.telemetry, self.endpoints)
         self._store = open_store(settings.store, durability=settings.durability)
@@ -416,7 +418,7 @@ class AsyncEnsemble:
         """Start what follows an answer in the background, if it was committed; whether it was."""
         error = written.exception()
         if error is not None:
-            _log.warning("an answer could not be stored, so nothing can be learned from it: %s", error)
+            _log.warning("an answer could not be stored: %s", error)
             log_lost(bills, error)
             return False
         self._feedback.remember(row)
@@ -428,6 +430,8 @@ class AsyncEnsemble:
     def _check_open(self) -> None:
         if self._closed:
             raise EnsembleClosed(CLOSED)
+        if self._process != os.getpid():  # the store's thread stayed behind: what is asked here would be on no ledger
+            raise EnsembleClosed("this ensemble was made before a fork; make one after it")
 
     @takes_arguments
     async def ask_many(

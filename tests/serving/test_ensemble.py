@@ -439,13 +439,16 @@ with Ensemble([Endpoint("slow", base_url=sys.argv[1], model="m")]) as ensemble:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_is_told_to_make_its_own_ensemble(pool: SimulatedPool) -> None:
+@pytest.mark.parametrize("used", [True, False])
+def test_a_forked_child_is_told_to_make_its_own_ensemble(pool: SimulatedPool, used: bool) -> None:
+    """Before anybody is paid, as the child could not keep the bill."""
     code = f"""
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from focalroute import Endpoint, Ensemble, EnsembleClosed
 ensemble = Ensemble([Endpoint("small", base_url={pool.endpoints[0].base_url!r}, model="small")])
-ensemble.ask({QUESTION!r}, answer="number")
+if {used}:
+    ensemble.ask({QUESTION!r}, answer="number")
 if os.fork() == 0:
     try:
         ensemble.ask({QUESTION!r})

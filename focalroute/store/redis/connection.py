@@ -273,7 +273,7 @@ def _code(error: Exception) -> str:
 
 def _plain(error: Exception) -> str:
     if type(error).__name__ == "ResponseError":
-        return "refused a call; is it Redis 6.2 or newer, or Valkey?"
+        return "refused a call; is it Redis 6.2 or newer, or Valkey, and has it that database?"
     return f"cannot be reached ({type(error).__name__}); start it, or check the address"
 
 

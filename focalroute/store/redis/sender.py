@@ -22,6 +22,7 @@ _AGAIN_S = 0.1  # between two tries to reach Redis
 _BATCH = 500
 _EARLY = [b"early"]  # the script's reply to a call before which others are missing
 
+_STILL_WRITTEN = ". It is still written if Redis comes back while this process lives"
 _FORGOT = "Redis has lost writes that it had said were done: it was restarted, or replaced, without them"
 
 _log = logging.getLogger("focalroute.store")
@@ -79,6 +80,7 @@ class Sender:
         self._writer = writer
         self._journal = journal
         self._patience_s = patience_s
+        self._closing = False
         self._number = 0
         self._waiting: deque[Job] = deque()
         self._away_since: float | None = None
@@ -140,6 +142,7 @@ class Sender:
     def close(self) -> None:
         """End what still waits: it goes into the journal, or fails."""
         self._patience_s = 0.0
+        self._closing = True
         if self._waiting:
             self._journal_or_fail()
         if self._journal is not None:
@@ -249,9 +252,10 @@ class Sender:
         all_late = self._away_since is not None and now - self._away_since >= self._patience_s
         all_late = all_late or self._data_lost  # waiting does not bring it back
         for job in [job for job in self._waiting if all_late or now >= job.until]:
-            _fail(job, StoreError(self._reason))
+            waits = isinstance(job, WriteJob) and not self._closing
+            _fail(job, StoreError(f"{self._reason}{_STILL_WRITTEN if waits else ''}"))
             if isinstance(job, WriteJob):
-                continue  # it is still done if Redis comes back: what was consumed is paid for
+                continue  # what was consumed is paid for
             self._waiting.remove(job)
             if isinstance(job, ScriptJob) and job.undo is not None and job.sent:
                 self._waiting.append(WriteJob((job.undo,), *pack_rows((job.undo,), self._connection.keys)))
