@@ -20,7 +20,7 @@ from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, gi
 from focalroute.core.answer_list import error_text
 from focalroute.core.dollars import Dollars, dollars
 from focalroute.core.errors import ConfigError, FocalrouteError, PoolError
-from focalroute.core.files import hold_file
+from focalroute.core.files import hold_file, naming
 from focalroute.core.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -202,8 +202,9 @@ class _Answers:
         row = {"index": line.index, "question": line.digest, **told}
         if failed_usd := self._failed_usd.get(line.index):
             row["failed_usd"] = f"{failed_usd:f}"
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(row).encode() + b"\n")
+            self._file.flush()
 
     def __enter__(self) -> _Answers:
         return self
@@ -211,7 +212,8 @@ class _Answers:
     def __exit__(self, failed: object, *_: object) -> None:
         if failed and not self._file.tell():  # the same command, put right, can be given again
             self._path.unlink()
-        self._opened.close()
+        with naming(self._path):
+            self._opened.close()
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

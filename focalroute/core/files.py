@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +30,15 @@ def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
             return file.read(most)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have what goes wrong in writing this file say which it is."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def hold_file(file: IO[bytes], path: Path) -> None:

@@ -17,7 +17,7 @@ from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import hold_file
+from focalroute.core.files import hold_file, naming
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.records import Reply, Usage
@@ -119,8 +119,9 @@ class LogFile:
         """Write the line of a question, and count."""
         id_, outputs = asked
         question = self._questions[id_]
-        self._file.write(_line(question, outputs).encode("utf-8", "replace") + b"\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(_line(question, outputs).encode("utf-8", "replace") + b"\n")
+            self._file.flush()
         self._done.add(id_)
         self._advance(1)
         self.collected.asked += 1
@@ -134,8 +135,9 @@ class LogFile:
     def close(self) -> None:
         """Put the lines in order; at any moment the file holds all of them."""
         order = {id_: number for number, id_ in enumerate(self._questions)}
-        self._file.seek(0)
-        lines = self._file.readlines()
+        with naming(self._path):
+            self._file.seek(0)
+            lines = self._file.readlines()
         ordered = sorted(lines, key=lambda line: order[json.loads(line)["id"]])
         if lines != ordered:
             beside = self._path.with_name(self._path.name + ".sorted")

@@ -33,6 +33,7 @@ def load_reference(reference: str) -> Policy:
 
 def parse_reference(reference: str) -> tuple[Path, int | None]:
     """The folder, and the version if one is named; what exists as a folder is one, whatever its name."""
+    _refuse_address(reference)
     folder, at, version = reference.rpartition("@")
     if not at or Path(reference).is_dir():
         check_folder(Path(reference), None)
@@ -41,6 +42,12 @@ def parse_reference(reference: str) -> tuple[Path, int | None]:
         raise ConfigError(f"{reference}: {version!r} is not a version; write folder@3")
     check_folder(Path(folder), int(version))
     return Path(folder), int(version)
+
+
+def _refuse_address(policy: str | Path) -> None:
+    """An address may hold a password, so it is not shown."""
+    if isinstance(policy, str) and "://" in policy:
+        raise ConfigError("policy: is an address; give a folder, such as a worker's, which has the fleet's policy")
 
 
 def check_folder(folder: Path, version: int | None) -> None:
@@ -97,11 +104,15 @@ def resolve_policy(
         return None
     if not isinstance(policy, str | Path):
         raise ConfigError(f"policy: give a folder or a policy's name, got {type(policy).__name__}")
-    if policy not in ALL_BASELINES and Path(policy).is_file():
+    _refuse_address(policy)
+    try:
+        there, is_file = Path(policy).exists(), Path(policy).is_file()
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"policy: {error.strerror}; give another folder, or a policy's name") from None
+    if policy not in ALL_BASELINES and is_file:
         raise ConfigError(f"policy: {policy} is a file; give the folder of the bundles")
     if not isinstance(policy, str):
         return policy
-    there = Path(policy).exists()
     if policy in ALL_BASELINES:
         if there:
             _log.warning('policy %r is taken by its name; for the folder of that name give "./%s"', policy, policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -204,3 +205,25 @@ def test_ask_takes_a_system_message_and_parameters_and_says_who_said_what(
     assert "round 1: e: forty two, unknown" in capsys.readouterr().err
     assert run(monkeypatch, *asked, "--param", "temperature") == 2
     assert "give NAME=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["batch", "collect"])
+def test_a_full_disk_is_an_error_that_names_the_file(pool_file: Path, folder: Path, command: str) -> None:
+    """No file may grow, which fails as a full disk does."""
+    code = (
+        "import resource, sys\n"
+        "from focalroute.cli.app import main\n"
+        f"sys.argv = ['focalroute', *{_written(command, pool_file)!r}]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "main()\n"
+    )
+    row = {"id": "a", "prompt": "What is 17 + 25?", "choices": ["32", "42"], "label": 1}
+    (folder / "set.jsonl").write_text(json.dumps(row))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "File too large: 'out.jsonl'" in done.stderr.splitlines()[-1]
+
+
+def _written(command: str, pool_file: Path) -> list[str]:
+    files = {"batch": ["in.jsonl", "out.jsonl"], "collect": ["set.jsonl", "--out", "out.jsonl"]}[command]
+    return [command, *files, "--pool", str(pool_file)]

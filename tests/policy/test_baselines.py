@@ -12,7 +12,7 @@ from focalroute.core.records import Member, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.baselines import SERVED_BASELINES, Baseline, LogLinearOnline
 from focalroute.policy.decider import pick_probabilities
-from focalroute.policy.references import resolve_policy
+from focalroute.policy.references import parse_reference, resolve_policy
 
 POOL = ("a", "b", "c")
 
@@ -85,3 +85,14 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path, kind: type[s
     (tmp_path / "pool.toml").touch()
     with pytest.raises(ConfigError, match="is a file; give the folder of the bundles"):
         resolve_policy(kind(tmp_path / "pool.toml"), POOL)
+
+
+def test_the_address_of_a_fleet_is_refused_and_not_shown() -> None:
+    for refuse in (lambda given: resolve_policy(given, POOL), parse_reference):
+        with pytest.raises(ConfigError, match=r"policy: is an address; give a folder, .*fleet's policy$"):
+            refuse("redis://:secret@127.0.0.1:6379/0")
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy: File name too long; give another folder"):
+        resolve_policy("x" * 300, POOL)
