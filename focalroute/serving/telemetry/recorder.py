@@ -336,7 +336,20 @@ def _mark(span: Span, failure: Failure | None) -> None:
 
 def _message(message: Mapping[str, Any]) -> Attributes:
     """A chat message in the shape of the conventions."""
-    content = message.get("content")
-    parts = [{"type": "text", "content": content}] if isinstance(content, str) else list(content or ())
-    calls = [{"type": "tool_call", **dict(call)} for call in message.get("tool_calls") or ()]
-    return {"role": message.get("role"), "parts": [*parts, *calls]}
+    content, calls = message.get("content"), message.get("tool_calls") or ()
+    if message.get("role") == "tool":
+        parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
+    elif isinstance(content, str):
+        parts = [{"type": "text", "content": content}]
+    else:
+        parts = [_part(part) for part in content or ()]
+    return {"role": message.get("role"), "parts": [*parts, *(_tool_call(call) for call in calls)]}
+
+
+def _part(part: Mapping[str, Any]) -> Attributes:
+    return {"type": "text", "content": part.get("text")} if part.get("type") == "text" else dict(part)
+
+
+def _tool_call(call: Mapping[str, Any]) -> Attributes:
+    called = call.get("function") or {}
+    return {"type": "tool_call", "id": call.get("id"), "name": called.get("name"), "arguments": called.get("arguments")}

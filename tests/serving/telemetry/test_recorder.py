@@ -250,6 +250,25 @@ def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
     assert said == {"role": "assistant", "parts": [{"type": "text", "content": answer.text}]}
 
 
+def test_messages_have_the_shape_of_the_conventions(pool: SimulatedPool) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 17, "b": 25}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "text", "text": PROMPT}, image]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+    seen = Seen()
+    with Ensemble(pool.endpoints, telemetry=seen.telemetry(content=True)) as ensemble:
+        ensemble.ask(messages)
+    told = json.loads(attributes(seen.one(names.ASK))[names.INPUT_MESSAGES])
+    assert [message["parts"] for message in told] == [
+        [{"type": "text", "content": PROMPT}, image],
+        [{"type": "tool_call", "id": "c1", "name": "add", "arguments": '{"a": 17, "b": 25}'}],
+        [{"type": "tool_call_response", "id": "c1", "response": "42"}],
+    ]
+
+
 def test_what_a_service_sends_back_as_a_name_is_recorded_nowhere_and_makes_no_series_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
