@@ -223,7 +223,7 @@ def test_what_feedback_said_of_endpoints_is_kept_when_they_are_taken_for_copies(
         learned.learn(said)
     asked = Query("q", ({"role": "user", "content": "What is the capital of France?"},), ("a", "b", "c", "d"))
     before = similar(learned, asked)
-    shown = []
+    shown: list[list[float]] = []
     while learned.copies()[0, 1] < 0.5:
         learned.agree(replace(outcome(f"agreed {len(shown)}", [0, 0, 1]), features=text), CHOICES)
         shown.append(similar(learned, asked))
