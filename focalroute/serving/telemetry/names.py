@@ -24,6 +24,15 @@ ERROR_TYPE = "error.type"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
+#: What the conventions call a service; the others have our name.
+PROVIDERS = {
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+}
+
 # Of a call, ours.
 ENDPOINT = "focalroute.endpoint"
 ROUND = "focalroute.round"

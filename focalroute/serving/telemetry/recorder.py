@@ -27,6 +27,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Decision, Failure, Feedback, Query, Reply
+from focalroute.core.services import service_at
 from focalroute.money.cost import total
 from focalroute.serving.ask import Ask
 from focalroute.serving.telemetry import Telemetry, names
@@ -272,10 +273,12 @@ def _made(ask: Ask) -> list[Reply]:
 
 def _described(endpoint: Endpoint) -> Attributes:
     """Return the attributes of an endpoint that are known before it is asked."""
-    parts = urlsplit(str(getattr(endpoint.client, "base_url", endpoint.base_url or "")))
+    base_url = str(getattr(endpoint.client, "base_url", endpoint.base_url or ""))
+    parts = urlsplit(base_url)
+    service = endpoint.service or service_at(base_url) or endpoint.spoken
     attributes: Attributes = {
         names.OPERATION: "chat",
-        names.PROVIDER: endpoint.spoken,
+        names.PROVIDER: names.PROVIDERS.get(service, service),
         names.REQUEST_MODEL: endpoint.model,
     }
     if parts.hostname:

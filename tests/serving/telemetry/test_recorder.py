@@ -27,6 +27,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.serving.telemetry import Telemetry, names
+from focalroute.serving.telemetry.recorder import _described
 from focalroute.sim import SimulatedPool
 from tests.loopback import completion, json_reply, serving
 
@@ -248,6 +249,18 @@ def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
     (asked,), (said,) = json.loads(told[names.INPUT_MESSAGES]), json.loads(told[names.OUTPUT_MESSAGES])
     assert asked == {"role": "user", "parts": [{"type": "text", "content": PROMPT}]}
     assert said == {"role": "assistant", "parts": [{"type": "text", "content": answer.text}]}
+
+
+def test_a_call_names_its_service_as_the_conventions_do() -> None:
+    """They were all openai. A service is known by its name or its host, else by how it speaks."""
+    named = {
+        "anthropic": Endpoint("anthropic/m"),
+        "gcp.gemini": Endpoint("gemini/m"),
+        "mistral_ai": Endpoint("e", model="m", base_url="https://api.mistral.ai/v1"),
+        "vllm": Endpoint("e", model="m", base_url="http://127.0.0.1:1/v1", dialect="vllm"),
+        "openai": Endpoint("e", model="m", base_url="http://127.0.0.1:1/v1"),
+    }
+    assert [_described(endpoint)[names.PROVIDER] for endpoint in named.values()] == list(named)
 
 
 def test_messages_have_the_shape_of_the_conventions(pool: SimulatedPool) -> None:
