@@ -82,15 +82,15 @@ class SimulatedModel:
         if not self.name:
             raise ConfigError("SimulatedModel: name: is empty")
         for where in ("skill", "correlation", "convinced", "misled"):
-            self._check(where, 0 <= getattr(self, where) <= 1, "give a probability between 0 and 1")
+            self._check(where, _is_probability(getattr(self, where)), "give a probability between 0 and 1")
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
             for topic, value in skills.items():
                 self._check(f"{where}[{topic!r}]", topic in _TOPICS, f"unknown topic; use one of {', '.join(_TOPICS)}")
-                self._check(f"{where}[{topic!r}]", 0 <= value <= 1, "give a probability between 0 and 1")
+                self._check(f"{where}[{topic!r}]", _is_probability(value), "give a probability between 0 and 1")
         for where in ("sharpness", "wrong_length"):
-            self._check(where, 0 < getattr(self, where) < math.inf, "give a positive number")
+            self._check(where, _is_amount(getattr(self, where)) and getattr(self, where) > 0, "give a positive number")
         for where in ("latency_s", "jitter_s", "verbosity", "thinking"):
-            self._check(where, 0 <= getattr(self, where) < math.inf, "give a number of at least 0")
+            self._check(where, _is_amount(getattr(self, where)), "give a number of at least 0")
         self._check("ending", "{}" in self.ending, "give a text with {} in it, where the answer stands")
         for where in ("input_usd_per_1m", "output_usd_per_1m"):
             object.__setattr__(self, where, self._price(where))
@@ -185,6 +185,14 @@ def sample(probabilities: Sequence[float], u: float, temperature: float = 1.0) -
     if temperature <= 0:
         return max(range(len(probabilities)), key=probabilities.__getitem__)
     return _pick(probabilities if temperature == 1 else _powered(probabilities, 1 / max(temperature, 0.01)), u)
+
+
+def _is_probability(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _draws(model: SimulatedModel, question: str) -> tuple[tuple[float, ...], tuple[object, ...]]:

@@ -63,6 +63,9 @@ class SimulatedPool:
     ) -> None:
         self.models = tuple(default_models() if models is None else models)
         self._keys = dict(keys or {})
+        for model in self.models:
+            if not isinstance(model, SimulatedModel):
+                raise ConfigError(f"models: give SimulatedModels, got {type(model).__name__}")
         names = [model.name for model in self.models]
         if not names:
             raise ConfigError("models: the pool is empty; give at least one SimulatedModel")
@@ -178,6 +181,8 @@ class SimulatedPool:
         }  # fmt: skip
         if faults is not None:
             several = [faults] if isinstance(faults, Fault) else faults
+            if not all(isinstance(fault, Fault) for fault in several):
+                raise ConfigError('faults: give Faults, such as Fault("reset")')
             given["faults"] = [fault.to_json() for fault in several]
         switches = {name: value for name, value in given.items() if value is not None}
         self._call("POST", f"/sim/model/{quote(model, safe='')}", switches)

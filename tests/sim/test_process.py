@@ -140,6 +140,8 @@ def test_wrong_settings_are_config_errors(monkeypatch: pytest.MonkeyPatch) -> No
     one = [SimulatedModel("m")]
     with pytest.raises(ConfigError, match="empty"):
         SimulatedPool([])
+    with pytest.raises(ConfigError, match="models: give SimulatedModels, got str"):
+        SimulatedPool(["m"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="unique"):
         SimulatedPool(one * 2)
     with pytest.raises(ConfigError, match="gopher"):
@@ -159,6 +161,8 @@ def test_wrong_switches_are_config_errors_and_change_nothing(own: Client) -> Non
         own.pool.set("nobody", drifted=True)
     with pytest.raises(ConfigError, match="latency_s"):
         own.pool.set("sure", latency_s=-1, input_usd_per_1m=5)
+    with pytest.raises(ConfigError, match="faults: give Faults"):
+        own.pool.set("sure", faults="reset")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="output_usd_per_1m"):
         own.pool.set("sure", output_usd_per_1m="cheap")
     url = f"http://127.0.0.1:{own.pool.port}/sim/model/sure"
