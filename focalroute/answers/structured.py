@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from types import UnionType
@@ -204,15 +205,23 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
-_NO_LABEL = "label: give an instance of the model, a plain value, or its JSON"
+_NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (of a date or time in quotes)"
 
 
 def checked_label(label: Any, value: object) -> Any:
     """Check a label; where the answer is an instance of a model, turn anything else into one, with all of its fields.
 
+    Where it is a date with a time, a time or a duration, turn text into one: as JSON it is written in several ways.
+
     Raises:
         BadLabel: it is not valid, or is text that is not its JSON.
     """
+    if isinstance(value, datetime | time | timedelta) and isinstance(label, str):
+        try:
+            return TypeAdapter(type(value)).validate_python(label.strip('" '))
+        except ValidationError:
+            kind = type(value).__name__
+            raise BadLabel(f"label: is not a valid {kind}; give an instance, or text as in ISO 8601") from None
     if label is None or not isinstance(value, BaseModel) or isinstance(label, BaseModel):
         return label
     try:

@@ -228,7 +228,9 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(extra, Mapping):
         raise ValueError('extra_body: give a mapping such as {"top_k": 5}')
     params |= extra
-    for name in sorted(map(str, params)):
+    for name in params:
+        if not isinstance(name, str):
+            raise ValueError(f"{str(name)[:40]}: name each parameter by text, not by {type(name).__name__}")
         if name in RESERVED_PARAMS:
             raise ValueError(f"{name}: is set by focalroute; remove it")
         if name in _SAID_ELSEWHERE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,7 @@ def _question(
     row: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], number: str, kind: AnswerKind | None
 ) -> LabelledQuestion:
     def value(field: str) -> Any:
-        return next((row[name] for name in names[field] if row.get(name) is not None), None)
+        return next((row[name] for name in names[field] if not _is_missing(row.get(name))), None)
 
     prompt, messages = value("prompt"), value("messages")
     if (prompt is None) == (messages is None):
@@ -170,6 +171,11 @@ def _question(
         label=_text(label, kind) if choices is None else _index(label, choices, letters),
         task=None if task is None else str(task),
     )
+
+
+def _is_missing(value: object) -> bool:
+    """Whether a cell holds nothing: None, or pandas' nan."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:

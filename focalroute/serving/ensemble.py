@@ -53,7 +53,7 @@ from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind,
 from focalroute.serving.recording import make_answer
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import open_ask
-from focalroute.serving.settings import Settings, make_settings, over_http_client, takes_settings
+from focalroute.serving.settings import Settings, make_settings, naming_pool_file, over_http_client, takes_settings
 from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
@@ -106,7 +106,12 @@ class AsyncEnsemble:
 
     @takes_settings(Settings)
     def __init__(self, endpoints: Any = None, *more: Any, **given: Any) -> None:
-        self._settings = settings = over_http_client(make_settings(endpoints, *more, **given))
+        with naming_pool_file(endpoints, given):
+            self._make(over_http_client(make_settings(endpoints, *more, **given)))
+
+    def _make(self, settings: Settings) -> None:
+        """Make the ensemble of its settings; the store is opened once they are right."""
+        self._settings = settings
         self.endpoints = with_prices(validate_pool(settings.endpoints, askable=True))
         self.budget = settings.budget
         judging = judging_endpoints(settings.judge, self.endpoints)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, get_type_hints
@@ -189,6 +190,19 @@ def make_settings(endpoints: Iterable[Endpoint] | str | Path | None = None, *mor
     if isinstance(endpoints, str | Path) and not more:
         return Settings(**pool_settings(endpoints, settings))
     return Settings(endpoints, *more, **settings)
+
+
+@contextmanager
+def naming_pool_file(endpoints: object, overrides: Mapping[str, Any]) -> Iterator[None]:
+    """Name the pool file in the error of a setting that it gives, and that only its user finds wrong."""
+    try:
+        yield
+    except ConfigError as error:
+        setting = str(error).partition(":")[0]
+        path = find_pool() if endpoints is None else endpoints
+        if not isinstance(path, str | Path) or setting in overrides or setting not in load_pool(path).ensemble:
+            raise
+        raise ConfigError(f"{path}: ensemble: {error}", private=error.private) from None
 
 
 def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:

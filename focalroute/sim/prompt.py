@@ -278,13 +278,13 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
     choice = body.get("tool_choice")
     if choice == "none":
         return None
-    wanted = as_mapping(choice).get("function", {}).get("name")
+    wanted = as_mapping(as_mapping(choice).get("function")).get("name")
     for function in _functions(body.get("tools")):
         if wanted not in (None, function["name"]):
             continue
         found = _found(function, text)
-        missing = set(function.get("parameters", {}).get("required", ())) - set(found)
-        if not missing or wanted or choice == "required":
+        required = as_list(as_mapping(function.get("parameters")).get("required"))
+        if all(name in found for name in required if isinstance(name, str)) or wanted or choice == "required":
             right = json.dumps(found)
             wrong = [json.dumps(other) for other in _wrong(found)]
             return Calling(function["name"], (right, *dict.fromkeys(o for o in wrong if o != right)))
@@ -303,8 +303,10 @@ def _found(function: Mapping[str, Any], text: str) -> dict[str, Any]:
     numbers: list[str] = _NUMBER.findall(text)
     words: list[str] = _QUOTED.findall(text) or _NAMED.findall(text)
     found: dict[str, Any] = {}
-    for name, schema in function.get("parameters", {}).get("properties", {}).items():
-        listed = [item for item in schema.get("enum", ()) if str(item).casefold() in text.casefold()]
+    properties = as_mapping(as_mapping(function.get("parameters")).get("properties"))
+    for name, described in properties.items():
+        schema = as_mapping(described)
+        listed = [item for item in as_list(schema.get("enum")) if str(item).casefold() in text.casefold()]
         if listed:
             found[name] = listed[0]
         elif schema.get("type") in ("integer", "number") and numbers:

@@ -25,6 +25,8 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
     """
     if where is not None and not isinstance(where, str | Path):
         raise ConfigError(f"store: give a file or a redis:// address, got {type(where).__name__}")
+    if where == "":
+        raise ConfigError("store: is empty; give a file or a redis:// address, or leave it out for one in memory")
     if isinstance(where, str) and is_redis(where):
         from focalroute.store.redis.store import RedisStore
 

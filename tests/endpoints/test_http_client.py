@@ -344,6 +344,8 @@ def test_headers_and_extra_body_go_with_every_call(tmp_path: Path) -> None:
         ({"extra_query": {"a": "b"}}, "params: extra_query: is not sent"),
         ({"extra_body": {"messages": []}}, "params: messages: is set by focalroute"),
         ({"extra_body": [1]}, "params: extra_body: give a mapping"),
+        ({5: 1}, "params: 5: name each parameter by text, not by int"),
+        ({"extra_body": {None: 1}}, "params: None: name each parameter by text, not by NoneType"),
         ({"extra_body": {"n": 0}}, "params: n: give a whole number"),
         ({"extra_headers": {"Authorization": KEY}}, "params: Authorization: would go to every service"),
         ({"extra_headers": {"Content-Length": "1"}}, "params: Content-Length: is set by focalroute"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"messages": 7, "label": "x"}, "query: give"),
         ({"prompt": "?", "label": ["Paris", "paris"]}, "label: give one text or number"),
         ({"prompt": "?", "label": {"text": ["Paris"]}}, "label: give one text or number"),
+        ({"prompt": "?", "label": math.nan}, "label: is missing"),
+        ({"prompt": math.nan, "label": "x"}, "prompt, messages"),
         ([1], "is not an object"),
     ],
 )

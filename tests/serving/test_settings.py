@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,32 @@ def test_a_wrong_setting_in_a_pool_file_names_the_file_unless_another_replaces_i
     with pytest.raises(ConfigError, match=r"^Ensemble: deadline_s: give more than 0$"):
         Ensemble(path, deadline_s=0)
     Ensemble(path, deadline_s=1).close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('policy = "pluralty"', "policy: 'pluralty' is not a policy's name"),
+        ('store = ""', "store: is empty; give a file"),
+        ("store = 5", "store: give a file"),
+        ('synthesiser = "b"', "synthesiser: 'b' is not in the pool"),
+        ("telemetry = 5", "telemetry: give True"),
+        ("update_every = 5", "update_every: an update needs a policy folder"),
+    ],
+)
+def test_a_setting_of_a_pool_file_that_its_user_finds_wrong_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    """Given by its path or found; what was given in its place does not."""
+    path = tmp_path / "pool.toml"
+    path.write_text(f'[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n[ensemble]\n{line}')
+    monkeypatch.setenv("FOCALROUTE_POOL", str(path))
+    for pool in (path, None):
+        with pytest.raises(ConfigError, match=rf"^{path}: ensemble: {said}"):
+            Ensemble(pool)
+    given = tomllib.loads(line)
+    with pytest.raises(ConfigError, match=rf"^{said}"):
+        Ensemble(path, **given)
 
 
 def test_a_setting_of_a_former_name_says_its_new_one() -> None:

@@ -10,7 +10,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -503,6 +503,30 @@ def test_feedback_that_cannot_be_taken_says_why(
 def test_feedback_needs_an_answer_or_an_id(ensemble: Ensemble, answer: Any) -> None:
     with pytest.raises(FeedbackError, match="give the Answer, or its id as text"):
         ensemble.feedback(answer, reward=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "labels"),
+    [
+        (datetime, '"2026-01-31T00:00:00"', ["2026-01-31", '"2026-01-31"', datetime(2026, 1, 31)]),
+        (time, '"10:30:00"', ["10:30", time(10, 30)]),
+        (timedelta, '"PT1H"', ["PT1H", "01:00:00", timedelta(hours=1)]),
+    ],
+)
+def test_the_label_of_a_moment_may_be_text(kind: Any, said: str, labels: list[Any]) -> None:
+    """It was refused with a message that offered it."""
+
+    async def say(request: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply(completion(said))
+
+    with serving(say) as server:
+        for label in labels:
+            with Ensemble([endpoint(server)]) as ensemble:
+                answer = ensemble.ask("When?", answer=kind)
+                with pytest.raises(BadLabel, match="ISO 8601"):
+                    ensemble.feedback(answer, label="soon")
+                ensemble.feedback(answer, label=label)
+                assert ensemble.stats().endpoints["only"].accuracy > 0.5
 
 
 @pytest.mark.parametrize("label", [42, "Ann", ["Ann", 5], '{"name": "Ann"}', {"name": "Ann", "age": "old"}], ids=str)

@@ -211,6 +211,22 @@ def test_requests_that_a_service_would_refuse_are_refused(client: Client, dialec
     assert client.post(ASKED, dialect, **fields).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        {"parameters": 5},
+        {"parameters": {"properties": [1], "required": 5}},
+        {"parameters": {"properties": {"a": 5, "b": {"enum": 7}}, "required": [{}, "a"]}},
+    ],
+    ids=str,
+)
+def test_a_tool_may_be_described_in_any_way(client: Client, function: dict[str, Any]) -> None:
+    """The service broke down with status 500."""
+    tools = [{"type": "function", "function": {"name": "add", **function}}]
+    for choice in ("auto", "required", {"function": 5}):
+        assert client.post(ASKED, "openai", tools=tools, tool_choice=choice).status_code == 200
+
+
 def test_a_body_that_is_no_request_is_refused(client: Client) -> None:
     url = f"http://127.0.0.1:{client.pool.port}/openai/v1/chat/completions"
     for body in (b"", b"[1]", b"{", b'{"model": "sure"}', b'{"model": "sure", "messages": []}'):

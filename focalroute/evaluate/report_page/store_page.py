@@ -91,8 +91,9 @@ def _lead(history: History) -> str:
             "This store is empty. Ask with it (Ensemble(pool, store=...), or focalroute ask --store), then come back."
         )
     if len(history.worth) < FEW:
+        answers = "1 answer" if history.answers == 1 else f"{history.answers:,} answers"
         return (
-            f"This store has {history.answers:,} answers, and feedback for {len(history.worth)} of them: whom it "
+            f"This store has {answers}, and feedback for {len(history.worth)} of them: whom it "
             "asks is below; how good the answers are is not known."
         )
     dollars = _known_mean(history.usd)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -202,8 +201,14 @@ def embed_log(
     if isinstance(embedder, Endpoint):
         validate_pool((embedder,), askable=True)
     wanted = list(dict.fromkeys(clipped(text) for text in texts if text.strip()))
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(_embedded(wanted, embedder, advance))).result()
+    from anyio.from_thread import start_blocking_portal
+
+    with start_blocking_portal() as portal:
+        made = portal.start_task_soon(_embedded, wanted, embedder, advance)
+        try:
+            return made.result()
+        finally:
+            made.cancel()  # Ctrl-C
 
 
 async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable[[int], object]) -> StoredVectors:

@@ -205,6 +205,8 @@ def test_sections_without_data_say_what_they_need(asked: Asked) -> None:
     empty = store_page(read_history([]), "s.db")
     assert [name for name, one in empty.sections.items() if one.drawing or one.table] == []
     assert "is empty" in empty.lead
+    one = replace(_without(asked.history, feedback=0), answers=1)
+    assert "has 1 answer, and" in store_page(one, "s.db").lead
     few = store_page(_without(asked.history, feedback=FEW - 1), "s.db").sections
     assert "this store has it for 9" in few["curve"].caption
     assert few["rounds"].drawing is not None

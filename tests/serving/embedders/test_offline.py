@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -20,6 +23,7 @@ from focalroute.serving.embedders.embedding import embed_log
 from focalroute.sim.compose import embeddings, vector
 from tests.cli.calling import focalroute
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
+from tests.interruptible import heed_interrupts
 from tests.loopback import Handler, Server, json_reply, serving
 from tests.serving.embedders.encoder import write_encoder
 
@@ -93,6 +97,24 @@ def test_a_function_gets_each_text_once_in_a_running_loop_too(awaits: bool) -> N
     assert sorted(asked) == sorted(TEXTS)
     assert vectors(TEXTS[5]) == pytest.approx([0.6, 0.8])
     assert vectors.usd == 0
+
+
+def test_ctrl_c_ends_it() -> None:
+    """It went on until all texts were embedded."""
+    code = """
+import asyncio
+from focalroute.serving.embedders.embedding import embed_log
+async def embed(text):
+    print("embedding", flush=True)
+    await asyncio.sleep(3600)
+embed_log(["text"], embed)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_interrupts) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"embedding\n"
+        run.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in run.communicate(timeout=60)[1]
 
 
 def test_a_function_that_gives_no_vectors_is_wrong() -> None:
