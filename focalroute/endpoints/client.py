@@ -172,8 +172,8 @@ class EndpointClient:
                     async for piece in pieces:
                         yield piece
                 return
-            except CallFailed as error:  # a refusal comes before any piece
-                if not self.quirks.learn(error.failure):
+            except CallFailed as error:
+                if decoder.begun or not self.quirks.learn(error.failure):
                     raise
 
     async def _stream(
@@ -193,16 +193,17 @@ class EndpointClient:
         except TimeoutError:
             raise _timed_out(decoder.usage) from None
         except CallFailed as error:
-            error.usage = error.usage or decoder.usage
-            raise self._in_its_words(error, body) from None
+            if not decoder.whole or error.failure.kind != "protocol" or error.reported is not None:
+                error.usage = error.usage or decoder.usage
+                raise self._in_its_words(error, body) from None
         yield self.quirks.see(decoder.finish())
 
     def _in_its_words(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
         """The failure with what the service says of it, where it answered as if the call had succeeded."""
-        if error.reported is not None:
-            error.failure = in_its_words(error.failure, error.reported, self._ready().secrets(body))
-            error.reported = None
-        return error
+        if error.reported is None:
+            return error
+        failure = in_its_words(error.failure, error.reported, self._ready().secrets(body))
+        return CallFailed(failure, error.usage, free=error.free)
 
     def prepare(self) -> None:
         """Load what the first call needs, for which no time limit shall pay."""

@@ -446,6 +446,25 @@ def test_a_cut_stream_is_a_failure_that_keeps_the_usage_so_far(through: Through,
 
 
 @EVERY_WAY
+def test_a_stream_that_breaks_off_after_it_has_ended_is_whole(through: Through) -> None:
+    """All was said and paid, and it was a failure."""
+    with serving(streaming(chunk("Sat"), chunk("urn", finish="stop"), {"usage": USAGE}, end=False)) as server:
+        *pieces, whole = through(server.url, collect)
+    assert "".join(pieces) == whole.choices[0].text == "Saturn"
+    assert whole.usage == Usage(10, 1)
+
+
+@EVERY_WAY
+def test_an_error_that_names_a_parameter_does_not_begin_a_stream_anew(through: Through) -> None:
+    """What was said would be said twice."""
+    refused = {"error": {"code": 400, "message": "temperature is not supported", "param": "temperature"}}
+    with serving(streaming(chunk("Sat"), refused)) as server:
+        with pytest.raises(CallFailed, match="takes no temperature"):
+            through(server.url, collect)
+        assert len(server.received) == 1
+
+
+@EVERY_WAY
 def test_an_error_within_a_stream_is_that_failure(through: Through) -> None:
     """A fault reported after the first pieces."""
     error = failure(through, streaming(chunk("Sat"), {"error": {"code": 502, "message": PROMPT}}), collect)

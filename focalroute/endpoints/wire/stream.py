@@ -134,6 +134,16 @@ class StreamDecoder:
         text = self._parts[index].add(text, choice, delta or {})
         return text if index == 0 else ""
 
+    @property
+    def begun(self) -> bool:
+        """Whether something of the reply has come."""
+        return bool(self._parts)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every choice has ended; what may follow is the usage."""
+        return self.begun and all(part.finish_reason is not None for part in self._parts.values())
+
     def end(self) -> str:
         """The stream has ended: the new text in a last event that has no empty line after it."""
         return self.feed(b"\n\n")
@@ -146,7 +156,7 @@ class StreamDecoder:
         """
         self.end()
         parts = [self._parts[index] for index in sorted(self._parts)]
-        if not parts or any(part.finish_reason is None for part in parts):
+        if not self.whole:
             raise self._failed("the reply is a web page" if self._page else "the stream was cut short")
         return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self.id)
 
