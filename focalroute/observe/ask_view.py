@@ -106,8 +106,9 @@ class AskView:
 
     @property
     def by_price(self) -> tuple[int, ...]:
-        """Endpoint indices, those first whose typical call is the cheapest."""
-        return self._stats.by_price
+        """Endpoint indices, those first whose typical call is the cheapest; see `observation.worth_cheapest`."""
+        worth = observation.worth_cheapest(self._similar, self._stats.typical_shares)
+        return tuple(np.argsort(-worth, kind="stable").tolist())
 
     def hardly_known(self, endpoints: Iterable[int]) -> bool:
         """Whether any of these has few outcomes in the window; where none has any, nothing teaches."""

@@ -26,6 +26,7 @@ _VOTE, _PROBABILITY, _LOG_PROBABILITY, _EVIDENCE, _CALIBRATED = (
 )
 _HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
 _SUREST = 80.0  # nats of evidence; the odds of more would overflow
+_AS_CHEAP = 1.02  # times the least cost, up to which endpoints are equally cheap
 
 
 # -- Observation.context ---------------------------------------------------------------------------------------------
@@ -102,6 +103,17 @@ def worth_alone(similar: F32, cost_weight: Any, shares: Any) -> F64:
         shares: (..., N) c / C, what a typical call costs, relative to asking all.
     """
     worth: F64 = similar.astype(np.float64) / 4 - cost_weight * shares
+    return worth
+
+
+def worth_cheapest(similar: F32, shares: Any) -> F64:
+    """Likewise where only the cost counts, beyond all weights: of what costs as little as the least, who is right.
+
+    Args:
+        similar: (..., N) as above; ``shares`` likewise.
+    """
+    as_cheap = shares <= _AS_CHEAP * np.min(shares, axis=-1, keepdims=True)
+    worth: F64 = np.where(as_cheap, similar.astype(np.float64) / 4, -2 - shares)
     return worth
 
 

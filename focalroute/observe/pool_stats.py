@@ -214,11 +214,6 @@ class PoolStats:
     _by_choices: dict[int, F32] = field(default_factory=dict)
 
     @property
-    def by_price(self) -> tuple[int, ...]:
-        """Endpoint indices, those first whose typical call is the cheapest."""
-        return _cheapest_first(_where_known(self.prices, ~np.isnan(self.prices)), self.names)
-
-    @property
     def typical_shares(self) -> F64:
         """The cost of a typical call to each, relative to asking all once, (N,); unknown counts as the mean."""
         return typical_shares(self.prices)

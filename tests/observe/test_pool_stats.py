@@ -218,7 +218,7 @@ def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() 
         return PoolTotals(prices).stats(("a", "b", "c"), np.zeros((3, 3)), none, none, strength)
 
     seen, expected = stats(prices).at(factors), stats((2e-6, 4e-7, None))
-    assert seen.order == expected.order == seen.by_price == (1, 0, 2)
+    assert seen.order == expected.order == (1, 0, 2)
     assert stats(prices).order == (0, 1, 2)
     assert seen.expected_cost == pytest.approx(expected.expected_cost)
     np.testing.assert_allclose(seen.rows.shares, expected.rows.shares)
@@ -233,6 +233,6 @@ def test_where_no_price_is_listed_what_calls_cost_is_the_price() -> None:
     for index, pico in enumerate((30_000_000, 1_000_000)):
         totals.update(index, Counts(priced=2, cost_pico=2 * pico))
     stats = totals.stats(("a", "b", "c"), np.zeros((3, 3)), none, none, strength)
-    assert stats.by_price == stats.order == (1, 0, 2)
+    assert stats.order == (1, 0, 2)
     np.testing.assert_allclose(stats.prices, [3e-5, 1e-6, np.nan])
     assert stats.typical_shares[1] < stats.typical_shares[2] < stats.typical_shares[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
@@ -36,8 +36,9 @@ def begun(
     priced: bool = False,
     known: bool = False,
     text: str = "Red or blue?",
+    prices: Sequence[float] = (0.3, 0.2, 0.4, 0.1),
 ) -> Ask:
-    observer = Observer(NAMES, [0.3, 0.2, 0.4, 0.1])
+    observer = Observer(NAMES, prices)
     if known:  # "b" is right on texts like the one below, the others never are
         texts = np.stack([text_features(f"Red or {colour}?") for colour in ("green", "pink", "grey") for _ in range(9)])
         right = np.tile(np.array([0, 1, 0, 0], np.float32), (len(texts), 1))
@@ -133,6 +134,13 @@ def test_at_the_highest_cost_weight_the_cheapest_is_asked_alone_until_one_answer
     assert one_round(ask, lambda name: Reply(name, choice=0), cost_weight=HIGHEST_WEIGHT) == (1,)
     assert one_round(ask, lambda name: Reply(name, choice=0), cost_weight=HIGHEST_WEIGHT) == ()
     assert [round_.decision.log_mu for round_ in ask.rounds] == [0.0, 0.0, None]
+
+
+def test_of_endpoints_that_are_as_cheap_the_one_is_asked_that_the_text_favours() -> None:
+    """Within 2 % of each other, "b" is right on such texts."""
+    ask = begun(known=True, prices=[0.3, 0.101, 0.4, 0.1])
+    assert one_round(ask, lambda name: Reply(name, error=FAILED), cost_weight=HIGHEST_WEIGHT) == (1,)
+    assert one_round(ask, answered, cost_weight=HIGHEST_WEIGHT) == (3,)
 
 
 def test_beyond_the_trained_weights_the_one_is_asked_that_the_text_favours() -> None:

@@ -256,7 +256,10 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
     last, right = len(worth) - 1, worth.mean(axis=1)
     first = 0
     while first < last:
-        best = first + 1 + int(np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())[-1])
+        equals = first + 1 + np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())
+        best = int(
+            equals[cost[equals].argmin()]
+        )  # where nothing is saved, at the lowest weight: texts are new later on
         if _surely(worth[first] - worth[best]) >= min(gain[first], 2 * gain[first]):
             break
         first = best

@@ -290,10 +290,11 @@ def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]
     """The worth (B, N) of each endpoint where one is asked, and whether one is, (B,), as `Ask.decide` has it."""
     usd = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
     similar = seen.columns[..., _ENDPOINT["similar"].start]
-    shares = typical_shares(usd.astype(np.float64)) * seen.cost_factors
-    worth = observation.worth_alone(similar, cost_weight[:, None], shares)
+    shares = typical_shares(usd.astype(np.float64))
+    worth = observation.worth_alone(similar, cost_weight[:, None], shares * seen.cost_factors)
     cheapest = cost_weight >= HIGHEST_WEIGHT
-    return np.where(cheapest[:, None], -usd, worth), cheapest | (similar.any(axis=1) & alone)
+    least = observation.worth_cheapest(similar, shares)
+    return np.where(cheapest[:, None], least, worth), cheapest | (similar.any(axis=1) & alone)
 
 
 def _in_place(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: Bools, must: Bools) -> F32:

@@ -140,6 +140,13 @@ def test_what_chance_does_as_well_is_not_served() -> None:
     assert kept(worth, cost, np.full(5, 1.0)) == [3, 4]
 
 
+def test_of_ways_that_cost_and_are_right_alike_the_first_is_served() -> None:
+    """That of the lowest cost weight: at the highest what texts are thought to cost would decide who is asked later."""
+    worth = np.tile((np.random.default_rng(0).random(400) < 0.8).astype(np.float32), (5, 1))
+    worth[4] = 0
+    assert kept(worth, np.array([1.0, 0.2, 0.2, 0.2, 0.1]), np.array([1.0, -1, -1, -1, -1])) == [1, 2, 3, 4]
+
+
 # --- what it learns --------------------------------------------------------------------------------------
 
 
