@@ -257,9 +257,7 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
     first = 0
     while first < last:
         equals = first + 1 + np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())
-        best = int(
-            equals[cost[equals].argmin()]
-        )  # where nothing is saved, at the lowest weight: texts are new later on
+        best = int(equals[cost[equals].argmin()])  # of equal costs the lowest weight: later texts may cost otherwise
         if _surely(worth[first] - worth[best]) >= min(gain[first], 2 * gain[first]):
             break
         first = best
