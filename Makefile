@@ -72,11 +72,12 @@ hostile: $(READY) ## 100 processes killed under load, 1,000,000 hostile inputs, 
 fleet: $(READY) ## 8 workers on one Redis, 20,000 asks, a learner killed and Redis restarted (20 minutes; needs redis-server)
 	$(BIN)/python -m tests.benchmarks.fleet
 
-evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there are any
+evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there are any, and some draws of their endpoints
 	@for log in ../shared/data/*.jsonl.gz; do \
 		[ -e "$$log" ] || { echo "no recorded answers in ../shared/data"; continue; }; \
 		$(BIN)/focalroute eval "$$log" --pool "$${log%.jsonl.gz}.pool.toml" || exit 1; \
 	done
+	$(BIN)/python -m tests.benchmarks.draws
 
 labels: $(READY) ## what labels are worth, from none to every one, on the recorded answers in ../shared/data (half an hour)
 	$(BIN)/python -m tests.benchmarks.labels
