@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,18 @@ from aiohttp import web
 
 from focalroute import Ensemble
 
-__all__ = ["Received", "Server", "completion", "json_reply", "self_signed", "serving", "sse", "until", "until_checked"]
+__all__ = [
+    "Received",
+    "Server",
+    "completion",
+    "json_reply",
+    "self_signed",
+    "serving",
+    "speaking",
+    "sse",
+    "until",
+    "until_checked",
+]
 
 Handler = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
 
@@ -61,6 +72,20 @@ def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> Iterator[Ser
             loop.call_soon_threadsafe(stop.set)
             thread.join()
             loop.close()
+
+
+@contextlib.asynccontextmanager
+async def speaking(raw: bytes) -> AsyncIterator[str]:
+    """Answer the first request of every connection with these bytes; yields the address."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
 
 
 async def _serve(

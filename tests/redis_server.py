@@ -32,9 +32,9 @@ def needed_redis() -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on, below those that systems give to connections.
+    """Find a free port below those that systems give to connections.
 
-    So none of them takes it before its server is up, or while it is down.
+    So no connection takes it before its server is up, or while the server is down.
     """
     while True:
         port = secrets.choice(range(20_000, 32_000))

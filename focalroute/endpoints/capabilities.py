@@ -236,7 +236,7 @@ class _CapabilityCheck:
     def _count(self, error: CallFailed, request: Request) -> None:
         """Count what a failed call consumed: where it may have been billed and does not say, the most it allows."""
         if error.usage or not error.free:
-            prompt, generated = most_tokens(request, {**self._client.endpoint.params, **request.params})
+            prompt, generated = most_tokens(request, request.params_over(self._client.endpoint.params))
             self._usages.append(error.usage or (None if generated is None else Usage(prompt, generated)))
 
     async def _complete(self, **features: Any) -> Completion:

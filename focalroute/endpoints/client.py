@@ -225,7 +225,7 @@ class EndpointClient:
         """The request with the endpoint's parameters, and the headers among them (openai's ``extra_headers``)."""
         if not self.endpoint.params and "extra_headers" not in request.params:
             return request, {}
-        params = {**self.endpoint.params, **request.params}
+        params = request.params_over(self.endpoint.params)
         headers = params.pop("extra_headers", None) or {}
         return replace(request, params=params), headers
 

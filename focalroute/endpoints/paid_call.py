@@ -114,7 +114,7 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     Of the parameters every byte counts too: tools and schemas are part of the prompt. None where the price, or the
     number of tokens it may generate, is unknown, or `unbounded` says so.
     """
-    params = {**endpoint.params, **request.params}
+    params = request.params_over(endpoint.params)
     price, generated = endpoint.price, _most_generated(params, request)
     if price is None or generated is None or unbounded(params, request.messages) is not None:
         return None

@@ -143,7 +143,7 @@ class Pool:
                 scored = self._plan(query, _SCORED, bounded=True)
                 bound = max(bound, upper_bound(scored.request, member.endpoint) or bound)
             if bound is None:
-                params = {**member.endpoint.params, **plan.request.params}
+                params = plan.request.params_over(member.endpoint.params)
                 reason = unbounded(params, plan.request.messages) or "params: max_tokens, n: give whole numbers above 0"
                 raise ConfigError(f"{reason}, where a budget is to be kept")
             bounds.append(bound)

@@ -107,8 +107,7 @@ class AskView:
     @property
     def by_price(self) -> tuple[int, ...]:
         """Endpoint indices, those first whose typical call is the cheapest; see `observation.worth_cheapest`."""
-        worth = observation.worth_cheapest(self._similar, self._stats.typical_shares)
-        return tuple(np.argsort(-worth, kind="stable").tolist())
+        return _best_first(observation.worth_cheapest(self._similar, self._stats.typical_shares))
 
     def hardly_known(self, endpoints: Iterable[int]) -> bool:
         """Whether any of these has few outcomes in the window; where none has any, nothing teaches."""
@@ -132,8 +131,7 @@ class AskView:
         shares = self._stats.typical_shares * self._cost_factors
         if waits is not None:
             shares = shares + self._stats.wait_shares(waits)
-        worth = observation.worth_alone(self._similar, cost_weight, shares)
-        return tuple(np.argsort(-worth, kind="stable").tolist())
+        return _best_first(observation.worth_alone(self._similar, cost_weight, shares))
 
     def fork(self) -> AskView:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
@@ -421,3 +419,8 @@ class AskView:
 def _half_a_sample(samples: int) -> float:
     """The mass of an answer that none of the samples gave: there may be one as likely as that."""
     return 1 / (2 * samples)
+
+
+def _best_first(worth: F64) -> tuple[int, ...]:
+    """Endpoint indices by worth (N,); of equals in pool order."""
+    return tuple(np.argsort(-worth, kind="stable").tolist())

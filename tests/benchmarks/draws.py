@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +66,13 @@ def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
 
 def mixture(costs: F64, right: F64, cost: float) -> float:
     """How right two endpoints are that are asked by chance so that a query costs this in the mean, at best."""
-    found = [0.0]
-    for cheap, dear in product(range(len(costs)), repeat=2):
-        if costs[cheap] <= cost:
-            gap = costs[dear] - costs[cheap]
-            share = min((cost - costs[cheap]) / gap, 1.0) if gap > 0 else 0.0
-            found.append(float((1 - share) * right[cheap] + share * right[dear]))
-    return max(found)
+    endpoints = sorted(zip(costs.tolist(), right.tolist(), strict=True))
+    found = [
+        float(np.interp(cost, (cheap, dear), (less, more)))
+        for (cheap, less), (dear, more) in combinations_with_replacement(endpoints, 2)
+        if cheap <= cost
+    ]
+    return max(found, default=0.0)
 
 
 def played(data: Path, log: str, seed: int, rows: int) -> Drawn:

@@ -27,7 +27,7 @@ from focalroute.core.records import Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from focalroute.money.prices import NotListed, fetch_models
-from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, sse
+from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, speaking, sse
 
 PROMPT = "a very private prompt"
 KEY = "sk-very-secret-key"
@@ -298,17 +298,9 @@ def test_a_reply_cut_short_or_broken_in_its_http_is_a_protocol_failure(raw: byte
     """What was answered is not whole: it may have cost something, unlike a refused connection."""
 
     async def run() -> CallFailed:
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(raw)
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(speak, "127.0.0.1", 0)
         clients = HttpClients()
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            client = EndpointClient(Endpoint("e", model="m", base_url=f"http://127.0.0.1:{port}/v1"), clients)
+        async with speaking(raw) as url:
+            client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
             with pytest.raises(CallFailed) as caught:
                 await client.complete(REQUEST)
             await clients.aclose()
@@ -456,7 +448,7 @@ def test_a_stream_that_breaks_off_after_it_has_ended_is_whole(through: Through) 
 
 @EVERY_WAY
 def test_an_error_that_names_a_parameter_does_not_begin_a_stream_anew(through: Through) -> None:
-    """What was said would be said twice."""
+    """The caller would read the first words twice."""
     refused = {"error": {"code": 400, "message": "temperature is not supported", "param": "temperature"}}
     with serving(streaming(chunk("Sat"), refused)) as server:
         with pytest.raises(CallFailed, match="takes no temperature"):

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble, PoolError
 from focalroute.endpoints.wire.refusals import refusal_of
-from tests.loopback import json_reply, serving, sse
+from tests.loopback import json_reply, serving, speaking, sse
 
 KEY = "sk-planted0KEY1never2to3be4seen"
 QUESTION = "who is the violet walrus?"
@@ -323,17 +323,12 @@ def test_what_is_no_web_service_is_named(raw: bytes, said: str) -> None:
     """Such as a port of something else. It was said not to be reached; and to redirect."""
 
     async def run() -> str:
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(raw)
-            await writer.drain()
-            writer.close()
-
-        async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            async with AsyncEnsemble([Endpoint("a", model="m", base_url=url)], attempts=1) as ensemble:
-                with pytest.raises(PoolError) as failed:
-                    await ensemble.ask("?")
+        async with (
+            speaking(raw) as url,
+            AsyncEnsemble([Endpoint("a", model="m", base_url=url)], attempts=1) as ensemble,
+        ):
+            with pytest.raises(PoolError) as failed:
+                await ensemble.ask("?")
         return str(failed.value)
 
     told = asyncio.run(run())

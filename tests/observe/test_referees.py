@@ -215,7 +215,7 @@ def test_copies_count_as_one_voice() -> None:
 
 
 def test_what_feedback_said_of_endpoints_is_kept_when_they_are_taken_for_copies() -> None:
-    """What they were credited with for agreeing is not: it rested on their voices counting twice."""
+    """Their credit for agreeing with each other is not kept: their votes had counted twice."""
     learned = observer(3)
     text = text_features("What is the capital of France?")
     for n in range(20):

@@ -137,7 +137,7 @@ def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Pat
 
 @contextlib.contextmanager
 def inherited(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
-    """What is started meanwhile does so with this signal, whatever started the tests does."""
+    """Processes that are started meanwhile handle this signal in this way, however the tests were started."""
     before = signal.signal(number, how)
     try:
         yield

@@ -127,7 +127,7 @@ class Plan:
             CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
             ConfigError: the caller's own normaliser gives something else than a string or None.
         """
-        parsed = self._read(completion, {**(params or {}), **self.request.params})
+        parsed = self._read(completion, self.request.params_over(params or {}))
         said = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
         return replace(parsed, reasoning=said) if said else parsed
 

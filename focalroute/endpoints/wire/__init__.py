@@ -67,6 +67,10 @@ class Request:
     stream_usage: bool = True
     scored: tuple[str, ...] = field(default=(), repr=False)
 
+    def params_over(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters that are sent: an endpoint's own, and over them those of the request."""
+        return {**own, **self.params}
+
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class CompletionChoice:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from focalroute.core.config import Endpoint
+from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,8 +97,6 @@ def exporting() -> Iterator[Telemetry]:
     try:
         yield Telemetry(tracers, meters, loggers)
     finally:
-        ends = [threading.Thread(target=one.shutdown, daemon=True) for one in (tracers, meters, loggers)]
-        for end in ends:
-            end.start()
-        for end in ends:  # at the same time: a collector that is away has 10 seconds, not thirty
-            end.join()
+        with DaemonThreads(3, "focalroute-telemetry") as threads:
+            ends = [threads.submit(one.shutdown) for one in (tracers, meters, loggers)]
+            wait(ends)  # all at the same time: a collector that is away has 10 seconds, not thirty
