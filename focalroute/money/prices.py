@@ -318,22 +318,39 @@ def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
     prices = {one.endpoint: one for one in listed if one.price is not None}
     if not prices:
         return
-    text = path.read_text("utf-8")
+    whole = path.read_bytes().decode()
+    text = whole.removeprefix("\ufeff")  # some editors begin a file with a mark
+    newline = "\r\n" if "\r\n" in text else "\n"
     wanted = tomllib.loads(text)
     try:
         document = tomlkit.parse(text)
         for table, plain in zip(document["endpoint"], wanted["endpoint"], strict=True):  # type: ignore[arg-type,unused-ignore]
             if plain.get("name") in prices:
+                ending = _take_ending(table)
                 for key, value in zip(_KEYS, _toml_values(prices[plain["name"]]), strict=True):
-                    table[key] = tomlkit.value(value)
+                    item = tomlkit.value(value)
+                    item.trivia.trail = newline
+                    table[key] = item
                     plain[key] = tomllib.loads(f"value = {value}")["value"]
+                if ending:
+                    table.value.body.extend(ending)
         edited = tomlkit.dumps(document)
         safe = tomllib.loads(edited) == wanted
     except (TOMLKitError, tomllib.TOMLDecodeError, TypeError, ValueError):
         safe = False
     if not safe:
         raise ConfigError(f"{path}: cannot be edited safely; write the prices into it by hand")
-    _replace(path, edited)
+    _replace(path, whole[: len(whole) - len(text)] + edited)
+
+
+def _take_ending(table: Any) -> list[Any]:
+    """Take the comments and empty lines from the end of a table, which belong to the next one; none if it is inline."""
+    from tomlkit.items import Table
+
+    ending: list[Any] = []
+    while isinstance(table, Table) and table.value.body and table.value.body[-1][0] is None:
+        ending.insert(0, table.value.body.pop())
+    return ending
 
 
 def _toml_values(listed: ListedPrice) -> tuple[str, ...]:

@@ -224,6 +224,21 @@ def test_any_layout_is_edited_with_its_comments(tmp_path: Path, text: str) -> No
     assert text.count("\n") <= edited.count("\n") <= text.count("\n") + 5
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_prices_end_their_own_table_in_the_file_s_own_line_ends(tmp_path: Path, newline: str) -> None:
+    path, bom = tmp_path / "pool.toml", b"\xef\xbb\xbf"
+    one, two = '[[endpoint]]\nname = "a"\nmodel = "m"\n', '\n  # the next one\n[[endpoint]]\nname = "b"\nmodel = "m"\n'
+    path.write_bytes(bom + (one + two).replace("\n", newline).encode())
+    write_prices(path, [found("a", price("1", "2"))])
+    edited = path.read_bytes().removeprefix(bom).decode()
+    write_prices(path, [found("a", price("1", "2"))])
+    assert path.read_bytes() == bom + edited.encode()
+    assert edited.count(newline) == edited.count("\n")
+    edited = edited.replace(newline, "\n")
+    assert edited.startswith(one + "input_usd_per_1m = 1.0\n")
+    assert edited.endswith('prices_from = "listing"\n' + two)
+
+
 def test_a_file_that_cannot_be_edited_safely_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(POOL)
