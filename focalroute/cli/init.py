@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain, count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -62,12 +63,12 @@ def init(
     if not tables:
         keys = ", ".join(SERVICES[name].api_key_env or "" for name in _MODELS)
         raise ConfigError(f"model: set a key ({keys}) or give --local; focalroute demo needs neither")
-    _write(pool, tables, usd_total)
+    _write(pool, [table for n, table in enumerate(tables) if table not in tables[:n]], usd_total)
     checked = check_pool(load_pool(pool).endpoints)
     problems = [f"{one.endpoint}: {one.remedy} ({one.detail})" for one in checked if one.state != "ok"]
     names = [one.endpoint for one in checked]
     if not as_json:  # before it asks, which may fail
-        print(f"{pool}: {len(names)} endpoints: {', '.join(names)}")
+        print(f"{pool} has {', '.join(names)}")
         for problem in problems:
             print(f"  {problem}")
     answer = None
@@ -99,6 +100,8 @@ def _questions(
 
 def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, str]]:
     """The endpoints of hosted services: those wanted, else of each key that is set the models that are listed."""
+    from focalroute.money.prices import NotListed
+
     if wanted is None:
         wanted = [f"{name}/" for name in found]
     for text in wanted:
@@ -113,31 +116,44 @@ def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, st
         if model:
             yield {"model": model, **table}
             continue
-        listed = _listed(table)
-        yield from ({"model": one, **table} for one in _MODELS.get(name, ()) if not listed or one in listed)
+        if name not in _MODELS:
+            raise ConfigError(f"model: {text!r}: give SERVICE/MODEL")
+        try:
+            listed = _listed(name, table)
+        except NotListed:
+            listed = []
+        yield from ({"model": one, **table} for one in _MODELS[name] if not listed or one in listed)
 
 
 def _local(base_url: str | None) -> Iterator[dict[str, str]]:
     """The models that a server of one's own lists."""
+    from focalroute.money.prices import NotListed
+
     if base_url is None:
         return
-    listed = _listed({"base_url": base_url})
+    try:
+        listed = _listed("local", {"base_url": base_url})
+    except NotListed as error:
+        raise ConfigError(
+            f"local: {base_url}/models: {error}; is the address right, and the server up? If it needs a key, write the "
+            "pool file by hand"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"local: {str(error).removeprefix('Endpoint: base_url: ')}") from None
     if not listed:
-        raise ConfigError(f"local: {base_url}/models lists no model; is the address right, and the server up?")
+        raise ConfigError(f"local: {base_url}/models lists no model; load one into the server")
     for model in listed[:_MOST_LOCAL]:
         yield {"model": model, "base_url": base_url}
 
 
-def _listed(table: Mapping[str, str]) -> list[str]:
-    """The models that a service lists; none where it gives no list."""
+def _listed(name: str, table: Mapping[str, str]) -> list[str]:
+    """The models that a service lists, as far as they can be written down; NotListed where it gives no list."""
     from focalroute.core.config import Endpoint
-    from focalroute.money.prices import NotListed, fetch_models, listed_models
+    from focalroute.money.prices import fetch_models, listed_models
 
     settings: dict[str, Any] = {"model": "any", **table}
-    try:
-        return [model["id"] for model in listed_models(fetch_models(Endpoint("listed", **settings)))]
-    except NotListed:
-        return []
+    names = dict.fromkeys(model["id"] for model in listed_models(fetch_models(Endpoint(name, **settings))))
+    return [name for name in names if name.isprintable() and name.strip()]
 
 
 def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> None:
@@ -149,20 +165,24 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
     budget = ""
     if usd_total is not None:
         budget = f"\n[budget]\nusd_total = {parse_usd(usd_total, 'usd_total'):f}\n"
-    names: Counter[str] = Counter()
+    names = set[str]()
     text = ""
     for table in tables:
-        name = table["model"].rsplit("/", 1)[-1].lower()
-        names[name] += 1
-        if names[name] > 1:
-            name += f"-{names[name]}"
+        base = table["model"].rsplit("/", 1)[-1].lower()
+        name = next(one for one in chain([base], (f"{base}-{n}" for n in count(2))) if one not in names)
+        names.add(name)
         values = {"name": name, **table}
         text += "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         if "service" not in table:
             text += "input_usd_per_1m = 0\noutput_usd_per_1m = 0\n"
         text += "\n"
-    pool.write_text(text, "utf-8")
-    write_prices(pool, listed_prices(load_pool(pool).endpoints))
-    if budget and any(endpoint.price is None for endpoint in load_pool(pool).endpoints):
-        budget += "allow_unpriced = true # what an endpoint without a price costs is not counted: give each its price\n"
-    pool.write_text(pool.read_text("utf-8") + _STORE + budget, "utf-8")
+    with TemporaryDirectory(dir=pool.parent) as beside:  # a file that is half written would be in the way of the next
+        draft = Path(beside) / pool.name
+        draft.write_text(text, "utf-8")
+        write_prices(draft, listed_prices(load_pool(draft).endpoints))
+        if budget and any(endpoint.price is None for endpoint in load_pool(draft).endpoints):
+            budget += (
+                "allow_unpriced = true # what an endpoint without a price costs is not counted: give each its price\n"
+            )
+        draft.write_text(draft.read_text("utf-8") + _STORE + budget, "utf-8")
+        draft.replace(pool)

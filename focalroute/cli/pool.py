@@ -22,9 +22,7 @@ def check(
     pool: _Pool = None,
     store: Annotated[
         str | None,
-        typer.Option(
-            help="SQLite file, or redis:// address, that remembers earlier probes; for --learn else the pool file's."
-        ),
+        typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes; else the pool file's."),
     ] = None,
     learn: Annotated[
         bool,

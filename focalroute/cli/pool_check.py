@@ -29,7 +29,7 @@ from focalroute.money.price_library import with_prices
 from focalroute.money.prices import NotListed, fetch_models, listed_models
 from focalroute.serving.settings import pool_settings
 from focalroute.serving.sync import Ensemble
-from focalroute.store import open_store, require_existing
+from focalroute.store import is_redis, open_store, require_existing
 from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 
 _TIMEOUT_S = 10.0
@@ -122,8 +122,8 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
     If all have their address and key, an ensemble is made of it, too, which is asked nothing: that checks its settings.
 
     Args:
-        store: where earlier probes are remembered; None: none are.
-        learn: probe the endpoints first; the store, without one the pool file's, is made if missing.
+        store: where earlier probes are remembered; None: the pool file's, if it has one.
+        learn: probe the endpoints first; the store is made if missing.
 
     Raises:
         ConfigError: the file itself or a setting in it is wrong, or there is no such store.
@@ -133,10 +133,12 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
         require_existing(store)
     endpoints = with_prices(load_pool(pool).endpoints)
     settings = pool_settings(pool, {})
-    if learn and store is None:
+    if store is None:
         store = settings.get("store")
-        if store is None:
+        if learn and store is None:
             raise ConfigError("--learn: what it pays for would be lost; give --store, or a store in the pool file")
+        if not learn and isinstance(store, str) and not is_redis(store) and not Path(store).exists():
+            store = None  # nothing was asked yet
     failed: dict[str, str] = {}
     with closing(open_store(store)) as opened:
         if learn:

@@ -188,8 +188,11 @@ def test_what_was_paid_to_know_is_kept_in_the_pool_file_s_store(
     path, store = tmp_path / "named.toml", tmp_path / "s.db"
     path.write_text(f"{pool_file.read_text()}\n[ensemble]\nstore = '{store}'\n")
     command, *options = paid
+    unknown = json.loads(focalroute("pool", "check", str(path), "--json").stdout)
+    assert {one["source"] for one in unknown} == {""}
+    assert not store.exists()
     assert focalroute("pool", command, str(path), *options).returncode == 0
-    checked = json.loads(focalroute("pool", "check", str(path), "--store", str(store), "--json").stdout)
+    checked = json.loads(focalroute("pool", "check", str(path), "--json").stdout)
     assert {one["source"] for one in checked} == {"store"}
     nowhere = focalroute("pool", "check", str(pool_file), "--learn")
     assert nowhere.returncode == 2

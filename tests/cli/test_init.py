@@ -59,7 +59,9 @@ def test_what_cannot_be_asked_is_said(
     assert run(monkeypatch, "init", "--model", "azure/gpt-5") == 2
     assert "such as https://RESOURCE.openai.azure.com" in capsys.readouterr().err
     assert run(monkeypatch, "init", "--local", "http://127.0.0.1:9/v1") == 2
-    assert "lists no model" in capsys.readouterr().err
+    assert "/models: could not be fetched (ConnectError); is the address right" in capsys.readouterr().err
+    assert run(monkeypatch, "init", "--local", "localhost:8000/v1") == 2
+    assert capsys.readouterr().err.startswith("error: local: give an http:// or https:// address")
     assert not Path("pool.toml").exists()
     assert run(monkeypatch, "init", "--model", "openai/gpt-4o-mini", "--no-ask") == 1  # its key is not set
     assert "set OPENAI_API_KEY to a key that api.openai.com accepts" in capsys.readouterr().out
@@ -80,8 +82,28 @@ def test_a_pool_that_does_not_answer_was_written_and_is_named(
     with serving(handler) as server:
         assert run(monkeypatch, "init", "--local", server.url) == 1
     said = capsys.readouterr()
-    assert said.out == "pool.toml: 1 endpoints: m\n"
+    assert said.out == "pool.toml has m\n"
     assert "name the variable of its key in api_key_env" in said.err
+
+
+def test_whatever_a_server_lists_is_written_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed: list[str] = ["x/m", "m-2", "y/m", "x/m", "\x1b[31mred", " "]
+
+    async def handler(_request: Any, _: Any) -> Any:
+        return json_reply({"data": [{"id": one} for one in listed]}, status=200 if listed else 401)
+
+    with serving(handler) as server:
+        assert run(monkeypatch, "init", "--local", server.url, "--no-ask") == 0
+        assert [(one.name, one.model) for one in load_pool("pool.toml").endpoints] == [
+            ("m", "x/m"), ("m-2", "m-2"), ("m-3", "y/m")
+        ]  # fmt: skip
+        listed.clear()
+        assert run(monkeypatch, "init", "--local", server.url, "--pool", "second.toml") == 2
+    assert "HTTP 401; is the address right, and the server up? If it needs a key," in capsys.readouterr().err
+    assert run(monkeypatch, "init", "--model", "openai/\x1b[31m", "--pool", "second.toml") == 2
+    assert [one.name for one in Path().iterdir()] == ["pool.toml"]
 
 
 def test_in_a_terminal_it_asks_three_questions(
@@ -91,7 +113,7 @@ def test_in_a_terminal_it_asks_three_questions(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("typer.prompt", lambda _, default: next(said) or default)
     assert run(monkeypatch, "init", "--no-ask") == 0
-    assert "6 endpoints" in capsys.readouterr().out
+    assert "pool.toml has swift-8b, " in capsys.readouterr().out
     budget = load_pool("pool.toml").budget
     assert budget is not None
     assert budget.usd_total == 1
