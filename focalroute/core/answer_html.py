@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from focalroute.core.dollars import dollars
-from focalroute.core.receipts import Answer, Call
+from focalroute.core.receipts import Answer, Call, shortened
 
 _LONGEST = 100  # characters shown of a reply
 _OUTER = "width:6em;background:#8883"
@@ -50,8 +50,7 @@ def _probability(answer: Answer, call: Call) -> float:
 def _said(answer: Answer, call: Call) -> str:
     if call.candidate is None:
         return "no answer" if call.error is None else f"failed: {call.error.kind}"
-    text = answer.candidates[call.candidate]
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return shortened(answer.candidates[call.candidate], _LONGEST)
 
 
 def _start(call: Call) -> float:

@@ -11,7 +11,7 @@ _REPORT_EVERY_S = 0.2
 
 @contextmanager
 def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Callable[[int], object]]:
-    """Show a bar on standard error if that is a terminal and ``shown``; yield the function that advances it."""
+    """Show a bar on a terminal or in a notebook, if ``shown``; yield the function that advances it."""
     if not shown:
         yield lambda _: None
         return
@@ -20,7 +20,8 @@ def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Calla
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    seen = console.is_terminal or console.is_jupyter
+    with Progress(*columns, console=console, transient=True, disable=not seen) as bar:
         task = bar.add_task(what, total=total)
         yield lambda steps: bar.advance(task, steps)
 

@@ -212,6 +212,11 @@ _ELSEWHERE = {
 }
 
 
+def shortened(text: str, longest: int) -> str:
+    """The beginning and the end of a long reply, where it says what it comes to."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer(Generic[T_co]):
     """The fused answer, with the type of its value. Printed, it is its text.
@@ -268,10 +273,9 @@ class Answer(Generic[T_co]):
         return format(self.text, form)
 
     def __repr__(self) -> str:
-        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         told = f"confidence={self.confidence:.2f}, cost={dollars(self.cost)}, calls={len(self.receipt.calls)}"
         told += ", cached" if self.cached else ""
-        return f"Answer({text!r}, {told})"
+        return f"Answer({shortened(self.text, _SHOWN)!r}, {told})"
 
     def _repr_html_(self) -> str:
         """The answer as a notebook shows it: what was said, by whom, how probable it is, money and time."""

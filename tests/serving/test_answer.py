@@ -37,7 +37,8 @@ def test_an_answer_prints_its_text_and_is_one_line_in_a_console(answer: Answer) 
     assert repr(answer) == (
         f"Answer({answer.text!r}, confidence={answer.confidence:.2f}, cost={dollars(answer.cost)}, calls=6)"
     )
-    long = replace(answer, text="word " * 1000, cost=None)
+    long = replace(answer, text="word " * 1000 + "So it is 42.", cost=None)
+    assert "So it is 42.'" in repr(long)
     assert len(repr(long)) < 150
     assert "cost=unknown" in repr(long)
 
@@ -92,6 +93,11 @@ def test_a_notebook_shows_who_said_what_and_runs_nothing(answer: Answer) -> None
     assert {call.endpoint for call in answer.receipt.calls} <= set(shown.texts)
     assert f"{max(answer.probabilities):.2f}" in shown.texts
     assert len(page) < 10_000
+    long = "step " * 1000 + "So it is 42."
+    (said,) = {text for text in Texts(replace(answer, candidates=(long,) * 9)._repr_html_()).texts if "step" in text}
+    assert said.startswith("step step")
+    assert said.endswith("So it is 42.")
+    assert len(said) < 200
     hostile = '<script>alert(1)</script><div style="x">'
     other = replace(answer, text=hostile, candidates=(hostile,) * len(answer.candidates))
     read = Texts(other._repr_html_())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -205,3 +206,10 @@ def test_a_progress_bar_counts_the_answers_on_a_terminal(
     queries = ["a", "b", "c"]
     assert run(echo, queries if sized else iter(queries), progress=True) == queries
     assert ("3/3" if sized else "3/?") in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+
+
+def test_a_notebook_shows_the_progress_bar_or_says_what_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    with pytest.warns(UserWarning, match='install "ipywidgets"'):
+        assert run(echo, ["a"], progress=True) == ["a"]
