@@ -7,10 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
 
+from focalroute.core.dollars import dollars
 from focalroute.core.records import F64, I64, Bools, Feedback
 from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
 from focalroute.learn.reward import credit
@@ -167,7 +169,7 @@ def _timelines(receipts: Sequence[_Receipt]) -> Iterable[AskTimeline]:
         receipt = timed[int(share * len(timed))]
         title = f"{name}: {receipt['latency_s']:.3g} s"
         if receipt["cost"] is not None:
-            title += f", ${float(receipt['cost']):.3g}"
+            title += f", {dollars(Decimal(receipt['cost']))}"
         yield AskTimeline(title, [_span(call) for call in receipt["calls"]], receipt["latency_s"])
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -112,7 +113,8 @@ def _rendered(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bo
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(inked, ink.ink)}
     file = io.BytesIO()
-    with rc_context(style):
+    with rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's browser has fonts of its own
         figure = Figure(figsize=_size(drawing, narrow), layout="constrained", dpi=72)
         _BY_KIND[type(drawing)](drawing, figure, ink)
         figure.savefig(file, **written)
@@ -178,7 +180,7 @@ def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> Non
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel("% of the queries")
-    _legend(axes, min(len(drawing.shares), 3))
+    _legend(axes, min(len(drawing.shares), 3), at=1)
 
 
 def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
@@ -229,7 +231,8 @@ def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> 
     lost = [-100 * one.spoilt for one in drawing.found.values()]
     for values, color, label in ((gained, ink.ours, "corrected"), (lost, ink.second, "spoilt")):
         bars = axes.barh(at, values, color=color, label=label, height=0.55)
-        axes.bar_label(bars, [f"{abs(value):.1f}" for value in values], padding=3, fontsize=8.5)
+        labels = [f"{abs(value):.1f}" if value else "" for value in values]  # of 0 it would stand on the other's bar
+        axes.bar_label(bars, labels, padding=3, fontsize=8.5)
     axes.axvline(0, color=ink.ink, linewidth=0.8)
     axes.set_yticks(at, [short_name(name) for name in drawing.found])
     axes.invert_yaxis()
@@ -237,7 +240,7 @@ def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> 
     axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     axes.grid(False, axis="y")
     axes.set_xlabel("% of the queries")
-    _legend(axes, 2)
+    _legend(axes, 2, at=1)
 
 
 def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) -> None:
@@ -330,8 +333,10 @@ def _floats(values: Sequence[float | None]) -> Any:
     return np.array(values, np.float64)  # None becomes NaN, which is drawn as a gap
 
 
-def _legend(axes: Axes, columns: int) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2, handlelength=1.8)
+def _legend(axes: Axes, columns: int, *, at: Literal[0, 1] = 0) -> None:
+    """Put it above the axes, from their left end on; or up to their right end (1), where long names leave them narrow."""
+    loc = ("lower left", "lower right")[at]
+    axes.legend(loc=loc, bbox_to_anchor=(at, 1), ncols=columns, borderaxespad=0.2, handlelength=1.8)
 
 
 #: The page's sections in their order: what each is linked by, and its title.

@@ -60,7 +60,7 @@ def store_page(history: History, name: str, updates: Section | None = None) -> P
             "when-right": unlabelled or _when_right(history),
             "calibration": few or _calibration(history),
             "rounds": unasked or _rounds(history),
-            "timeline": _timeline(history),
+            "timeline": unasked or _timeline(history),
             "diversity": unlabelled or _diversity(history),
             "tasks": _tasks(history),
             "updates": updates or Section(_NO_FOLDER),
@@ -94,7 +94,7 @@ def _lead(history: History) -> str:
         answers = "1 answer" if history.answers == 1 else f"{history.answers:,} answers"
         return (
             f"This store has {answers}, and feedback for {len(history.worth)} of them: whom it "
-            "asks is below; how good the answers are is not known."
+            f"asks is below; how good the answers are takes feedback for {FEW}."
         )
     dollars = _known_mean(history.usd)
     paid, vote = "at an unknown cost", ""

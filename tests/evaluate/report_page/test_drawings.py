@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import numpy as np
 
 from focalroute.evaluate.report_page.cost_curve import place_labels
-from focalroute.evaluate.report_page.drawings import rolling_means, rolling_series, thinned_indices
+from focalroute.evaluate.report_page.drawings import (
+    AskedByRound,
+    ErrorComparison,
+    ErrorCorrection,
+    rolling_means,
+    rolling_series,
+    thinned_indices,
+)
+from focalroute.evaluate.report_page.page import as_svg
 
 
 def test_a_long_stream_is_thinned_to_what_can_be_told_apart() -> None:
@@ -34,3 +45,21 @@ def test_labels_keep_off_points_and_each_other_and_stay_inside() -> None:
         assert right <= 200
         assert not any(left < x < right and bottom < y < top for x, y in points)
         assert not any(left < c and a < right and bottom < d and b < top for a, b, c, d in boxes[n + 1 :])
+
+
+def test_long_names_in_any_script_leave_the_legend_on_the_drawing() -> None:
+    """The third round stood beside it; and matplotlib, which only measures these names, warned of each letter."""
+    names = tuple(f"模型{'W' * 30}{n}" for n in range(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = as_svg("rounds", AskedByRound(names, ((0.5,) * 3, (0.2,) * 3, (0.1,) * 3)))
+    last, width = re.search(r'x="([\d.]+)"[^>]*>round 3<', drawn), re.search(r'viewBox="0 0 ([\d.]+)', drawn)
+    assert last is not None
+    assert width is not None
+    assert float(last[1]) + 30 < float(width[1])
+
+
+def test_nothing_spoilt_has_no_figure_on_the_bar_of_what_is_corrected() -> None:
+    drawn = as_svg("errors", ErrorComparison({"a": ErrorCorrection(0.25, 0.0, 0.5, 40)}))
+    assert ">25.0<" in drawn
+    assert ">0.0<" not in drawn

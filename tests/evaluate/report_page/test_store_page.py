@@ -19,6 +19,7 @@ import pytest
 
 from examples.shipped_policy.training import cold_fusion
 from focalroute import Answer, AsyncEnsemble
+from focalroute.core.dollars import dollars
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback, Member
 from focalroute.evaluate.report_page.drawings import (
@@ -30,7 +31,7 @@ from focalroute.evaluate.report_page.drawings import (
     WhenRight,
 )
 from focalroute.evaluate.report_page.history import History, read_history
-from focalroute.evaluate.report_page.page import SECTIONS
+from focalroute.evaluate.report_page.page import SECTIONS, html
 from focalroute.evaluate.report_page.report_command import MEANINGS, report_command, updates_section
 from focalroute.evaluate.report_page.store_page import FEW, store_page
 from focalroute.learn.export import decider_model, fusion_model
@@ -143,6 +144,7 @@ def test_the_timelines_are_those_of_the_receipts(asked: Asked) -> None:
     drawing = store_page(asked.history, "s.db").sections["timeline"].drawing
     assert isinstance(drawing, Timelines)
     for shown, answer in zip(drawing.asks, (slowest[40], slowest[76]), strict=True):
+        assert shown.title.endswith(f" s, {dollars(answer.cost)}")
         assert shown.ended == answer.latency_s
         found = [(call.endpoint, call.queued, call.sent, call.ended, call.outcome) for call in shown.calls]
         assert found == [
@@ -204,10 +206,13 @@ def _without(history: History, *, feedback: int) -> History:
 def test_sections_without_data_say_what_they_need(asked: Asked) -> None:
     empty = store_page(read_history([]), "s.db")
     assert [name for name, one in empty.sections.items() if one.drawing or one.table] == []
+    assert "nothing was asked" in empty.sections["timeline"].caption
     assert "is empty" in empty.lead
     one = replace(_without(asked.history, feedback=0), answers=1)
     assert "has 1 answer, and" in store_page(one, "s.db").lead
-    few = store_page(_without(asked.history, feedback=FEW - 1), "s.db").sections
+    little = store_page(_without(asked.history, feedback=FEW - 1), "s.db")
+    assert little.lead.endswith("how good the answers are takes feedback for 10.")
+    few = little.sections
     assert "this store has it for 9" in few["curve"].caption
     assert few["rounds"].drawing is not None
     bare = replace(asked.history, labelled=np.zeros(80, np.bool_), vote=np.full(80, np.nan))
@@ -288,6 +293,18 @@ def test_what_is_wrong_is_named(
 @pytest.fixture(scope="module")
 def page(written: dict[str, Any]) -> Path:
     return Path(written["page"])
+
+
+@browser
+def test_figures_stay_in_sight_beside_a_long_name(asked: Asked, tmp_path: Path) -> None:
+    names = ("x" * 200, *asked.history.names[1:])
+    page = tmp_path / "page.html"
+    shown = html(store_page(replace(asked.history, names=names), "s.db"))
+    wide = "document.title = document.querySelector('.scroll').scrollWidth"
+    page.write_text(f"{shown}<style>main {{ width: 700px }}</style><script>{wide}</script>", "utf-8")
+    found = re.search(r"<title>(\d+)</title>", browse(tmp_path, page, "--dump-dom").stdout)
+    assert found is not None
+    assert int(found[1]) <= 700
 
 
 @browser
