@@ -180,7 +180,7 @@ def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> Non
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel("% of the queries")
-    _legend(axes, min(len(drawing.shares), 3), at=1)
+    _legend(axes, min(len(drawing.shares), 3), end="right")
 
 
 def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
@@ -240,7 +240,7 @@ def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> 
     axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
     axes.grid(False, axis="y")
     axes.set_xlabel("% of the queries")
-    _legend(axes, 2, at=1)
+    _legend(axes, 2, end="right")
 
 
 def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) -> None:
@@ -333,10 +333,10 @@ def _floats(values: Sequence[float | None]) -> Any:
     return np.array(values, np.float64)  # None becomes NaN, which is drawn as a gap
 
 
-def _legend(axes: Axes, columns: int, *, at: Literal[0, 1] = 0) -> None:
-    """Put it above the axes, from their left end on; or up to their right end (1), where long names leave them narrow."""
-    loc = ("lower left", "lower right")[at]
-    axes.legend(loc=loc, bbox_to_anchor=(at, 1), ncols=columns, borderaxespad=0.2, handlelength=1.8)
+def _legend(axes: Axes, columns: int, *, end: Literal["left", "right"] = "left") -> None:
+    """Put it above the axes, from their left end on; or up to their right end, where names leave little room."""
+    above: Any = {"loc": f"lower {end}", "bbox_to_anchor": (float(end == "right"), 1)}
+    axes.legend(**above, ncols=columns, borderaxespad=0.2, handlelength=1.8)
 
 
 #: The page's sections in their order: what each is linked by, and its title.
