@@ -18,6 +18,7 @@ A member's failure is *not* an exception: it is data, ``Reply.error`` (see `foca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -26,6 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from focalroute.core.records import Failure, Reply, Usage
+
+_FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
+
+
+def field_of(message: str) -> str | None:
+    """The field that an error's message begins with, as in "field: do this"; None: it begins with something else."""
+    found = _FIELD.match(message)
+    return None if found is None else found[1]
 
 
 class FocalrouteError(Exception):
@@ -41,14 +50,16 @@ class FocalrouteError(Exception):
 
 
 class ConfigError(FocalrouteError, ValueError):
-    """A setting, a pool file or an argument is wrong; the message names the field and what to do.
+    """A setting, a pool file or an argument is wrong; the message names the field and what to do: "field: do this".
 
     Attributes:
+        field: the setting or argument; None: the message begins with something else, such as a file.
         private: whether the message is about how the ensemble was set up: a server does not show it to its callers.
     """
 
     def __init__(self, message: str, *, private: bool = False) -> None:
         super().__init__(message)
+        self.field = field_of(message)
         self.private = private
 
 

@@ -21,10 +21,10 @@ from focalroute.core.errors import (
     StoreError,
     StreamBroken,
     UnknownAnswer,
+    field_of,
 )
 from focalroute.core.records import Reply
 
-_FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
 #: Arguments of ``ask`` that a request gives, and their names there.
 _REQUEST_NAMES = {
@@ -103,7 +103,7 @@ def refusal_of(error: FocalrouteError) -> Refused:
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
         case FeedbackError():  # an unknown answer is one, too
             return _invalid(message)
-        case ConfigError() if _field(message) in _REQUEST_NAMES:  # else a setting, or an endpoint, is wrong
+        case ConfigError() if error.field in _REQUEST_NAMES:  # else a setting, or an endpoint, is wrong
             return _invalid(message)
     return Refused(500, message, "server_error", code="internal_error", again=False)
 
@@ -144,16 +144,10 @@ def _reasons(replies: Sequence[Reply]) -> str:
     return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_TOLD)))})" if reasons else ""
 
 
-def _field(message: str) -> str | None:
-    """The field that an error's message names."""
-    found = _FIELD.match(message)
-    return None if found is None else found[1]
-
-
 def _invalid(message: str) -> Refused:
     """400, with the field that the message names, by its name in the request."""
     message = message.removeprefix("params: ")
-    field = _field(message)
+    field = field_of(message)
     if field == "query":
         message = message.replace("query", "messages", 1)
     return Refused(400, message, param=_REQUEST_NAMES.get(field or "", field))

@@ -83,8 +83,9 @@ def test_a_setting_of_a_pool_file_that_its_user_finds_wrong_names_the_file(
         with pytest.raises(ConfigError, match=rf"^{path}: ensemble: {said}"):
             Ensemble(pool)
     given = tomllib.loads(line)
-    with pytest.raises(ConfigError, match=rf"^{said}"):
+    with pytest.raises(ConfigError, match=rf"^{said}") as told:
         Ensemble(path, **given)
+    assert told.value.field == next(iter(given))
 
 
 def test_a_setting_of_a_former_name_says_its_new_one() -> None:
