@@ -10,7 +10,7 @@
     ├── FeedbackError          feedback that cannot be taken
     │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
     │   └── BadLabel           the label is not among the choices (also a ValueError)
-    ├── EnsembleClosed         the ensemble was closed; it answers no more (also a RuntimeError)
+    ├── EnsembleClosed         the ensemble was closed, or made before a fork; it answers no more (also a RuntimeError)
     └── StoreError             the store cannot be opened, read or written
 
 A member's failure is *not* an exception: it is data, ``Reply.error`` (see `focalroute.core.records.Failure`).
@@ -147,7 +147,15 @@ class BadLabel(FeedbackError, ValueError):
 
 
 class EnsembleClosed(FocalrouteError, RuntimeError):
-    """The ensemble was closed and answers no more."""
+    """The ensemble answers no more.
+
+    Attributes:
+        forked: whether that is so because it was made in the process that this one was forked from.
+    """
+
+    def __init__(self, message: str, *, forked: bool = False) -> None:
+        super().__init__(message)
+        self.forked = forked
 
 
 class StoreError(FocalrouteError):

@@ -97,7 +97,7 @@ def refusal_of(error: FocalrouteError) -> Refused:
             return _no_reply(message, error.replies)
         case UnknownAnswer():
             return Refused(404, message, param="id", code="unknown_answer")
-        case EnsembleClosed():
+        case EnsembleClosed(forked=False):
             return Refused(503, message, "server_error", code="closing", retry_after_s=_RETRY_AFTER_S)
         case StoreError():
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)

@@ -436,7 +436,7 @@ class AsyncEnsemble:
         if self._closed:
             raise EnsembleClosed(CLOSED)
         if self._process != os.getpid():  # the store's thread stayed behind: what is asked here would be on no ledger
-            raise EnsembleClosed("this ensemble was made before a fork; make one after it")
+            raise EnsembleClosed("this ensemble was made before a fork; make one after it", forked=True)
 
     @takes_arguments
     async def ask_many(

@@ -144,7 +144,7 @@ class _Loop:
         """
         self._start()
         if self._process != os.getpid():
-            raise EnsembleClosed("this ensemble was used before a fork; make one after it")
+            raise EnsembleClosed("this ensemble was used before a fork; make one after it", forked=True)
         if self.gone:
             raise EnsembleClosed(CLOSED)
         return self._portal.result()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -211,3 +214,25 @@ def test_no_file_of_the_server_is_named() -> None:
     told = public_refusal_of(PolicyError("/srv/policy: is damaged"))
     assert (told.status, "/srv" in told.message) == (500, False)
     assert "partial" not in public_refusal_of(StreamBroken("partial")).message
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_server_that_was_made_before_a_fork_is_set_up_wrongly() -> None:
+    """It was shutting down for ever, as its clients heard; its log says what is wrong."""
+    code = f"""
+import asyncio, httpx, os, sys
+from focalroute import AsyncEnsemble, Endpoint
+from focalroute.server import create_app
+app = create_app(AsyncEnsemble([Endpoint("e", base_url="http://127.0.0.1:1/v1", model="m")]))
+async def asked():
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        return await client.post("/v1/chat/completions", json={ask()!r})
+if os.fork() == 0:
+    reply = asyncio.run(asked())
+    print(reply.status_code, reply.json()["error"]["code"], flush=True)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "500 internal_error\n"
+    assert "this ensemble was made before a fork; make one after it" in done.stderr
