@@ -24,7 +24,7 @@ def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.tool_calls:
         message["tool_calls"] = [dict(call) for call in answer.tool_calls]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason_of(answer)}
     return {
         "id": completion_id(answer.id),
         "object": "chat.completion",
@@ -60,7 +60,7 @@ class Chunks:
         """Return what follows the text: tool calls, why it ended, its cost, and the usage if it was asked for."""
         if answer.tool_calls:
             yield self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]})
-        yield self._chunk({}, _finish_reason(answer), focalroute=_extras(self._request, answer))
+        yield self._chunk({}, finish_reason_of(answer), focalroute=_extras(self._request, answer))
         if self._request.include_usage:
             yield json.dumps({**self._head, "choices": [], "usage": _usage(answer)})
 
@@ -119,7 +119,8 @@ async def events(request: ChatRequest, stream: _Pieces, first: str | None) -> As
     yield DONE
 
 
-def _finish_reason(answer: Answer) -> str:
+def finish_reason_of(answer: Answer) -> str:
+    """Return why the answer's text ends."""
     if answer.tool_calls:
         return "tool_calls"
     for reply in answer.replies:

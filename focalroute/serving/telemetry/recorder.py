@@ -29,6 +29,7 @@ from focalroute.core.receipts import Answer
 from focalroute.core.records import Decision, Failure, Feedback, Query, Reply
 from focalroute.core.services import service_at
 from focalroute.money.cost import total
+from focalroute.openai_api.replies import finish_reason_of
 from focalroute.serving.ask import Ask
 from focalroute.serving.telemetry import Telemetry, names
 
@@ -123,7 +124,9 @@ class Recorder:
             names.DEGRADED: receipt.degraded,
         }
         if self._content:
-            about[names.OUTPUT_MESSAGES] = json.dumps([_message(answer.message)], default=str)
+            finish = finish_reason_of(answer).replace("tool_calls", "tool_call")  # as the conventions have it here
+            said = {**_message(answer.message), "finish_reason": finish}
+            about[names.OUTPUT_MESSAGES] = json.dumps([said], default=str)
         self._ended(ask, about, receipt.cost, fused_at=ask.started + receipt.latency_s)
 
     @_harmless

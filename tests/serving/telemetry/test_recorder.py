@@ -248,7 +248,8 @@ def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
     told = attributes(seen.one(names.ASK))
     (asked,), (said,) = json.loads(told[names.INPUT_MESSAGES]), json.loads(told[names.OUTPUT_MESSAGES])
     assert asked == {"role": "user", "parts": [{"type": "text", "content": PROMPT}]}
-    assert said == {"role": "assistant", "parts": [{"type": "text", "content": answer.text}]}
+    parts = [{"type": "text", "content": answer.text}]
+    assert said == {"role": "assistant", "parts": parts, "finish_reason": "stop"}
 
 
 def test_a_call_names_its_service_as_the_conventions_do() -> None:
