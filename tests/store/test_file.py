@@ -178,6 +178,17 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     fails(tmp_path / ("s" * 300), "File name too long; name another file")
 
 
+def test_a_path_that_is_too_long_for_sqlite_is_named_as_such(tmp_path: Path) -> None:
+    """It was to be made readable and writable, which it was; and left an empty file."""
+    folder = tmp_path.joinpath(*["f" * 100] * 5)
+    folder.mkdir(parents=True)
+    fails(folder / "s.db", "SQLite takes no path of more than 504 bytes; put it into another folder")
+    assert not list(folder.iterdir())
+    room = 504 - len(str(tmp_path.resolve())) - 203
+    longest = tmp_path / ("f" * 100) / ("f" * 100) / ("s" * room)
+    SqliteStore(longest).close()
+
+
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     fails(tmp_path, "is a folder; name a file in it")
 

@@ -31,6 +31,7 @@ _OUR_TABLES = {"answers", "ledger_sums"}  # by these a database of ours is known
 _MOST_PAGES = 4000  # not checkpointed, whichever process wrote them; then the next commit does it
 _LONGEST_PAUSE_S = 0.004  # between two tries to begin
 _FILE_CHECK_S = 1.0  # between two looks whether the file is still in its place
+_LONGEST_PATH = 504  # bytes that SQLite takes of a file's whole path
 _COPIED = 100  # answers at a time
 _COPY_PAUSE_S = 0.001  # between two parts of a copy
 
@@ -98,6 +99,8 @@ def _check_path(path: Path) -> None:
         raise StoreError(f"{path}: its folder does not exist; make it first")
     if path.is_dir():
         raise StoreError(f"{path}: is a folder; name a file in it")
+    if len(os.fsencode(os.path.realpath(path))) > _LONGEST_PATH:
+        raise StoreError(f"{path}: SQLite takes no path of more than {_LONGEST_PATH} bytes; put it into another folder")
 
 
 def _create_private(path: Path) -> None:
