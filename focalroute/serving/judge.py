@@ -29,6 +29,7 @@ from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
+from focalroute.endpoints.wire.refusals import redacted
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import Pacer
 from focalroute.serving.ask import Ask
@@ -195,7 +196,8 @@ class BackgroundJudge:
         except FocalrouteError as error:
             _log.warning("an answer could not be judged: %s", error)
         except Exception as error:  # noqa: BLE001 - the caller's own function; its message may quote the prompt
-            _log.warning("an answer could not be judged: %s", type(error).__name__)
+            private = json.dumps([query.messages, query.choices, answer.text, answer.candidates], default=str)
+            _log.warning("an answer could not be judged: %s: %s", type(error).__name__, redacted(str(error), private))
         finally:
             self._count(judged=int(judged), failed=int(not judged))
 

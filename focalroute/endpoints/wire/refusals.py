@@ -178,6 +178,16 @@ _QUOTED, _QUOTED_KEY = 12, 6  # characters in a row of what was sent, or of the 
 _PERSONAL = re.compile(r"[^\s\"'`,;:()\[\]{}]*[\d@][^\s\"'`,;:()\[\]{}]*")  # a name, number or address: sent, or not
 
 
+def redacted(message: str, private: str) -> str:
+    """The beginning of a message on one line, without keys, and without what it quotes of private JSON, however little.
+
+    >>> redacted("no rubric for 'Who died?'", '["Who died?"]')
+    "no rubric for '[...]'"
+    """
+    texts = " ".join("\n".join(_texts(private)).split())
+    return _redacted(message[:_MOST_TOLD], [texts, texts])
+
+
 def _redacted(message: str, private: Sequence[str]) -> str:
     """The message on one line without keys, and without what it quotes of the texts that were sent."""
     texts, *keys = private or ("",)
