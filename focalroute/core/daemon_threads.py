@@ -20,15 +20,17 @@ class DaemonThreads(Executor):
         self._most = most
         self._name = name
         self._started = 0
+        self._starting = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See `concurrent.futures.Executor.submit`; from one thread at a time."""
+        """See `concurrent.futures.Executor.submit`."""
         future: Future[T] = Future()
         self._jobs.put((future, partial(work, *args, **kwargs)))
-        if self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        with self._starting:
+            if self._started < self._most:
+                self._started += 1
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:

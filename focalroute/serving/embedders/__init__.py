@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import ArrayLike
 
 from focalroute.core.config import Endpoint
+from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.pool import PoolFile
 from focalroute.core.records import F32, Failure, Usage
@@ -126,7 +126,7 @@ class EmbeddingFunction:
     def __init__(self, function: Callable[[str], ArrayLike | Awaitable[ArrayLike]]) -> None:
         self._function = function
         call = function if inspect.isroutine(function) else type(function).__call__
-        self._worker = None if inspect.iscoroutinefunction(call) else ThreadPoolExecutor(1, "focalroute-embedder")
+        self._worker = None if inspect.iscoroutinefunction(call) else DaemonThreads(1, "focalroute-embedder")
         self._width = 0
 
     def prepare(self) -> None:
@@ -168,7 +168,7 @@ class EmbeddingFunction:
     async def aclose(self) -> None:
         """Let go of the thread; what it is at goes on to its end, and is not waited for."""
         if self._worker is not None:
-            self._worker.shutdown(wait=False, cancel_futures=True)
+            self._worker.shutdown()
 
 
 _LOCAL = {"onnx", "tokenizer", "max_tokens"}

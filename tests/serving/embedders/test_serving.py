@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +31,7 @@ from focalroute.policy.publish import publish
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.compose import vector
 from tests.by_hand import linear_decider
+from tests.interruptible import heed_interrupts
 from tests.loopback import Server, json_reply, serving, until_checked
 from tests.serving.embedders.encoder import write_encoder
 
@@ -183,7 +187,7 @@ def test_a_plain_function_runs_off_the_loop_one_text_at_a_time(sim: SimulatedPoo
 
     with Ensemble(members(sim), embedder=slow, **PATIENT) as ensemble:
         ensemble.ask_many([{"query": f"{QUESTION} {n}", "choices": CHOICES} for n in range(6)], concurrency=6)
-    assert (most, threads) == (1, {"focalroute-embedder_0"})
+    assert (most, threads) == (1, {"focalroute-embedder"})
 
 
 def test_a_key_goes_to_the_embedder_from_the_environment(monkeypatch: pytest.MonkeyPatch, sim: SimulatedPool) -> None:
@@ -295,6 +299,26 @@ def test_a_slow_function_is_not_waited_for(sim: SimulatedPool) -> None:
     free.set()
     assert "text not read: embedder" in answer.degraded[0]
     assert "no vector within" in answer.degraded[0]
+
+
+def test_ctrl_c_does_not_wait_for_a_function_that_is_at_work(sim: SimulatedPool) -> None:
+    code = f"""
+import time
+from focalroute import Endpoint, Ensemble
+def embed(text):
+    print("called", flush=True)
+    time.sleep(120)
+with Ensemble([Endpoint("e", base_url={sim.endpoints[0].base_url!r}, model="m")], embedder=embed) as ensemble:
+    ensemble.ask("Which?", deadline_s=1000)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "called\n"
+        process.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
 
 
 def test_a_function_that_raises_costs_no_answer_and_tells_nothing_of_the_text(sim: SimulatedPool) -> None:
