@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -325,12 +326,26 @@ def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, 
         ("number", "17 + 25 = 4", None),
         ("number", "The answer is 42. To see", "42"),
         ("number", "42 is what", "42"),
+        ("number", "The answer is 4", None),
+        ("number", "The answer is 4,", None),
+        ("number", "The answer is 4.", None),
+        ("number", "The answer is 4\n", "4"),
+        ("number", r"\boxed{4}", "4"),
+        ("number", r"\boxed{4", None),
+        ("number", "4", None),
+        (Decimal, "Answer: 0.3", None),
         (int, "We need 17 + 25. The first has 2 digits and", None),
         (int, r"so \boxed{42}, as", "42"),
         ("short", "The planet with the rings, found in 1610, must be", None),
         ("short", "Answer: Saturn\n\nIt", "saturn"),
+        ("short", "The answer is New", None),
+        ("math", "The answer is x^2", None),
         ("yes-no", "Galileo saw three bodies. No, wait", None),
         ("yes-no", "No, as Jupiter", "no"),
+        ("yes-no", "No", "no"),
+        (bool, "The answer is yes", "yes"),
+        ("date", "The answer is March 3", None),
+        ("date", "The answer is 2024-03", None),
         ("date", "It began on 2024-01-01, and ended", None),
         ("date", "**2024-02-03**\n\n", "2024-02-03"),
         ("text", "It began", "It began"),
@@ -339,7 +354,7 @@ def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, 
 def test_a_step_on_the_way_is_no_answer_of_a_reply_that_was_cut(
     kind: Any, reply: str, form: str | None, finish: str
 ) -> None:
-    """The last number of half a calculation was taken for its result."""
+    """The last number of half a calculation was taken for its result, and half a number for the whole."""
     made = plan(make_query("?", answer=kind), NONE)
     assert made.read(completion(reply)).form
     if form is not None:

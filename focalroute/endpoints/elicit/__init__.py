@@ -19,6 +19,7 @@ endpoint that can do that, and the share of each answer is counted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -52,6 +53,8 @@ _NOT_VALID = "the reply is no JSON that is valid against the schema"
 _EMPTY = "the reply is empty"
 _WROTE_NOTHING = "leave stop out, or ask another model: this one wrote nothing"
 _CUT = ("length", *WITHHELD)
+_BEGUN = re.compile(r"\S+\s?")
+_MORE = "555"  # changes whatever it is written behind: 4, "4," (of 4,000), "4.", a year, a name
 _MOST_REPAIRED = 20_000  # characters of a reply that is shown to its writer again
 
 
@@ -302,15 +305,20 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
 def _form(sample: CompletionChoice, kind: AnswerKind | None) -> str | None:
     """The normal form of a sample's answer, None if it has none.
 
-    One that was cut has an answer if it marks it or begins with it: its last number may be a step on the way.
+    One that was cut has an answer if it marks it or begins with it, as its last number may be a step on the way; and if
+    that does not stand at the cut, as "4" may be the beginning of 42. A lone yes or no is whole.
     """
-    form = normal_form(sample.text, kind)
-    sought = isinstance(kind, TypedAnswer) or (isinstance(kind, str) and kind != "text")
-    if form is None or not sought or sample.finish_reason not in _CUT:
+    text, name = sample.text, kind.kind if isinstance(kind, TypedAnswer) else kind
+    form = normal_form(text, kind)
+    if form is None or name == "text" or not isinstance(name, str) or sample.finish_reason not in _CUT:
         return form
-    final = find_final(sample.text)
-    begun = sample.text.split(maxsplit=1)[0]
-    return form if (final is not None and final.marked) or normal_form(begun, kind) == form else None
+    final = find_final(text)
+    if final is None or not final.marked:
+        text = "".join(_BEGUN.findall(text)[:1])
+        if normal_form(text, kind) != form:
+            return None
+    whole = name == "yes-no" or text[-1].isspace() or normal_form(text + _MORE, kind) == form
+    return form if whole else None
 
 
 def _named(sample: CompletionChoice, reader: ChoiceParser) -> NamedChoice | None:
