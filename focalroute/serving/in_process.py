@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from focalroute.core.errors import FocalrouteError
+from focalroute.core.errors import EnsembleClosed, FocalrouteError
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, refusal_of
 from focalroute.openai_api.replies import completion, events, feedback_taken, model, model_list
@@ -62,8 +62,11 @@ def openai_client(
             self._body = body
 
         def __iter__(self) -> Iterator[bytes]:
-            while piece := run(partial(_in_time, httpx, self._request, partial(anext, self._body, b""))):
-                yield piece
+            try:
+                while piece := run(partial(_in_time, httpx, self._request, partial(anext, self._body, b""))):
+                    yield piece
+            except EnsembleClosed as error:
+                yield _error_event(error)
 
         def close(self) -> None:
             close(self._body.aclose)
@@ -71,7 +74,10 @@ def openai_client(
     class _Transport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
         def handle_request(self, request: Any) -> Any:
             work = partial(_reply, ensemble, request.url.path, request.read())
-            reply = run(partial(_in_time, httpx, request, work))
+            try:
+                reply = run(partial(_in_time, httpx, request, work))
+            except EnsembleClosed as error:
+                reply = _refusal(refusal_of(error))
             body = reply.body if isinstance(reply.body, bytes) else _Stream(request, reply.body)
             return _response(httpx, reply, body)
 
@@ -90,8 +96,11 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
             self._body = body
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            while piece := await run(partial(_in_time, httpx, self._request, partial(anext, self._body, b""))):
-                yield piece
+            try:
+                while piece := await run(partial(_in_time, httpx, self._request, partial(anext, self._body, b""))):
+                    yield piece
+            except EnsembleClosed as error:
+                yield _error_event(error)
 
         async def aclose(self) -> None:
             await run(self._body.aclose)
@@ -99,7 +108,10 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
     class _Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
         async def handle_async_request(self, request: Any) -> Any:
             work = partial(_reply, ensemble, request.url.path, await request.aread())
-            reply = await run(partial(_in_time, httpx, request, work))
+            try:
+                reply = await run(partial(_in_time, httpx, request, work))
+            except EnsembleClosed as error:
+                reply = _refusal(refusal_of(error))
             body = reply.body if isinstance(reply.body, bytes) else _Stream(request, reply.body)
             return _response(httpx, reply, body)
 
@@ -149,9 +161,12 @@ async def _reply(ensemble: AsyncEnsemble, path: str, body: bytes) -> _Reply:
             return _json(200, model(path.removeprefix("/v1/models/"), int(time.time())))
         raise Refused(404, f"an ensemble answers chat completions, feedback and models, not {path}", code="not_found")
     except FocalrouteError as error:
-        refused = refusal_of(error)
+        return _refusal(refusal_of(error))
     except Refused as error:
-        refused = error
+        return _refusal(error)
+
+
+def _refusal(refused: Refused) -> _Reply:
     return _json(refused.status, refused.body, **refused.headers)
 
 
@@ -174,9 +189,13 @@ async def _lines(stream: AsyncAnswerStream, told: AsyncIterator[str]) -> AsyncGe
         async for event in told:
             yield f"data: {event}\n\n".encode()
     except FocalrouteError as error:
-        yield f"data: {json.dumps(refusal_of(error).body)}\n\n".encode()
+        yield _error_event(error)
     finally:
         await stream.aclose()
+
+
+def _error_event(error: FocalrouteError) -> bytes:
+    return f"data: {json.dumps(refusal_of(error).body)}\n\n".encode()
 
 
 def _json(status: int, body: Any, **headers: str) -> _Reply:

@@ -220,6 +220,20 @@ def test_a_closed_ensemble_is_a_server_that_is_closing(pool: SimulatedPool) -> N
     asyncio.run(main())
 
 
+def test_of_a_closed_synchronous_ensemble_too_the_errors_are_those_of_the_openai_library(pool: SimulatedPool) -> None:
+    """It raised its own."""
+    with Ensemble(pool.endpoints) as made:
+        client, in_async = made.as_openai(), made.as_async_openai()
+        stream = client.chat.completions.create(model="focalroute", messages=QUESTION, stream=True)
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.chat.completions.create(model="focalroute", messages=QUESTION)
+    assert caught.value.code == "closing"
+    with pytest.raises(openai.InternalServerError):
+        asyncio.run(in_async.chat.completions.create(model="focalroute", messages=QUESTION))
+    with pytest.raises(openai.APIError, match="this ensemble is closed"):
+        list(stream)
+
+
 def test_tools_are_called(ensemble: Ensemble) -> None:
     integer = {"type": "integer"}
     parameters = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a", "b"]}
