@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -61,8 +61,9 @@ class SimulatedPool:
         dialects: DialectName | Mapping[str, DialectName] = "openai",
         keys: Mapping[str, str] | None = None,
     ) -> None:
+        if models is not None and not isinstance(models, Iterable):
+            raise ConfigError(f"models: give a list of SimulatedModels, got {type(models).__name__}")
         self.models = tuple(default_models() if models is None else models)
-        self._keys = dict(keys or {})
         for model in self.models:
             if not isinstance(model, SimulatedModel):
                 raise ConfigError(f"models: give SimulatedModels, got {type(model).__name__}")
@@ -71,9 +72,9 @@ class SimulatedPool:
             raise ConfigError("models: the pool is empty; give at least one SimulatedModel")
         if len(set(names)) < len(names):
             raise ConfigError("models: names must be unique")
-        self._dialects = dict.fromkeys(names, dialects) if isinstance(dialects, str) else dict(dialects)
-        _known("dialects", self._dialects, names)
-        _known("keys", self._keys, names)
+        given = dict.fromkeys(names, dialects) if isinstance(dialects, str) else dialects
+        self._dialects = _by_model("dialects", given, names)
+        self._keys = _by_model("keys", keys or {}, names)
         for name, dialect in self._dialects.items():
             if dialect not in get_args(DialectName):
                 raise ConfigError(
@@ -181,11 +182,11 @@ class SimulatedPool:
         }  # fmt: skip
         if faults is not None:
             several = [faults] if isinstance(faults, Fault) else faults
-            if not all(isinstance(fault, Fault) for fault in several):
+            if not isinstance(several, Iterable) or not all(isinstance(fault, Fault) for fault in several):
                 raise ConfigError('faults: give Faults, such as Fault("reset")')
             given["faults"] = [fault.to_json() for fault in several]
         switches = {name: value for name, value in given.items() if value is not None}
-        self._call("POST", f"/sim/model/{quote(model, safe='')}", switches)
+        self._call("POST", f"/sim/model/{quote(str(model), safe='')}", switches)
 
     def drift(self, drifted: bool = True) -> None:
         """Give every model the skills it has after (or before) the drift switch."""
@@ -227,10 +228,13 @@ class SimulatedPool:
         return dict(payload)
 
 
-def _known(field: str, given: Mapping[str, str], names: Sequence[str]) -> None:
-    unknown = sorted(set(given) - set(names))
+def _by_model(field: str, given: object, names: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(one, str) for one in given.values()):
+        raise ConfigError(f'{field}: give the text of each model by its name, such as {{"{names[0]}": "..."}}')
+    unknown = sorted(set(given) - set(names), key=str)
     if unknown:
         raise ConfigError(f"{field}: no model is called {unknown[0]!r}; there are {', '.join(names)}")
+    return dict(given)
 
 
 def pool_endpoints(

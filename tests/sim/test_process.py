@@ -146,6 +146,15 @@ def test_wrong_settings_are_config_errors(monkeypatch: pytest.MonkeyPatch) -> No
         SimulatedPool(one * 2)
     with pytest.raises(ConfigError, match="gopher"):
         SimulatedPool(one, dialects="gopher")  # type: ignore[arg-type]
+    for wrong in (["vllm"], None, 5, {"m": ["vllm"]}):
+        with pytest.raises(ConfigError, match=r'dialects: give the text of each model by its name, such as {"m": '):
+            SimulatedPool(one, dialects=wrong)  # type: ignore[arg-type]
+    for wrong_keys in (["SIM_UNSET"], "SIM_UNSET", 5, {"m": None}):
+        with pytest.raises(ConfigError, match="keys: give the text of each model by its name"):
+            SimulatedPool(one, keys=wrong_keys)  # type: ignore[arg-type]
+    for lone in (one[0], 5):
+        with pytest.raises(ConfigError, match="models: give a list of SimulatedModels"):
+            SimulatedPool(lone)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"dialects.*nobody"):
         SimulatedPool(one, dialects={"nobody": "vllm"})
     with pytest.raises(ConfigError, match=r"keys.*nobody"):
@@ -161,8 +170,11 @@ def test_wrong_switches_are_config_errors_and_change_nothing(own: Client) -> Non
         own.pool.set("nobody", drifted=True)
     with pytest.raises(ConfigError, match="latency_s"):
         own.pool.set("sure", latency_s=-1, input_usd_per_1m=5)
-    with pytest.raises(ConfigError, match="faults: give Faults"):
-        own.pool.set("sure", faults="reset")  # type: ignore[arg-type]
+    for faults in ("reset", 5):
+        with pytest.raises(ConfigError, match="faults: give Faults"):
+            own.pool.set("sure", faults=faults)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="model '5'"):
+        own.pool.set(5, drifted=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="output_usd_per_1m"):
         own.pool.set("sure", output_usd_per_1m="cheap")
     url = f"http://127.0.0.1:{own.pool.port}/sim/model/sure"
