@@ -22,6 +22,7 @@ from focalroute.money.cost import Bill
 _USUAL_SHARE, _FEWEST = 0.75, 5  # usual is what three of four calls do not pass, of five at least;
 _PATIENCE = 3.0  # silent for too long: so many times what is usual,
 _SHORTEST_S = 0.25  # and at least so long: below it, a busy machine is likelier than an endpoint that hangs
+_STANDSTILL_S = 0.1  # an event loop that comes so late to look stood still: the wait proves nothing, and is repeated
 _COLD_SHARE = 0.05  # of the time: where nothing is known of what is usual, one more is asked after so long,
 _UNKNOWN_SHARE = 0.2  # and an endpoint that has hardly answered so far is not given up before, as some think for long
 _RACE_SHARE, _MOST_RACES = 0.1, 10.0
@@ -135,6 +136,7 @@ class RoundCalls:
         self._rescue_wait_s = math.inf  # and the next after so long again
         self._raced = False  # whether any of them is raced
         self._blind = False  # whether the round waits without knowing how long is usual
+        self._stood_still = False  # whether the event loop did during the last wait
         self._look_at = -math.inf  # before that there is no use in looking for one more (`time.perf_counter`)
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
@@ -230,11 +232,16 @@ class RoundCalls:
                 late_s = min(late_s, max(WEIGH_AGAIN * (time.perf_counter() - pending[0].call.started), LOOK_AGAIN_S))
             self._blind = late_s == math.inf
             timeout = min(late_s, self._context.left_s - max(self._rescue_s, 0.0))
-            alarm = loop.call_later(max(timeout, 0.0), self._wake)
+            due = loop.time() + max(timeout, 0.0)
+            alarm = loop.call_at(due, self._wake)
             try:
                 await self._wakeup
             finally:
                 alarm.cancel()
+            stood_still = loop.time() - due > _STANDSTILL_S
+            if stood_still and not self._stood_still and late_s < math.inf:
+                self._look_at = time.perf_counter() + late_s
+            self._stood_still = stood_still
         for member in pending:
             if member.reply is None and member.task.done():
                 member.task.result()

@@ -261,6 +261,25 @@ def test_whoever_hangs_too_is_raced_in_turn(
     assert answer.receipt.latency_s < 0.4 * LONG_S
 
 
+def test_who_is_waited_for_while_the_event_loop_stands_still_is_not_raced(
+    service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
+) -> None:
+    """Its reply had yet to be read, or its request to be sent."""
+    settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "max_rounds": 1}
+
+    async def ask() -> Answer:
+        async with AsyncEnsemble(pool(server, "a", "b"), **settings) as ensemble:
+            service.delays["a"] = 0.2
+            for _ in range(5):
+                await ensemble.ask("?", answer="number")
+            service.delays.clear()
+            impatient()
+            asyncio.get_running_loop().call_later(0.0, time.sleep, 2.0)
+            return await ensemble.ask("?", answer="number", deadline_s=LONG_S)
+
+    assert kinds(asyncio.run(ask())) == {"a": "ok"}
+
+
 def test_who_hangs_while_another_answers_is_given_up(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
