@@ -16,6 +16,7 @@ from focalroute.core.receipts import Answer
 from focalroute.core.records import Query
 
 _MOST_CHARACTERS = 50_000_000  # of the replies that are kept
+_MOST_IN_VAIN = 2  # asks that an identical one waits for, and has no answer of: all would fail one after another
 
 
 class AnswerCache:
@@ -40,9 +41,9 @@ class AnswerCache:
     async def ask(self, query: Query, answer: Callable[[Query], Awaitable[Answer]]) -> Answer:
         """Give the answer that an identical question had, as one that costs nothing; else have this one answered.
 
-        While an identical question is under way in this event loop, its answer is waited for. An ask that waited for
-        none, as that failed or is not kept, is answered within what is left of the deadline. Of those that waited for
-        one that was cancelled, which says nothing of theirs, the first is answered and the others wait for it.
+        While an identical question is under way in this event loop, its answer is waited for. Of those that waited for
+        none, as that ask was cancelled, failed or is not kept, the first is answered within what is left of its
+        deadline, and the others wait for it; after two that were not cancelled they wait no longer.
 
         Raises:
             DeadlineExceeded: nothing is left. Else what ``answer`` raises.
@@ -53,7 +54,8 @@ class AnswerCache:
         if (known := self._find(key, query)) is not None:
             return known
         loop = asyncio.get_running_loop()
-        while (other := self._under_way.get((loop, key))) is not None:
+        in_vain = 0
+        while in_vain < _MOST_IN_VAIN and (other := self._under_way.get((loop, key))) is not None:
             deadline_s = self._deadline_s if query.deadline_s is None else query.deadline_s
             began = loop.time()
             await asyncio.wait([other], timeout=deadline_s)
@@ -63,8 +65,7 @@ class AnswerCache:
             if left_s <= 0:
                 raise DeadlineExceeded("the deadline passed before an identical ask had ended; raise deadline_s")
             query = replace(query, deadline_s=left_s)
-            if not other.cancelled():
-                break
+            in_vain += not other.cancelled()
         ended = self._under_way[loop, key] = loop.create_future()
         try:
             made = await answer(query)

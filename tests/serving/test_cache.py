@@ -113,14 +113,20 @@ def test_identical_questions_at_the_same_time_are_asked_once() -> None:
 
 
 def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() -> None:
-    """All who waited at once, not one after another: each is answered only when the last has come."""
+    """One of them first; as it fails as well all others at once, each of which is answered when the last has come."""
     calls, all_here, hasty_left = itertools.count(1), asyncio.Event(), threading.Event()
 
     async def fails(_: web.Request, __: Any) -> web.StreamResponse:
         call = next(calls)
-        if call == 6:
+        if call == 7:
             all_here.set()
-        await (asyncio.to_thread(hasty_left.wait, 60) if call == 1 else asyncio.wait_for(all_here.wait(), 60))
+        if call == 1:
+            await asyncio.to_thread(hasty_left.wait, 60)
+        elif call == 2:
+            await asyncio.sleep(0.2)
+            assert next(calls) == 3  # nobody else has come
+        else:
+            await asyncio.wait_for(all_here.wait(), 60)
         return json_reply({"error": {"message": "no"}}, 400)
 
     async def main(service: Server) -> list[BaseException | Answer]:
@@ -138,25 +144,29 @@ def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() ->
     assert isinstance(first, PoolError)
     failures = [one.replies[0].error for one in others if isinstance(one, PoolError)]
     assert [failure and failure.status for failure in failures] == [400] * 5
-    assert next(calls) == 7
+    assert next(calls) == 8
 
 
-def test_of_those_who_waited_for_an_ask_that_was_given_up_one_asks() -> None:
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_of_those_who_waited_for_an_ask_that_was_given_up_or_failed_one_asks(gives_up: bool) -> None:
     """A page that is reloaded in nine tabs is not paid for nine times."""
 
-    calls = itertools.count(1)
+    calls, left = itertools.count(1), threading.Event()
 
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
-        if next(calls) == 1:
-            await asyncio.sleep(60)
-        return json_reply(completion("It."))
+        if next(calls) > 1:
+            return json_reply(completion("It."))
+        await (asyncio.sleep(60) if gives_up else asyncio.to_thread(left.wait, 60))
+        return json_reply({"error": {"message": "no"}}, 400)
 
     async def main(service: Server) -> list[Answer]:
         async with AsyncEnsemble([Endpoint("e", model="m", base_url=service.url)], cache_ttl_s=60) as ensemble:
             first = asyncio.ensure_future(ensemble.ask("Say it."))
             others = asyncio.gather(*(ensemble.ask("Say it.") for _ in range(9)))
             await asyncio.to_thread(service.arrived.wait)
-            first.cancel()
+            left.set()
+            if gives_up:
+                first.cancel()
             return await others
 
     with serving(says) as service:
