@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,15 @@ def require(ready: bool, name: str, *, must: bool = True) -> None:
     if must and os.environ.get("FOCALROUTE_REAL") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.fixture
+def torch() -> Iterator[Any]:
+    """Torch, which takes seconds to import: not in every process that collects. Its threads are as before after it."""
+    torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
+    threads = torch.get_num_threads()
+    yield torch
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -13,19 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from examples.tiny_pool import elicited, recipe
+from examples.tiny_pool.wording import prompt, tokenizer, tokens
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.sim import generate
 from tests.real import build
 from tests.real.conftest import require
 from tests.real.servers import llama_serving
-
-torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
-
-from examples.tiny_pool import elicited, recipe, training  # noqa: E402
-from examples.tiny_pool.__main__ import played, write  # noqa: E402
-from examples.tiny_pool.experiment import CHANGING, STEADY, Sizes  # noqa: E402
-from examples.tiny_pool.gguf_file import CONTEXT, write_gguf  # noqa: E402
-from examples.tiny_pool.wording import prompt, tokenizer, tokens  # noqa: E402
 
 pytestmark = pytest.mark.real
 
@@ -37,17 +31,18 @@ def brief(name: str, topic: str, seed: int) -> recipe.Recipe:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where models are kept while a test runs; torch's threads are as before after it."""
+def cache(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where models are kept while a test runs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     require(build.llama_server_ready(), "llama-server")
-    threads = torch.get_num_threads()
-    yield tmp_path
-    torch.set_num_threads(threads)
+    return tmp_path
 
 
-def test_the_server_reads_and_answers_as_the_model_that_was_trained(cache: Path) -> None:
+def test_the_server_reads_and_answers_as_the_model_that_was_trained(cache: Path, torch: Any) -> None:
     """The same tokens of the very prompts, the same likeliest one after them, its log-probability within .01."""
+    from examples.tiny_pool import training
+    from examples.tiny_pool.gguf_file import CONTEXT, write_gguf
+
     made = tokenizer(recipe.TOPICS)
     model, _ = training.train(brief("alike", "counting", 1))
     path = write_gguf(cache / "alike.gguf", "alike", model, made)
@@ -103,6 +98,10 @@ def test_two_ways_to_have_probabilities_are_compared_answer_by_answer() -> None:
 
 def test_every_step_of_the_loop_runs(cache: Path) -> None:
     """Collecting, training, all streams with a server killed and one that joins; tables, figure and page."""
+    from examples.tiny_pool import training
+    from examples.tiny_pool.__main__ import played, write
+    from examples.tiny_pool.experiment import CHANGING, STEADY, Sizes
+
     models = tuple(brief(name, topic, i) for i, (name, topic) in enumerate((("ann", "logic"), ("ben", "counting"))))
     roster = recipe.Roster(models, "ben", brief("cid", "counting", 7))
     for each in (*models, roster.newcomer):

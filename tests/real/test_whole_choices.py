@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from examples.tiny_pool import recipe
+from examples.tiny_pool.wording import tokenizer
+from focalroute.endpoints.elicit.probabilities import write_out_choices
 from focalroute.sim import generate
 from tests.real import build
 from tests.real.conftest import require
 
-torch = pytest.importorskip("torch", "2.9", reason="torch 2.9 or newer trains the models; the extra train has it")
-
-from examples.paper import whole_choices  # noqa: E402
-from examples.tiny_pool import recipe, training  # noqa: E402
-from examples.tiny_pool.network import Llama  # noqa: E402
-from examples.tiny_pool.wording import tokenizer  # noqa: E402
-from focalroute.endpoints.elicit.probabilities import write_out_choices  # noqa: E402
+if TYPE_CHECKING:
+    from examples.tiny_pool.network import Llama
 
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Torch's threads are as before after it."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained(torch: Any) -> None:
+    from examples.paper import whole_choices
+    from examples.tiny_pool import training
 
-
-def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained() -> None:
     require(build.vllm_ready(), "vLLM", must=False)
     brief = replace(whole_choices.recipes(0)[0], steps=30, alone=5, batch=8)
     questions = [generate(topic, Random(i)) for topic in recipe.TOPICS for i in range(5)]
@@ -40,13 +33,13 @@ def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained() -> No
     for question, logged in zip(questions, found["whole choices"], strict=True):
         texts = write_out_choices(({"role": "user", "content": question.text},), question.choices)
         assert texts is not None
-        masses = torch.softmax(torch.tensor([likelihood(model, text) for text in texts]), 0)
+        masses = torch.softmax(torch.tensor([likelihood(torch, model, text) for text in texts]), 0)
         assert logged.outputs[brief.name].probabilities == pytest.approx(masses.tolist(), abs=0.01)
     for every in found.values():  # a model that learned so little may say anything
         assert sum(logged.outputs[brief.name].probabilities is not None for logged in every) >= len(questions) // 2
 
 
-def likelihood(model: Llama, text: str) -> float:
+def likelihood(torch: Any, model: Llama, text: str) -> float:
     """The sum over all tokens but the first."""
     ids = torch.tensor([tokenizer(recipe.TOPICS).encode(text).ids])
     with torch.no_grad():
