@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -172,9 +173,17 @@ def _served(curve: Mapping[float, Mapping[str, Any]], cost_weight: float) -> tup
     return served, bool(curve[served].get("alone", served > COST_WEIGHT_RANGE[1]))
 
 
+@cache
 def cold() -> Policy:
-    """The shipped policy, the cold start: trained on synthetic pools by `examples.shipped_policy.training`."""
+    """The shipped policy, the cold start: trained on synthetic pools by `examples.shipped_policy.training`.
+
+    All that want it share one: it is checked and opened once.
+    """
     return load_folder(COLD)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=cold.cache_clear)  # the parent's may have been at work in another thread
 
 
 def versions(root: str | Path) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from focalroute.core.records import Observation
 from focalroute.learn.export import decider_model
 from focalroute.observe.layout import CONTEXT, ENDPOINT, width
 from focalroute.policy import slot as slot_module
-from focalroute.policy.bundle import COLD, CURRENT, Policy, cold, load
+from focalroute.policy.bundle import COLD, CURRENT, Policy, load
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
 from focalroute.policy.slot import PolicySlot
@@ -233,7 +233,7 @@ def test_slots_in_one_process_are_independent(tmp_path: Path) -> None:
     again(tmp_path / "a")
     first, second = PolicySlot.open(tmp_path / "a"), PolicySlot.open(None)
     assert (first.current.version, second.current.version) == (1, 0)
-    replacement: Policy = cold()
+    replacement = load(tmp_path / "a")
     first.swap(replacement)
     assert first.current is replacement
     assert second.current is not replacement
