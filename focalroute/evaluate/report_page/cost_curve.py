@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from focalroute.core.records import F64, I64
 from focalroute.evaluate.report_page.drawings import CostAxis, CostQuality, MethodPoint
 
 if TYPE_CHECKING:
@@ -83,28 +84,31 @@ def place_labels(
             LabelPlace(x + side * (reach + _GAP), y + up, side, reach > 0 or abs(up) > 12) for reach, side, up in _SPOTS
         ]
         boxes = [spot.box(width, height) for spot in spots]
-        costs = [_cost(box, taken, lines, within) + _FURTHER * rank for rank, box in enumerate(boxes)]
-        chosen = costs.index(min(costs))
+        chosen = int(_costs(boxes, taken, lines, within).argmin())
         taken.append(boxes[chosen])
         found.append(spots[chosen])
     return found
 
 
-def _cost(box: Box, taken: Sequence[Box], lines: Sequence[Box], within: Box) -> float:
-    covered, crossed = (sum(_overlap(box, other) for other in others) for others in (taken, lines))
-    return _OUTSIDE * (not _inside(box, within)) + _COVERS * covered + _CROSSES * crossed
+def _costs(boxes: Sequence[Box], taken: Sequence[Box], lines: Sequence[Box], within: Box) -> F64:
+    """How bad each box is for a label, the first one being the nearest to its point."""
+    left, bottom, right, top = np.array(boxes).T
+    outside = (left < within[0]) | (bottom < within[1]) | (right > within[2]) | (top > within[3])
+    covered, crossed = (_overlaps(boxes, others) for others in (taken, lines))
+    costs: F64 = _OUTSIDE * outside + _COVERS * covered + _CROSSES * crossed + _FURTHER * np.arange(len(boxes))
+    return costs
+
+
+def _overlaps(boxes: Sequence[Box], others: Sequence[Box]) -> I64:
+    """How many of the others each box overlaps."""
+    one, other = np.array(boxes)[:, None], np.array(others).reshape(-1, 4)
+    apart = (one[..., :2] >= other[:, 2:]) | (other[:, :2] >= one[..., 2:])
+    overlaps: I64 = np.logical_not(apart.any(axis=2)).sum(axis=1)
+    return overlaps
 
 
 def _around(x: float, y: float, width: float, height: float) -> Box:
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
-
-
-def _inside(one: Box, other: Box) -> bool:
-    return one[0] >= other[0] and one[1] >= other[1] and one[2] <= other[2] and one[3] <= other[3]
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def draw_cost_quality(drawing: CostQuality, figure: Figure, ink: Palette) -> None:
