@@ -27,7 +27,15 @@ SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 EVERY = sorted([*BASELINES, "best-single-hindsight", "shuffled", "oracle"])
 #: Enough to be trained at all.
 BRIEF = OfflineSettings(
-    fusion_epochs=2, lookahead_steps=4, iterations=4, renew=2, queries=16, samples=4, finish=2, finish_epochs=1
+    fusion_epochs=2,
+    lookahead_steps=4,
+    iterations=4,
+    renew=2,
+    queries=16,
+    samples=4,
+    finish=2,
+    finish_epochs=1,
+    critic_steps=4,
 )
 
 

@@ -19,8 +19,11 @@ from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate_command
 from focalroute.policy.bundle import load, versions
 from tests.cli.calling import focalroute
+from tests.evaluate.brief import brief_training as brief_training  # a fixture
 from tests.evaluate.logs import stream, write_log, write_pool
 from tests.loopback import until
+
+pytestmark = pytest.mark.usefixtures("brief_training")
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 
@@ -32,11 +35,15 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_log(folder / "log.jsonl", stream(60, SKILLS)), write_pool(folder / "pool.toml", prices)
 
 
+ROOT = Path(__file__).resolve().parents[2]
 #: The command, which goes no further once something is kept.
 KEPT = """
 import signal
+import pytest
 from focalroute.cli.app import main
 from focalroute.learn.offline.checkpoint import Checkpoint
+from tests.evaluate.brief import shorten
+shorten(pytest.MonkeyPatch())
 write = Checkpoint.write
 Checkpoint.write = lambda *given: (write(*given), signal.pause())
 main()
@@ -47,7 +54,7 @@ def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple
     """SIGKILL from outside as soon as something is kept; the same models, byte for byte."""
     log, pool = given
     arguments = ["train", str(log), "--pool", str(pool), "--iterations", "2", "--seed", "4", "--out"]
-    killed = subprocess.Popen([sys.executable, "-c", KEPT, *arguments, str(tmp_path / "killed")])
+    killed = subprocess.Popen([sys.executable, "-c", KEPT, *arguments, str(tmp_path / "killed")], cwd=ROOT)
     kept = tmp_path / "killed" / ".training-4.npz"
     until(kept.exists)
     os.kill(killed.pid, signal.SIGKILL)

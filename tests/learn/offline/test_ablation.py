@@ -23,7 +23,17 @@ from tests.evaluate.logs import stream, table_of, write_log, write_pool
 
 PRICES = {"a": 3.0, "b": 2.0, "c": 1.0}
 LINES = stream(240, {"a": 0.9, "b": 0.7, "c": 0.6})
-SHORT = OfflineSettings(fusion_epochs=1, iterations=4, renew=2, finish=1, finish_epochs=1, queries=16, samples=4)
+SHORT = OfflineSettings(
+    fusion_epochs=1,
+    lookahead_steps=6,
+    iterations=4,
+    renew=2,
+    finish=1,
+    finish_epochs=1,
+    queries=16,
+    samples=4,
+    critic_steps=6,
+)
 TRUNK = "branching-trunk"
 
 

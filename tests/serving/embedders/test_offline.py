@@ -22,6 +22,7 @@ from focalroute.policy.bundle import cold, load
 from focalroute.serving.embedders.embedding import embed_log
 from focalroute.sim.compose import embeddings, vector
 from tests.cli.calling import focalroute
+from tests.evaluate.brief import brief_training as brief_training  # a fixture
 from tests.evaluate.logs import stream, table_of, write_log, write_pool
 from tests.interruptible import heed_interrupts
 from tests.loopback import Handler, Server, json_reply, serving
@@ -160,6 +161,7 @@ def pool_with(folder: Path, table: str) -> Path:
     return pool
 
 
+@pytest.mark.usefixtures("brief_training")
 def test_the_command_line_trains_and_replays_with_the_pool_files_embedder(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [dict(line) for line in LINES])
     with serving(embed) as server:

@@ -1,0 +1,34 @@
+"""A training that takes every step of one, and few of each: for tests of what does not depend on how good it gets."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from focalroute.evaluate import recording
+from focalroute.learn.offline.reinforce import OfflineSettings
+
+__all__ = ["brief_training", "shorten"]
+
+_BRIEF = partial(
+    OfflineSettings,
+    fusion_epochs=2,
+    lookahead_steps=4,
+    queries=16,
+    samples=4,
+    finish=2,
+    finish_epochs=1,
+    critic_steps=4,
+)
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Have `focalroute train` take that few steps in this process."""
+    patch.setattr(recording, "OfflineSettings", _BRIEF)
+
+
+@pytest.fixture
+def brief_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`shorten`, while a test runs."""
+    shorten(monkeypatch)
