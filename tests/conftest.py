@@ -8,6 +8,7 @@ endpoint up because the machine stands still for a moment.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from focalroute.endpoints import round as rounds
 from focalroute.sim import SimulatedModel, SimulatedPool
+from tests.forked_pools import ForkedPools
 
 StartPool = Callable[..., SimulatedPool]
 
@@ -65,8 +67,21 @@ def no_period_ends() -> None:
         time.sleep(left_s)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_pools() -> Iterator[None]:
+    """Have the processes of simulated pools forked (see `tests.forked_pools`), where that can be done."""
+    if not hasattr(os, "pidfd_open"):
+        yield
+        return
+    pools = ForkedPools()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedPool, "_begun", staticmethod(pools.begin))
+        yield
+    pools.close()
+
+
 @pytest.fixture(scope="session")
-def start_pool() -> Iterator[StartPool]:
+def start_pool(forked_pools: None) -> Iterator[StartPool]:
     """``start_pool(models, **settings)``: a running `SimulatedPool`, reset; equal arguments share one process."""
     running: dict[str, SimulatedPool] = {}
 

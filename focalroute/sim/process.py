@@ -85,15 +85,7 @@ class SimulatedPool:
 
     def __enter__(self) -> Self:
         spec = {"models": [model.to_json() for model in self.models], "keys": self._secrets()}
-        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "focalroute.sim", "--from-stdin"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # so that Ctrl-C here does not end it before we do
-        )
+        self._process = self._begun()
         try:
             self._port = self._started(self._process, json.dumps(spec))
         except BaseException:
@@ -201,6 +193,19 @@ class SimulatedPool:
         if unset:
             raise ConfigError(f"keys: the environment variable {unset[0]} is not set; set it to any key")
         return {name: os.environ[variable] for name, variable in self._keys.items()}
+
+    @staticmethod
+    def _begun() -> subprocess.Popen[str]:
+        """Start the process."""
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return subprocess.Popen(
+            [sys.executable, "-m", "focalroute.sim", "--from-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # so that Ctrl-C here does not end it before we do
+        )
 
     def _started(self, process: subprocess.Popen[str], spec: str) -> int:
         """Hand over the spec and wait for the port."""

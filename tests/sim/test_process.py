@@ -22,12 +22,19 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.sim import Fault, ModelStats, SimulatedModel, SimulatedPool, default_models, stream
 from focalroute.sim.process import pool_toml
+from tests.forked_pools import FROM_NOTHING
 from tests.interruptible import heed_interrupts
 from tests.loopback import until
 from tests.sim.conftest import Client
 
 ASKED = "What is 17 + 25?\n\nA. 32\nB. 42\n\nAnswer with the letter of one choice only."
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools start as they do for users."""
+    monkeypatch.setattr(SimulatedPool, "_begun", staticmethod(FROM_NOTHING))
 
 
 def closed(port: int) -> bool:
