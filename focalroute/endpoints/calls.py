@@ -48,6 +48,7 @@ class StreamSink:
 
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
@@ -98,7 +99,7 @@ async def call_with_retries(
         return await call()  # most calls succeed at once, and need no retries
     except CallFailed as error:
         repeated = _Repeated(call, context, attempts, closed, worth, [_bare(error)])
-    answer: T | CallFailed = await tenacity.AsyncRetrying(
+    answer: T | CallFailed | asyncio.CancelledError = await tenacity.AsyncRetrying(
         retry=_repeatable,
         stop=_enough,
         wait=_wait,
@@ -106,7 +107,7 @@ async def call_with_retries(
         sleep=asyncio.sleep,
         retry_error_callback=_last,
     )(_attempt, repeated)
-    if not isinstance(answer, CallFailed):
+    if not isinstance(answer, CallFailed | asyncio.CancelledError):
         return answer
     try:
         raise answer
@@ -118,8 +119,8 @@ async def call_with_retries(
 class _Repeated(Generic[T]):
     """A call that is repeated, and on what terms; ``failed`` holds its first failure until that is looked at.
 
-    Tenacity gets it as an argument, and failures as values: what it keeps, and what it raises, are cycles, which would
-    hold an ask and all of its replies until the garbage collector runs.
+    Tenacity gets it as an argument, and failures and cancellations as values: what it keeps, and what it raises, are
+    cycles, which would hold an ask and all of its replies until the garbage collector runs.
     """
 
     call: Callable[[], Awaitable[T]]
@@ -130,18 +131,18 @@ class _Repeated(Generic[T]):
     failed: list[CallFailed]
 
 
-def _bare(error: CallFailed) -> CallFailed:
+def _bare(error: E) -> E:
     """Drop its traceback and its context: their frames lead back to what keeps the error."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
-async def _attempt(repeated: _Repeated[T]) -> T | CallFailed:
+async def _attempt(repeated: _Repeated[T]) -> T | CallFailed | asyncio.CancelledError:
     if repeated.failed:
         return repeated.failed.pop()
     try:
         return await repeated.call()
-    except CallFailed as error:
+    except (CallFailed, asyncio.CancelledError) as error:
         return _bare(error)
 
 

@@ -26,6 +26,7 @@ FAULTS = [
     pytest.param(Fault("cut"), marks=pytest.mark.slow),
     pytest.param(Fault("html"), marks=pytest.mark.slow),
     HANGS,
+    pytest.param([Fault("status", count=1), HANGS], id="hang-repeated"),
     pytest.param(Fault("drip", seconds=60), marks=pytest.mark.slow),
 ]
 
@@ -47,14 +48,14 @@ def replies() -> int:
     return sum(type(thing) is Reply for thing in gc.get_objects())  # isinstance would run code of the others
 
 
-def failed_with(pool: SimulatedPool, fault: Fault, *names: str) -> None:
+def failed_with(pool: SimulatedPool, faults: Fault | list[Fault], *names: str) -> None:
     for name in names:
-        pool.set(name, faults=[fault])
+        pool.set(name, faults=faults)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}{fault.retry_after_s or ''}")
 @pytest.mark.usefixtures("without_collector")
-def test_the_replies_of_a_failed_ask_go_with_its_error(pool: SimulatedPool, fault: Fault) -> None:
+def test_the_replies_of_a_failed_ask_go_with_its_error(pool: SimulatedPool, fault: Fault | list[Fault]) -> None:
     async def ask() -> tuple[int, weakref.ref[PoolError]]:
         async with AsyncEnsemble(pool.endpoints, policy="plurality", deadline_s=4) as ensemble:
             failed_with(pool, fault, *NAMES)
