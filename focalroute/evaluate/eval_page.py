@@ -55,25 +55,32 @@ def _facts(report: Report) -> dict[str, str]:
 
 
 def _lead(report: Report) -> str:
-    point = report.shown
-    baselines = (
-        f"{row.name} {row.accuracy:.3f} at {_percent(row.cost_ratio)}"
+    point, free = report.shown, _is_free(report)
+    warning, paid = "", f"At {_percent(point.cost_ratio)} of the cost of asking everybody,"
+    if report.seen:
+        warning = f"{trained_on_test(report.seen, report.n_test)} "
+    if free:
+        paid = "What this costs is nothing, or not known:"
+    baselines = ", ".join(
+        f"{row.name} {row.accuracy:.3f} "
+        + (f"with {row.calls_per_query:.1f}" if free else f"at {_percent(row.cost_ratio)}")
         for row in report.methods
         if row.name in ("best-single-train", "plurality")
     )
-    warning = ""
-    if report.seen:
-        warning = f"{trained_on_test(report.seen, report.n_test)} "
     return (
-        f"{warning}At {_percent(point.cost_ratio)} of the cost of asking everybody, focalroute has {report.scored} "
-        f"{point.accuracy:.3f} ({span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; "
-        f"{', '.join(baselines)}."
+        f"{warning}{paid} focalroute has {report.scored} {point.accuracy:.3f} ({span(point.accuracy_ci95)}) with "
+        f"{point.calls_per_query:.1f} calls a query; {baselines}."
     )
+
+
+def _is_free(report: Report) -> bool:
+    """Whether nothing is known to have cost anything."""
+    return not any(row.cost_ratio for row in (*report.focalroute, *report.methods))
 
 
 def _curve(report: Report) -> Section:
     methods = [row for row in report.methods if row.name != "oracle"]
-    free = not any(row.cost_ratio for row in (*report.focalroute, *methods))
+    free = _is_free(report)
 
     def dot(row: Row, ours: bool) -> drawings.MethodPoint:
         cost = row.calls_per_query if free else row.cost_ratio

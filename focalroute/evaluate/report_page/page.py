@@ -83,6 +83,7 @@ def check_extra() -> None:
 
 _WIDTH = 4.6
 _MOST_NUMBERED = 16
+_LONGEST_WHOLE = 24  # characters of a row's name that is not broken
 _BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _MOST_LABELLED_EVENTS = 12
 _THICK, _THIN = 0.55, 0.12  # of a call's bar
@@ -493,5 +494,5 @@ def _table(table: TextTable | None) -> str:
 
 def _row(cells: Sequence[str], strong: bool) -> str:
     data = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
-    kind = ' class="ours"' * strong
-    return f'<tr{kind}><th scope="row">{escape(cells[0])}</th>{data}</tr>'
+    kind, name = ' class="ours"' * strong, ' class="long"' * (len(cells[0]) > _LONGEST_WHOLE)
+    return f'<tr{kind}><th scope="row"{name}>{escape(cells[0])}</th>{data}</tr>'
