@@ -53,12 +53,16 @@ def show_policy(
         for verdict in shown["record"]:
             print(f"version {verdict['version']} was {verdict['outcome']}: {verdict['reason']}")
     made = datetime.fromtimestamp(shown["created_at"], UTC).isoformat(" ", "seconds") if shown["created_at"] else "-"
-    print(f"version {shown['version']}, learned from {shown['parent'] or 'the shipped policy'}, made {made}")
+    origin = {None: "no other version", 0: "the shipped policy"}.get(shown["parent"], shown["parent"])
+    print(f"version {shown['version']}, learned from {origin}, made {made}")
     print(f"endpoints: {', '.join(shown['names']) or 'none by name'}")
     for part in ("hyperparameters", "metrics"):
         print(f"{part}:" if shown[part] else f"{part}: none")
         for key, value in shown[part].items():
-            print(f"  {key}: {json.dumps(value)}")
+            several = isinstance(value, list)
+            print(f"  {key}:" if several else f"  {key}: {json.dumps(value)}")
+            for one in value if several else ():
+                print(f"    {json.dumps(one)}")
 
 
 def describe(reference: str) -> dict[str, Any]:
@@ -126,8 +130,8 @@ def roll_back_folder(folder: Path, version: int | None) -> int:
         version = current.parent
         if not version:
             raise ConfigError(
-                f"{folder}: version {current.version} was learned from the shipped policy; name a version to go back "
-                "to, or serve without a policy folder"
+                f"{folder}: version {current.version} was learned from no version in this folder; name a version to go "
+                "back to, or serve without a policy folder"
             )
         check_folder(folder, version)
     return rollback(folder, version)

@@ -125,7 +125,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         for row in reader:
             if None in row:
-                raise ConfigError(f"{path}:{reader.line_num}: has more cells than the first line has names")
+                raise ConfigError(f"{path}:{reader.line_num}: has more cells than there are names; quote a comma")
             yield f"{path}:{reader.line_num}", {name: _Cell(cell) for name, cell in row.items() if cell}
     except csv.Error as error:
         raise ConfigError(f"{path}:{reader.line_num}: is damaged: {error}") from None
@@ -152,15 +152,18 @@ def _question(
     def value(field: str) -> Any:
         return next((row[name] for name in names[field] if not _is_missing(row.get(name))), None)
 
+    filled = ", ".join(name for name, cell in row.items() if not _is_missing(cell)) or "none"
     prompt, messages = value("prompt"), value("messages")
     if (prompt is None) == (messages is None):
-        raise ConfigError(f"prompt, messages: give one of them; columns are {', '.join(row)}")
+        raise ConfigError(
+            f"prompt, messages: give one of them; filled columns are {filled}, and --column prompt=NAME takes another"
+        )
     if prompt is not None and not isinstance(prompt, str):
         raise ConfigError("prompt: give a text")
     choices, letters = _choices(value("choices"))
     label = value("label")
     if label is None:
-        raise ConfigError(f"label: is missing; columns are {', '.join(row)}")
+        raise ConfigError(f"label: is missing; filled columns are {filled}, and --column label=NAME takes another")
     given, task = value("id"), value("task")
     asked = make_query(prompt, messages=messages, choices=choices, answer=kind if choices is None else None)
     return LabelledQuestion(

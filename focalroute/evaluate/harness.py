@@ -107,10 +107,10 @@ def _gathered(
         try:
             sample, output = _read(row, _task(Path(file)))
             first, outputs = found.setdefault(sample.id, (sample, {}))
-            if sample != first or len({sample.digest, first.digest} - {None}) > 1:
-                raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
             if model in outputs:
                 raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}")
+            if sample != first or len({sample.digest, first.digest} - {None}) > 1:
+                raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
             outputs[model] = output
         except ConfigError as error:
             if not skip_bad_rows:

@@ -272,7 +272,7 @@ def test_policies_are_shown_and_rolled_back(told: Path) -> None:
         (["compare", "cold", "p", "--store", "none.db"], "none.db: there is no such store"),
         (["compare", "cold", "none", "--store", "s.db"], "none: there is no such folder"),
         (["compare", "p", "p@1", "--store", "s.db"], "policies: both are the same"),
-        (["rollback", "p"], "was learned from the shipped policy"),
+        (["rollback", "p"], "was learned from no version in this folder"),
         (["rollback", "p", "9"], "version 9 is not kept; give one of 1"),
     ],
 )

@@ -104,7 +104,10 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?", "label": ["Paris", "paris"]}, "label: give one text or number"),
         ({"prompt": "?", "label": {"text": ["Paris"]}}, "label: give one text or number"),
         ({"prompt": "?", "label": math.nan}, "label: is missing"),
-        ({"prompt": math.nan, "label": "x"}, "prompt, messages"),
+        (
+            {"prompt": math.nan, "label": "x"},
+            "prompt, messages: give one of them; filled columns are label, and --",
+        ),
         ([1], "is not an object"),
     ],
 )

@@ -97,6 +97,12 @@ def test_models_that_were_asked_other_questions_are_not_joined(tmp_path: Path, c
         import_samples({"a": [one], "b": [other]}, tmp_path / "log.jsonl")
 
 
+def test_a_question_that_one_model_has_twice_is_not_laid_on_another_model(tmp_path: Path) -> None:
+    file = written(tmp_path / "samples_t.jsonl", sample(0), sample(0, target="1", acc=0.0))
+    with pytest.raises(ConfigError, match=r"samples_t\.jsonl:2: doc_id: 't/0' is there twice of a"):
+        import_samples({"a": [file]}, tmp_path / "log.jsonl")
+
+
 def test_the_command_says_what_it_imported(tmp_path: Path) -> None:
     file, log = written(tmp_path / "samples_t.jsonl", sample(0)), tmp_path / "log.jsonl"
     arguments = ["import", f"a={file}", "--out", str(log), "--json"]

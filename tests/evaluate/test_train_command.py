@@ -110,6 +110,8 @@ def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path],
         train_command([log], [pool], out, backend="jax")
     with pytest.raises(ConfigError, match="cannot be read"):
         train_command([tmp_path / "none.jsonl"], [pool], out)
+    with pytest.raises(ConfigError, match=r"out: .* is a file; give a folder"):
+        train_command([log], [pool], log)
     assert not out.exists()
     out.mkdir()
     (out / ".training-0.npz").write_bytes(b"")

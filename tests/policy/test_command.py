@@ -19,7 +19,7 @@ DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").r
 
 
 def again(root: Path, parent: int | None = None) -> int:
-    metrics, settings = {"gate": {"gain": 1.5}}, {"clip": 0.2}
+    metrics, settings = {"gate": {"gain": 1.5}, "curve": [{"cost_weight": 1}, {"cost_weight": 2}]}, {"clip": 0.2}
     return publish(
         root, decider=DECIDER, fusion=FUSION, names=(), parent=parent, metrics=metrics, hyperparameters=settings
     )
@@ -78,7 +78,7 @@ def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pyt
     shown = capsys.readouterr().out
     assert f"{root}: versions 1, 2, 3 (serves)" in shown
     assert "version 2, learned from 1, made 20" in shown
-    assert '  gate: {"gain": 1.5}' in shown
+    assert '  gate: {"gain": 1.5}\n  curve:\n    {"cost_weight": 1}\n    {"cost_weight": 2}\n' in shown
     assert "  clip: 0.2" in shown
     show_policy(str(root), as_json=True)
     said = json.loads(capsys.readouterr().out)
@@ -86,7 +86,10 @@ def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pyt
     assert (said["version"], said["parent"], said["current"], said["versions"]) == (3, 1, 3, [1, 2, 3])
     assert (said["challenger"], said["record"]) == (None, [])
     show_policy("cold")
-    assert capsys.readouterr().out.startswith("version 0, learned from the shipped policy, made -\n")
+    assert capsys.readouterr().out.startswith("version 0, learned from no other version, made -\n")
+    again(root, 0)
+    show_policy(str(root))
+    assert "version 4, learned from the shipped policy" in capsys.readouterr().out
 
 
 def test_it_shows_who_is_on_trial_and_what_became_of_others(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +113,7 @@ def test_rollback_goes_to_the_parent_or_to_a_version(root: Path, capsys: pytest.
 
 def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Path) -> None:
     roll_back_folder(root, 1)
-    with pytest.raises(ConfigError, match="was learned from the shipped policy; name a version"):
+    with pytest.raises(ConfigError, match="was learned from no version in this folder; name a version"):
         roll_back_folder(root, None)
     with pytest.raises(ConfigError, match="version 9 is not kept"):
         roll_back_folder(root, 9)
