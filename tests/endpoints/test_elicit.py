@@ -375,6 +375,30 @@ def test_a_choice_that_a_reply_which_was_cut_only_weighs_is_no_answer(able: Capa
         made.read(completion(weighed, weighed, tokens=(token(weighed, 0.9),), finish="length"))
 
 
+@pytest.mark.parametrize(
+    ("choices", "reply", "choice"),
+    [
+        (("4", "42"), "The answer is 4", None),
+        (("4", "42"), "The answer is 4, as", 0),
+        (("4", "42"), "The answer is 42", 1),
+        (("4", "42"), "A", 0),
+        (("York", "York Town"), "York ", None),
+        (tuple(f"x{i}" for i in range(30)), "1", None),
+        (tuple(f"x{i}" for i in range(30)), "10", 9),
+    ],
+)
+def test_a_choice_at_the_end_of_a_reply_that_was_cut_is_none_where_it_begins_another(
+    choices: tuple[str, ...], reply: str, choice: int | None
+) -> None:
+    made: Plan = plan(query(choices), NONE)
+    assert made.read(completion(reply)).choice is not None
+    if choice is not None:
+        assert made.read(completion(reply, finish="length")).choice == choice
+        return
+    with pytest.raises(CallFailed, match="cut at its token limit"):
+        made.read(completion(reply, finish="length"))
+
+
 @given(
     st.lists(
         st.builds(

@@ -92,8 +92,18 @@ class ChoiceParser:
         """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count.
 
         Args:
-            cut: whether it ends in its midst: a choice that it only mentions may be the first of those it weighs.
+            cut: whether it ends in its midst: a choice that it only mentions may be the first of those it weighs, and
+                one at its end the beginning of another.
         """
+        found = self._find(text, cut=cut)
+        return None if cut and found is not None and self._may_go_on(text, found) else found
+
+    def _may_go_on(self, text: str, found: NamedChoice) -> bool:
+        """Whether a name at the end of the text begins another, as 4 does 42."""
+        said, names = text[found.start :].casefold(), self._by_label if found.label else self._bare
+        return any(name.startswith(said) and name != said for name in names)
+
+    def _find(self, text: str, *, cut: bool) -> NamedChoice | None:
         begin = text.rfind("</think>") + 8 if "</think>" in text else 0
         if "<think>" in text[begin:]:
             return None
