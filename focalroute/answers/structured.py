@@ -232,7 +232,7 @@ def checked_label(label: Any, value: object) -> Any:
         return type(value).model_validate(plain)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors(include_input=False))
-        raise BadLabel(f"label: is not a valid {type(value).__name__} ({where})") from None
+        raise BadLabel(f"label: is not a valid {type(value).__name__}; correct {where or 'it'}") from None
 
 
 def label_form(label: object) -> str:

@@ -67,14 +67,12 @@ class PolicySlot:
         if isinstance(policy, Baseline):
             return cls(policy)
         root = policy
-        if root is not None and not Path(root).exists():
-            _log.warning(
-                "policy folder %s does not exist: the cold start serves until a bundle is published there", root
-            )
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
         try:
             empty = root is None or (slot._seen[0] is None and not versions(root))
+            if root is not None and empty:
+                _log.warning("policy folder %s holds no bundle: the cold start serves until one is published", root)
             slot.current = cold() if root is None or empty else load_served(root)
         except PolicyError as error:
             slot.error = error

@@ -11,6 +11,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import Member, Observation, Outcome
 from focalroute.observe.layout import CONTEXT, ENDPOINT, slices, width
 from focalroute.policy.baselines import SERVED_BASELINES, Baseline, LogLinearOnline
+from focalroute.policy.bundle import COLD
 from focalroute.policy.decider import pick_probabilities
 from focalroute.policy.references import parse_reference, resolve_policy
 
@@ -85,6 +86,12 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path, kind: type[s
     (tmp_path / "pool.toml").touch()
     with pytest.raises(ConfigError, match="is a file; give the folder of the bundles"):
         resolve_policy(kind(tmp_path / "pool.toml"), POOL)
+
+
+def test_one_version_in_the_place_of_its_folder_is_refused() -> None:
+    """The cold start served, without a word."""
+    with pytest.raises(ConfigError, match="cold is one version; give the folder that it is in"):
+        resolve_policy(COLD, POOL)
 
 
 def test_the_address_of_a_fleet_is_refused_and_not_shown() -> None:

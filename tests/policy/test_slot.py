@@ -40,9 +40,15 @@ def test_without_a_folder_the_cold_start_serves() -> None:
     assert not slot.refresh()
 
 
-def test_a_folder_without_bundles_serves_the_cold_start_until_one_is_published(tmp_path: Path, impatient: None) -> None:
+@pytest.mark.parametrize("there", [False, True], ids=["missing", "empty"])
+def test_a_folder_without_bundles_serves_the_cold_start_until_one_is_published(
+    tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture, there: bool
+) -> None:
+    if there:
+        (tmp_path / "policy").mkdir()
     slot = PolicySlot.open(tmp_path / "policy")
     assert slot.current.version == 0
+    assert "policy holds no bundle: the cold start serves" in caplog.text
     assert not slot.stale()
     again(tmp_path / "policy")
     assert slot.stale()
