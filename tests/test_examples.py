@@ -13,6 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.evaluate.brief import brief_training as brief_training  # a fixture
+
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 NOTEBOOK = EXAMPLES[0].parent / "notebook.ipynb"
 # Examples whose uvicorn sets up the logging of its whole process, and a part of what they print.
@@ -22,6 +24,7 @@ RIGHT = {"streaming": "The answer is 42.\n", "structured": "Sum(result='42'", "t
 SLOW = ("periodic_updates",)  # three updates, each in a process of its own
 
 
+@pytest.mark.usefixtures("brief_training")
 @pytest.mark.parametrize(
     "example",
     [

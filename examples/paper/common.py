@@ -117,7 +117,15 @@ class Options:
         if not self.quick:
             return OfflineSettings()
         return OfflineSettings(
-            fusion_epochs=1, iterations=2, queries=8, samples=4, renew=2, finish=1, finish_epochs=0, critic_steps=4
+            fusion_epochs=1,
+            lookahead_steps=4,
+            iterations=2,
+            queries=8,
+            samples=4,
+            renew=2,
+            finish=1,
+            finish_epochs=0,
+            critic_steps=4,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -108,46 +109,61 @@ def jedi_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))
 
 
-def completed(code: str, **names: Any) -> list[str]:
-    """The arguments that jedi offers there, as IPython and Jupyter ask it."""
-    (signature,) = jedi.Interpreter(code, [names]).get_signatures()
-    return [argument.name for argument in signature.params]
+class Editor:
+    """Lines of code that are read once, and what jedi offers within them."""
+
+    def __init__(self, lines: Sequence[str], read: Callable[[str], Any] = jedi.Script) -> None:
+        self._lines = lines
+        self._read = read("\n".join(lines))
+
+    def arguments(self, call: str) -> list[str]:
+        """Return the arguments offered after this call's opening bracket."""
+        (signature,) = self._read.get_signatures(*self._after(f"{call}("))
+        return [argument.name for argument in signature.params]
+
+    def completions(self, code: str) -> set[str]:
+        """Return the names offered after this code."""
+        return {one.name for one in self._read.complete(*self._after(code))}
+
+    def _after(self, code: str) -> tuple[int, int]:
+        """The line, from 1, and the column where some line's code ends, or a closing bracket follows."""
+        (line,) = (n for n, line in enumerate(self._lines) if line.removesuffix(")") == code)
+        return line + 1, len(code)
 
 
+#: What somebody has begun to type, and what should be offered then.
+BEGUN = {"max_": {"max_tokens=", "max_usd="}, "temp": {"temperature="}}
 METHODS = ("ask", "ask_many", "stream", "feedback", "update", "reload", "stats")
 
 
 @pytest.mark.usefixtures("jedi_cache")
 @pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
 def test_a_notebook_offers_every_setting_and_every_argument(ensemble: type) -> None:
-    assert completed("Ensemble(", Ensemble=ensemble) == [field.name for field in fields(Settings)]
     made: Any = object.__new__(ensemble)
+    names = {"Ensemble": ensemble, "ensemble": made}
+    lines = ["Ensemble()", *(f"ensemble.{method}()" for method in METHODS)]
+    editor = Editor(lines, lambda code: jedi.Interpreter(code, [names]))
+    assert editor.arguments("Ensemble") == [field.name for field in fields(Settings)]
     for method in METHODS:
-        assert completed(f"ensemble.{method}(", ensemble=made) == [*inspect.signature(getattr(made, method)).parameters]
+        assert editor.arguments(f"ensemble.{method}") == [*inspect.signature(getattr(made, method)).parameters]
 
 
 @pytest.mark.usefixtures("jedi_cache")
 @pytest.mark.parametrize("ensemble", ["AsyncEnsemble", "Ensemble"])
 def test_an_editor_that_reads_the_source_alone_offers_the_same(ensemble: str) -> None:
-    begun = f"from focalroute import {ensemble}\nensemble = {ensemble}('pool.toml')\n"
-
-    def offered(call: str) -> list[str]:
-        (signature,) = jedi.Script(f"{begun}{call}(").get_signatures()
-        return [argument.name for argument in signature.params]
-
-    def completions(code: str) -> set[str]:
-        return {one.name for one in jedi.Script(begun + code).complete()}
-
     made = getattr(focalroute, ensemble)
-    assert offered(ensemble) == [field.name for field in fields(Settings)]
+    answer = "    (await ensemble.ask('?'))." if made is AsyncEnsemble else "    ensemble.ask('?')."
+    options = [f"ensemble.{method}('?', {begun}" for method in ("ask", "ask_many", "stream") for begun in BEGUN]
+    begun = [f"from focalroute import {ensemble}", f"ensemble = {ensemble}('pool.toml')", f"{ensemble}()"]
+    calls = [f"ensemble.{method}()" for method in METHODS]
+    editor = Editor([*begun, *calls, *(f"{option})" for option in options), "async def main():", answer])
+    assert editor.arguments(ensemble) == [field.name for field in fields(Settings)]
     for method in METHODS:
-        assert set(offered(f"ensemble.{method}")) == {*inspect.signature(getattr(made, method)).parameters} - {"self"}
-    for method in ("ask", "ask_many", "stream"):
-        assert {"max_tokens=", "max_usd="} <= completions(f"ensemble.{method}('?', max_")
-        assert "temperature=" in completions(f"ensemble.{method}('?', temp")
-    answer = "(await ensemble.ask('?'))" if made is AsyncEnsemble else "ensemble.ask('?')"
-    body = f"async def main():\n    {answer}."
-    assert {"text", "value", "confidence", "cost", "receipt"} <= completions(body)
+        parameters = {*inspect.signature(getattr(made, method)).parameters} - {"self"}
+        assert set(editor.arguments(f"ensemble.{method}")) == parameters
+    for option in options:
+        assert BEGUN[option.rsplit(" ", 1)[1]] <= editor.completions(option)
+    assert {"text", "value", "confidence", "cost", "receipt"} <= editor.completions(answer)
 
 
 def test_the_arguments_of_an_ask_are_those_that_type_checkers_know() -> None:

@@ -334,7 +334,9 @@ def observed(
         log_choices=np.where(seen.recorded.closed, np.log(np.maximum(seen.recorded.size, 1)), 0)[of],
         level=seen.level[of],
     )
-    context = np.stack([np.broadcast_to(column, len(of)) for column in columns], axis=1).astype(np.float32)
+    context = np.empty((len(of), len(columns)), np.float32)
+    for at, column in enumerate(columns):
+        context[:, at] = column
     endpoints = seen.columns[of].copy()
     endpoints[..., COST_PENALTIES] = cost_penalties((price[:, None] * seen.shares[of]).astype(np.float64))
     endpoints[..., _ENDPOINT["asked"].start] = asked

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.report import evaluate, evaluate_command
+from focalroute.evaluate.report_page import page as page_module
+from focalroute.evaluate.report_page.drawings import Drawing
 from focalroute.evaluate.report_page.page import SECTIONS, as_svg, html
 from focalroute.policy.bundle import cold, load
 from tests.cli.calling import focalroute
@@ -25,6 +28,20 @@ from tests.evaluate.report_page.reading import Checked
 from tests.policies import ask_the_affordable
 
 ODD = 'a < b & "c" $x_1$'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn_once() -> Iterator[None]:
+    """Equal drawings are drawn once in this file; each takes half a second of CPU."""
+    drawn: dict[str, str] = {}
+
+    def once(name: str, drawing: Drawing, *, narrow: bool = False) -> str:
+        key = repr((name, drawing, narrow))
+        return drawn.get(key) or drawn.setdefault(key, as_svg(name, drawing, narrow=narrow))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_module, "as_svg", once)
+        yield
 
 
 @pytest.fixture(scope="module")
