@@ -24,10 +24,10 @@ from tests.real.servers import llama_serving
 pytestmark = pytest.mark.real
 
 
-def brief(name: str, topic: str, seed: int) -> recipe.Recipe:
-    """A model that learns for a second or two: just that a letter is wanted, of two where the choices are two."""
+def brief(name: str, topic: str, seed: int, steps: int = 30) -> recipe.Recipe:
+    """A model that learns for a second: just that a letter is wanted, of two where the choices are two."""
     shape = recipe.Shape(width=32, blocks=1, heads=2, feed_forward=64)
-    return recipe.Recipe(name, shape, {topic: 1, "logic": 1}, 60, seed, Decimal("0.1"), alone=5, batch=8, rate=3e-3)
+    return recipe.Recipe(name, shape, {topic: 1, "logic": 1}, steps, seed, Decimal("0.1"), alone=5, batch=8, rate=3e-3)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_the_server_reads_and_answers_as_the_model_that_was_trained(cache: Path,
     from examples.tiny_pool.gguf_file import CONTEXT, write_gguf
 
     made = tokenizer(recipe.TOPICS)
-    model, _ = training.train(brief("alike", "counting", 1))
+    model, _ = training.train(brief("alike", "counting", 1, steps=10))
     path = write_gguf(cache / "alike.gguf", "alike", model, made)
     questions = [generate(topic, Random(i)) for topic in recipe.TOPICS for i in range(5)]
     serving = llama_serving(path, cache / "log", slots=2, context=CONTEXT)
