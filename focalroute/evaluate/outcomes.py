@@ -25,7 +25,9 @@ from focalroute.core.spelling import advice, first_problem
 _T = TypeVar("_T")
 _Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 _Share = Annotated[_Amount, Field(le=1)]
-_Count = Annotated[StrictInt, Field(ge=0)]
+# One mistaken row would outweigh what all others cost, or be infinite in the networks' precision.
+_Count = Annotated[StrictInt, Field(ge=0, le=10**9)]
+_Usd = Annotated[_Amount, Field(le=10**6)]
 _Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
 
 _LONGEST_LINE = 16 * 2**20  # bytes
@@ -54,7 +56,7 @@ class Output:
     score: _Share | None = None
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
-    cost_usd: _Amount | None = None
+    cost_usd: _Usd | None = None
     latency_s: _Amount | None = None
     error: StrictStr | None = None
 
