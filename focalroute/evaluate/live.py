@@ -228,10 +228,12 @@ def live_command(
     title = f"{queries} on {pool}"
     with progress_bar("playing", _steps(asked, options, pool), shown=True) as advance:
         report = evaluate_live(pool, asked, title=title, options=options, advance=advance)
-    if json_file != output.STANDARD_OUTPUT:
-        show_live(report)
-    if json_file is not None:
-        output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+    try:  # as for a replay
+        if json_file is not None:
+            output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+    finally:
+        if json_file != output.STANDARD_OUTPUT:
+            show_live(report)
 
 
 def evaluate_live(

@@ -245,12 +245,14 @@ def evaluate_command(
         check_extra()
     with open_engine(engine) as opened:
         report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
-    if json_file != output.STANDARD_OUTPUT:
-        show(report)
-    if json_file is not None:
-        output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
-    if html_file is not None:
-        output.write_file(html_file, html(eval_page(report)))
+    try:  # neither a reader of the table that goes, as head does, nor a full disk costs the rest
+        if html_file is not None:
+            output.write_file(html_file, html(eval_page(report)))
+        if json_file is not None:
+            output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+    finally:
+        if json_file != output.STANDARD_OUTPUT:
+            show(report)
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:

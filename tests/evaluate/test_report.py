@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Two seeds at two operating points, trained."""
     given = _given(tmp_path_factory.mktemp("trained"))
     return evaluate(*given, operating_points=(0.2, 1.0), seed=3, seeds=2, settings=BRIEF)
+
+
+def test_what_was_played_is_not_lost_with_one_of_its_readers(
+    given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of ``eval ... | head`` neither the JSON nor the page was written."""
+    report, page = tmp_path / "report.json", tmp_path / "report.html"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone, contextlib.redirect_stdout(gone), pytest.raises((SystemExit, BrokenPipeError)):
+        evaluate_command(*given, policy=cold(), json_file=report, html_file=page)
+    assert json.loads(report.read_text())["n_test"] == 10
+    assert page.read_text().endswith("</html>\n")
+    with pytest.raises(ConfigError, match="/dev/full: cannot be written"):
+        evaluate_command(*given, policy=cold(), json_file=Path("/dev/full"))
+    assert "oracle" in capsys.readouterr().out
 
 
 def test_the_json_has_the_fields_of_the_format(
