@@ -31,6 +31,7 @@ USD = {"left": 0.3, "right": 0.3, "useless": 0.4}
 PRICE_OF_MONEY = 0.5
 SETTINGS = Hyperparameters(minibatch=64)
 OPTIMUM = 1 - PRICE_OF_MONEY * 0.3
+_CONTEXT, _MEMBER = slices(CONTEXT), slices(MEMBER)
 
 
 def randomised(net: Net, seed: int, dtype: type = np.float64, scale: float = 0.3) -> Net:
@@ -95,19 +96,19 @@ def linear_learner() -> Learner:
 def context(x: float, cost_weight: float = PRICE_OF_MONEY) -> Any:
     """An observation's context in which "level" tells the queries apart."""
     seen = np.zeros(width(CONTEXT), np.float32)
-    seen[slices(CONTEXT)["first"]] = 1
-    seen[slices(CONTEXT)["log_pool"]] = math.log(3) / 4
-    seen[slices(CONTEXT)["cost_weight"]] = math.log10(cost_weight)
-    seen[slices(CONTEXT)["level"]] = x
+    seen[_CONTEXT["first"]] = 1
+    seen[_CONTEXT["log_pool"]] = math.log(3) / 4
+    seen[_CONTEXT["cost_weight"]] = math.log10(cost_weight)
+    seen[_CONTEXT["level"]] = x
     return seen
 
 
 def evidence(votes: Mapping[int, int], k: int = 4) -> Evidence:
     """What the Fusion sees of members that vote."""
     members = np.zeros((k, len(votes), width(MEMBER)), np.float32)
-    members[:, :, slices(MEMBER)["present"]] = 1
+    members[:, :, _MEMBER["present"]] = 1
     for j, candidate in enumerate(votes.values()):
-        members[candidate, j, slices(MEMBER)["vote"]] = 1
+        members[candidate, j, _MEMBER["vote"]] = 1
     return Evidence(members, np.zeros((k, width(CANDIDATE)), np.float32), tuple(votes))
 
 
