@@ -8,6 +8,7 @@ light page.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ def check_extra() -> None:
 
 _WIDTH = 4.6
 _MOST_NUMBERED = 16
+_SLANT = 60  # degrees, of the names of columns
 _LONGEST_WHOLE = 24  # characters of a row's name that is not broken
 _BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _MOST_LABELLED_EVENTS = 12
@@ -130,7 +132,7 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
         case drawings.AskedByRound():
             return _WIDTH, 1.3 + 0.24 * len(drawing.names)
         case drawings.Heatmap():
-            return _WIDTH, 1.5 + 0.25 * len(drawing.rows)
+            return _WIDTH, max(1.5, 0.8 + _slanted_height(drawing.columns)) + 0.25 * len(drawing.rows)
         case drawings.ErrorComparison():
             return _WIDTH, 1.4 + 0.4 * len(drawing.found)
         case drawings.OverTime():
@@ -141,6 +143,16 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
             return _WIDTH, 0.5 + 1.15 * -(-len(drawing.lines) // 2)
         case _:
             return _WIDTH, 3.6
+
+
+def _slanted_height(names: Sequence[str]) -> float:
+    """How high the names of columns stand, in inches."""
+    from matplotlib.textpath import TextPath
+
+    longest = max(
+        TextPath((0, 0), short_name(name), size=_STYLE["xtick.labelsize"]).get_extents().width for name in names
+    )
+    return float(longest) * math.sin(math.radians(_SLANT)) / 72
 
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
@@ -200,7 +212,9 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
             axes.text(x, y, text, ha="center", va="center", fontsize=7)
     axes.set_xlim(-0.5, len(drawing.columns) - 0.5)
     axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(drawing.columns)), [short_name(one) for one in drawing.columns], rotation=60, ha="left")
+    axes.set_xticks(
+        range(len(drawing.columns)), [short_name(one) for one in drawing.columns], rotation=_SLANT, ha="left"
+    )
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.set_yticks(range(len(drawing.rows)), [short_name(one) for one in drawing.rows])

@@ -12,6 +12,7 @@ from focalroute.evaluate.report_page.drawings import (
     AskedByRound,
     ErrorComparison,
     ErrorCorrection,
+    Heatmap,
     rolling_means,
     rolling_series,
     thinned_indices,
@@ -63,3 +64,13 @@ def test_nothing_spoilt_has_no_figure_on_the_bar_of_what_is_corrected() -> None:
     drawn = as_svg("errors", ErrorComparison({"a": ErrorCorrection(0.25, 0.0, 0.5, 40)}))
     assert ">25.0<" in drawn
     assert ">0.0<" not in drawn
+
+
+def test_long_names_above_a_grid_leave_its_rows_their_height() -> None:
+    """The layout gave up, with a warning."""
+    names = tuple(f"{'m' * 30}{n}" for n in range(12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = as_svg("tasks", Heatmap(("one", "two"), names, ((0.5,) * 12,) * 2, 0))
+    one, two = (float(at) for at in re.findall(r' y="([\d.]+)"[^>]*>(?:one|two)<', drawn))
+    assert two - one > 15
