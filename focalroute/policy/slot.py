@@ -71,7 +71,7 @@ class PolicySlot:
         slot._seen = slot._stamp()
         try:
             empty = root is None or (slot._seen[0] is None and not versions(root))
-            if root is not None and empty:
+            if root is not None and empty and (not Path(root).is_dir() or any(Path(root).iterdir())):
                 _log.warning("policy folder %s holds no bundle: the cold start serves until one is published", root)
             slot.current = cold() if root is None or empty else load_served(root)
         except PolicyError as error:

@@ -40,15 +40,18 @@ def test_without_a_folder_the_cold_start_serves() -> None:
     assert not slot.refresh()
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["missing", "empty"])
+@pytest.mark.parametrize(("holds", "warned"), [(None, True), ((), False), (("notes.txt",), True)])
 def test_a_folder_without_bundles_serves_the_cold_start_until_one_is_published(
-    tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture, there: bool
+    tmp_path: Path, impatient: None, caplog: pytest.LogCaptureFixture, holds: tuple[str, ...] | None, warned: bool
 ) -> None:
-    if there:
+    """It warns of a folder that is not there, or is of something else, but not of one that is new."""
+    if holds is not None:
         (tmp_path / "policy").mkdir()
+        for name in holds:
+            (tmp_path / "policy" / name).touch()
     slot = PolicySlot.open(tmp_path / "policy")
     assert slot.current.version == 0
-    assert "policy holds no bundle: the cold start serves" in caplog.text
+    assert ("policy holds no bundle: the cold start serves" in caplog.text) == warned
     assert not slot.stale()
     again(tmp_path / "policy")
     assert slot.stale()
