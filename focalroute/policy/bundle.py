@@ -173,17 +173,18 @@ def _served(curve: Mapping[float, Mapping[str, Any]], cost_weight: float) -> tup
     return served, bool(curve[served].get("alone", served > COST_WEIGHT_RANGE[1]))
 
 
-@cache
 def cold() -> Policy:
     """The shipped policy, the cold start: trained on synthetic pools by `examples.shipped_policy.training`.
 
-    All that want it share one: it is checked and opened once.
+    A process checks and opens it once.
     """
+    return _cold(os.getpid())
+
+
+@cache
+def _cold(process: int) -> Policy:
+    """A fork opens its own, as the parent's may have been in use in another thread."""
     return load_folder(COLD)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=cold.cache_clear)  # the parent's may have been at work in another thread
 
 
 def versions(root: str | Path) -> tuple[int, ...]:
