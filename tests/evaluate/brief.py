@@ -9,9 +9,10 @@ import pytest
 from focalroute.evaluate import recording
 from focalroute.learn.offline.reinforce import OfflineSettings
 
-__all__ = ["brief_training", "shorten"]
+__all__ = ["brief_settings", "brief_training", "shorten"]
 
-_BRIEF = partial(
+#: So few steps, unless an argument says otherwise.
+brief_settings = partial(
     OfflineSettings,
     fusion_epochs=2,
     lookahead_steps=4,
@@ -25,7 +26,7 @@ _BRIEF = partial(
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Have `focalroute train` take that few steps in this process."""
-    patch.setattr(recording, "OfflineSettings", _BRIEF)
+    patch.setattr(recording, "OfflineSettings", brief_settings)
 
 
 @pytest.fixture

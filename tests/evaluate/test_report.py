@@ -19,26 +19,16 @@ from focalroute.evaluate.eval_result import Report, read_eval
 from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate, evaluate_command, show
 from focalroute.evaluate.table import split
-from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold, load
 from focalroute.policy.references import load_reference
+from tests.evaluate.brief import brief_settings
 from tests.evaluate.logs import closed, stream, write_log, write_pool
 from tests.policies import ask_everybody
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 EVERY = sorted([*BASELINES, "best-single-hindsight", "shuffled", "oracle"])
 #: Enough to be trained at all.
-BRIEF = OfflineSettings(
-    fusion_epochs=2,
-    lookahead_steps=4,
-    iterations=4,
-    renew=2,
-    queries=16,
-    samples=4,
-    finish=2,
-    finish_epochs=1,
-    critic_steps=4,
-)
+BRIEF = brief_settings(iterations=4, renew=2)
 
 
 def _given(folder: Path, count: int = 50) -> tuple[Path, Path]:
