@@ -33,7 +33,7 @@ settings.load_profile("steady")
 
 # An authority that has signed nothing is all that is trusted, unless a test says otherwise: to read the usual 140 takes
 # every process, and every client of the openai library, 30 ms of CPU.
-os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "nobody.pem")
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "unused_authority.pem")
 
 
 def pytest_collection() -> None:

@@ -124,7 +124,7 @@ def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() ->
             await asyncio.to_thread(hasty_left.wait, 60)
         elif call == 2:
             await asyncio.sleep(0.2)
-            assert next(calls) == 3  # nobody else has come
+            assert next(calls) == 3  # no other ask has come
         else:
             await asyncio.wait_for(all_here.wait(), 60)
         return json_reply({"error": {"message": "no"}}, 400)
