@@ -114,7 +114,7 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
         form = normaliser(kind)(text)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # which would end the event loop, and with it the ensemble
         what = "a validator of the model" if isinstance(kind, Structure) else "the callable"
         raise NormaliserFailed(f"answer: {what} failed on a reply ({type(error).__name__})") from error
     if form is not None and not isinstance(form, str):

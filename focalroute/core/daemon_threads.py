@@ -45,6 +45,8 @@ class DaemonThreads(Executor):
                 continue
             try:
                 future.set_result(work())
+            except StopIteration:  # an asyncio future takes none; of a coroutine's Python makes the same
+                future.set_exception(RuntimeError(f"a function on thread {self._name} raised StopIteration"))
             except BaseException as error:  # noqa: BLE001 - its waiter gets it
                 future.set_exception(error)
             del job, future, work  # the thread may be idle for long

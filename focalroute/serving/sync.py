@@ -98,14 +98,14 @@ class AnswerStream:
 
 @dataclass(slots=True)
 class _Failed:
-    error: list[Exception]
+    error: list[Exception | SystemExit]
 
 
 async def _outcome(work: Callable[[], Awaitable[R]]) -> R | _Failed:
     """Failures as values: the portal holds what it raises, and that the portal, until the garbage collector runs."""
     try:
         return await work()
-    except Exception as error:  # noqa: BLE001 - it is raised where it was asked for
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised where it was asked for
         return _Failed([error])
 
 

@@ -22,6 +22,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -460,13 +461,29 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_who_exits_in_a_function_of_an_ask_is_told_that_the_ensemble_is_over(pool: SimulatedPool) -> None:
+def test_who_exits_in_a_function_of_an_ask_loses_only_that(pool: SimulatedPool) -> None:
     def read(reply: str) -> str:
         raise SystemExit
 
-    ensemble = Ensemble(pool.endpoints)
+    def choices() -> Iterator[str]:
+        raise SystemExit
+        yield ""
+
+    with Ensemble(pool.endpoints) as ensemble:
+        with pytest.raises(PoolError, match=r"the callable failed on a reply \(SystemExit\)"):
+            ensemble.ask(QUESTION, answer=read)
+        with pytest.raises(SystemExit):
+            ensemble.ask(QUESTION, choices=choices())
+        assert ensemble.ask(QUESTION, answer="number").text
+
+
+def test_who_exits_in_a_client_of_theirs_is_told_that_the_ensemble_is_over(pool: SimulatedPool) -> None:
+    async def leave(request: httpx.Request) -> None:
+        raise SystemExit
+
+    ensemble = Ensemble(pool.endpoints, http_client=httpx.AsyncClient(event_hooks={"request": [leave]}))
     with pytest.raises((SystemExit, CancelledError)):
-        ensemble.ask(QUESTION, answer=read)
+        ensemble.ask(QUESTION)
     until(lambda: ensemble._loop.gone)
     with pytest.raises(EnsembleClosed, match="make a new one"):
         ensemble.ask(QUESTION)

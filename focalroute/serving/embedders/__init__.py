@@ -140,7 +140,7 @@ class EmbeddingFunction:
         failed = list[CallFailed]()
         try:
             found = await self._called(text)
-        except Exception as error:  # noqa: BLE001 - whatever it raises; its message may quote the text
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises; its message may quote the text
             failed.append(CallFailed(Failure("unusable", f"it raised {type(error).__name__}")))
         else:
             try:

@@ -332,6 +332,22 @@ def test_a_function_that_raises_costs_no_answer_and_tells_nothing_of_the_text(si
     assert QUESTION not in answer.receipt.to_json()
 
 
+async def exits(text: str) -> list[float]:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [(lambda text: sys.exit(3), "SystemExit"), (exits, "SystemExit"), (lambda text: next(iter(())), "RuntimeError")],
+    ids=["exit", "async", "stop"],
+)
+def test_a_function_that_ends_its_thread_costs_no_answer_either(sim: SimulatedPool, ends: Any, says: str) -> None:
+    """An asyncio future takes no StopIteration, and SystemExit ends an event loop."""
+    with Ensemble(members(sim), embedder=ends, **PATIENT) as ensemble:
+        assert ensemble.ask(QUESTION, choices=CHOICES).degraded[0].endswith(f": it raised {says}")
+        assert ensemble.ask(QUESTION, choices=CHOICES).text in CHOICES
+
+
 @pytest.mark.parametrize("given", [[float("nan")], [], 1.0, [[1.0]], "text", None, [1.0] * 9000])
 def test_a_function_that_gives_no_vector_is_wrong(sim: SimulatedPool, given: Any) -> None:
     with Ensemble(members(sim), embedder=lambda text: given) as ensemble:
