@@ -83,7 +83,8 @@ def check_extra() -> None:
 
 
 _WIDTH = 4.6
-_MOST_NUMBERED = 16
+_LARGEST, _SMALLEST = 7, 4  # points, of a cell's number
+_FILLED = 0.8  # of a cell's width
 _SLANT = 60  # degrees, of the names of columns
 _LONGEST_WHOLE = 24  # characters of a row's name that is not broken
 _BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
@@ -147,12 +148,15 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
 
 def _slanted_height(names: Sequence[str]) -> float:
     """How high the names of columns stand, in inches."""
+    longest = max(_width(short_name(name), _STYLE["xtick.labelsize"]) for name in names)
+    return longest * math.sin(math.radians(_SLANT)) / 72
+
+
+def _width(text: str, size: float) -> float:
+    """How wide a text is, in points."""
     from matplotlib.textpath import TextPath
 
-    longest = max(
-        TextPath((0, 0), short_name(name), size=_STYLE["xtick.labelsize"]).get_extents().width for name in names
-    )
-    return float(longest) * math.sin(math.radians(_SLANT)) / 72
+    return float(TextPath((0, 0), text, size=size).get_extents().width)
 
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
@@ -200,16 +204,10 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     """The largest the darkest, with numbers where they fit; what has no value is left empty."""
     axes = figure.subplots()
     found = np.array([_floats(row) for row in drawing.values])
+    known = [(x, y, float(value)) for (y, x), value in np.ndenumerate(found) if not np.isnan(value)]
     most = float(np.nanmax(found, initial=1e-9))
-    for (y, x), value in np.ndenumerate(found):
-        if np.isnan(value):
-            continue
-        axes.bar(x, 1, 1, y - 0.5, color=ink.ours, alpha=0.7 * float(value) / most, linewidth=0)
-        if len(drawing.columns) <= _MOST_NUMBERED:
-            text = f"{100 * value:.0f}"
-            if drawing.digits:
-                text = f"{value:.{drawing.digits}f}".removeprefix("0")
-            axes.text(x, y, text, ha="center", va="center", fontsize=7)
+    for x, y, value in known:
+        axes.bar(x, 1, 1, y - 0.5, color=ink.ours, alpha=0.7 * value / most, linewidth=0)
     axes.set_xlim(-0.5, len(drawing.columns) - 0.5)
     axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
     axes.set_xticks(
@@ -220,6 +218,18 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     axes.set_yticks(range(len(drawing.rows)), [short_name(one) for one in drawing.rows])
     axes.grid(False)
     axes.spines[:].set_visible(False)
+    figure.draw_without_rendering()  # the names leave the columns their width
+    room = _FILLED * axes.get_window_extent().width / figure.dpi * 72 / len(drawing.columns)
+    texts = [_number(value, drawing.digits) for _, _, value in known]
+    sizes = {text: _LARGEST * min(1.0, room / _width(text, _LARGEST)) for text in set(texts)}
+    if min(sizes.values(), default=0.0) >= _SMALLEST:
+        for (x, y, _), text in zip(known, texts, strict=True):
+            axes.text(x, y, text, ha="center", va="center", fontsize=sizes[text])
+
+
+def _number(value: float, digits: int) -> str:
+    """As a grid's cell has it: with this many decimals, or none in percent."""
+    return f"{value:.{digits}f}".removeprefix("0") if digits else f"{100 * value:.0f}"
 
 
 def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> None:

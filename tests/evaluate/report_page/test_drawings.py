@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
+from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from focalroute.evaluate.report_page.cost_curve import place_labels
 from focalroute.evaluate.report_page.drawings import (
@@ -74,3 +76,15 @@ def test_long_names_above_a_grid_leave_its_rows_their_height() -> None:
         drawn = as_svg("tasks", Heatmap(("one", "two"), names, ((0.5,) * 12,) * 2, 0))
     one, two = (float(at) for at in re.findall(r' y="([\d.]+)"[^>]*>(?:one|two)<', drawn))
     assert two - one > 15
+
+
+@pytest.mark.parametrize(("columns", "numbered"), [(2, True), (12, True), (40, False)])
+def test_numbers_of_a_grid_keep_off_each_other(columns: int, numbered: bool) -> None:
+    """Beneath twelve long names a cell is narrower than its number was."""
+    names = tuple(f"{'a' * 30}{n}" for n in range(columns))
+    drawn = as_svg("tasks", Heatmap(names, names, ((1.0,) * columns,) * columns, 0))
+    found = re.findall(r'font-size: ([\d.]+)px[^>]* x="([\d.]+)"[^>]*>100<', drawn)
+    assert bool(found) == numbered
+    digit = 0.64  # of a letter's size, in a wide font
+    for (size, at), (_, following) in pairwise(found[:columns]):
+        assert float(following) - float(at) > 1.1 * 3 * digit * float(size)
