@@ -19,6 +19,7 @@ from focalroute.evaluate.replay import ReplayResult
 BLOCK = 50
 _LEAST_BLOCKS = 10
 _RESAMPLES = 2000
+_TAIL = 0.025  # on either side of a 95 % interval
 _WORSE = -0.01  # a lower bound above this is "no worse"
 
 
@@ -88,18 +89,27 @@ def span(ends: tuple[float, float], form: str = ".3f") -> str:
     return f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
-def interval(values: Sequence[F64], *, seed: int = 0) -> tuple[float, float]:
+def interval(values: Sequence[F64], *, least: float = 0.0, seed: int = 0) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of all values; each array is one run over the same rows, in order.
 
     The rows are what is drawn anew: a block comes with the values of all runs, since these share its luck.
+
+    n rows of one value can be drawn in one way only. A share of 1 - 0.025^(1/n) of all others may yet be at either end,
+    as n rows miss it with 2.5 %: where all are right, or all wrong, the interval of Clopper & Pearson (1934).
+
+    Args:
+        least: the least that a value can be; the most is 1.
     """
     rows = np.mean(values, axis=0)
+    if np.ptp(rows) == 0:
+        value, share = float(rows[0]), _TAIL ** (1 / len(rows))
+        return least + share * (value - least), 1 - share * (1 - value)
     size = min(BLOCK, -(-len(rows) // _LEAST_BLOCKS))
     blocks = [rows[at : at + size] for at in range(0, len(rows), size)]
     sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
     drawn = np.random.default_rng(seed).integers(len(blocks), size=(_RESAMPLES, len(blocks)))
     means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5)).tolist()
+    low, high = np.percentile(means, (100 * _TAIL, 100 - 100 * _TAIL)).tolist()
     return low, high
 
 
@@ -138,7 +148,7 @@ def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, seed:
     if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
         raise ValueError("both methods must be played on the same rows, with as many seeds")
     differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
-    low, high = interval(differences, seed=seed)
+    low, high = interval(differences, least=-1.0, seed=seed)
     return PairedDifference(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)
 
 

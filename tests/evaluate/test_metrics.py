@@ -43,6 +43,18 @@ def test_a_short_test_part_has_an_interval_all_the_same() -> None:
     assert low <= flips.mean() <= high
 
 
+def test_rows_that_are_all_the_same_do_not_make_sure() -> None:
+    """Clopper and Pearson's interval: of rows that are right with its lower end, 2.5 % of samples are all right."""
+    assert interval([np.ones(1)]) == pytest.approx((0.025, 1))
+    assert interval([np.ones(40)]) == pytest.approx((0.025 ** (1 / 40), 1))
+    assert interval([np.zeros(40)] * 3) == pytest.approx((0, 1 - 0.025 ** (1 / 40)))
+    low, high = interval([np.full(40, 0.5)])
+    assert 0.4 < low < 0.5 < high < 0.6
+    same = compare([_played(np.ones(20))], [_played(np.ones(20))])
+    assert same.ci95 == pytest.approx((0.025 ** (1 / 20) - 1, 1 - 0.025 ** (1 / 20)))
+    assert not same.no_worse
+
+
 def test_rows_that_come_in_runs_widen_the_interval() -> None:
     """The same values sorted into blocks carry far less evidence."""
     even = np.tile([0.0, 1.0], 20 * BLOCK)
@@ -55,7 +67,9 @@ def test_seeds_share_the_luck_of_their_rows() -> None:
     """Playing the same rows again is no new evidence: five equal seeds are as wide as one."""
     flips = np.random.default_rng(4).integers(2, size=2000).astype(np.float64)
     assert interval([flips] * 5) == interval([flips])
-    assert interval([flips, 1 - flips]) == (0.5, 0.5)  # while what one seed loses on a row another gains
+    assert interval([flips, 1 - flips]) == pytest.approx(
+        (0.5, 0.5), abs=0.001
+    )  # while what one seed loses on a row another gains
 
 
 def test_scores_of_several_seeds_are_their_means() -> None:
