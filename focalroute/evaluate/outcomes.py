@@ -9,8 +9,9 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Annotated, Any, NoReturn, TypeVar
@@ -207,6 +208,8 @@ class _Line:
 
 
 _WHY_NEEDED = {"answer": "; give null where the reply holds none", "score": ", and the query has no label"}
+_INSTEAD = dict.fromkeys(("question", "query", "text", "input", "content"), "prompt")  # what others call a text
+_LIKENESS = 0.85  # of a name to the one that was meant; less than that is prompt_id
 _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 
@@ -220,6 +223,8 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     except (ValueError, RecursionError) as error:
         raise _Breach("", f"not valid JSON: {error}; a line holds an object") from None
     row = _checked(_LINES, found, "")
+    if row.prompt is None and row.messages is None:
+        _check_no_text(found)
     if row.outputs is None and answered:
         raise _Breach("outputs", "give an object, endpoint name -> output")
     _check_answer("label", row.label, row.choices)
@@ -236,6 +241,14 @@ def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
     except ValidationError as error:
         place, problem = first_problem(error)
         raise _Breach(".".join(filter(None, (field, place))), advice(problem)) from None
+
+
+def _check_no_text(names: Iterable[str]) -> None:
+    """Refuse a line without text that seems to have one under another name: all would go on as if there was none."""
+    for name in names:
+        meant = get_close_matches(_INSTEAD.get(name.lower(), name.lower()), ("prompt", "messages"), 1, _LIKENESS)
+        if meant:
+            raise _Breach(name, f"unknown field; did you mean {meant[0]!r}?")
 
 
 def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:

@@ -92,6 +92,9 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_with("task", 1), "task"),
         (_with("prompt", 1), "prompt"),
         (_with("messages", []), "messages"),
+        ({"id": "7", "question": "?", "outputs": {}}, "question: unknown field; did you mean 'prompt'?"),
+        ({"id": "7", "promt": "?", "outputs": {}}, "promt: unknown field; did you mean 'prompt'?"),
+        ({"id": "7", "message": [], "outputs": {}}, "message: unknown field; did you mean 'messages'?"),
         ({"id": "7", "messages": [{"role": "user", "content": 7}], "outputs": {}}, "messages"),
         ({"id": "7", "messages": [{"role": 7, "content": "x"}], "outputs": {}}, "messages"),
         (_with("choices", ["A"]), "choices"),
@@ -133,6 +136,12 @@ def test_a_breach_names_file_line_and_field(tmp_path: Path, line: Line | str, fi
     bad_rows: list[str] = []
     assert [query.line for query in read_log(log, bad_rows=bad_rows)] == [1, 3]
     assert bad_rows == [str(caught.value)]
+
+
+def test_a_log_without_text_may_hold_what_is_not_read(tmp_path: Path) -> None:
+    line = {"id": "7", "prompt_id": "8a", "prompt_tokens": 4, "outputs": {}}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
+    assert query.messages == ()
 
 
 def test_a_log_of_bad_rows_alone_names_the_first(tmp_path: Path) -> None:
