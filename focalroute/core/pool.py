@@ -116,8 +116,10 @@ def load_pool(path: str | Path) -> PoolFile:
     path = Path(path)
     try:
         data = read_toml(read_file(path))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; focalroute init writes a pool file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a file that this user may read") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tomllib
@@ -126,7 +127,22 @@ def test_a_pool_file_that_is_no_file_is_refused_at_once(tmp_path: Path, put_ther
     """A pipe without a writer blocked the caller forever."""
     path = tmp_path / "pool.toml"
     put_there(path)
-    with pytest.raises(ConfigError, match=f"{path}: cannot be read: not a regular file; focalroute init writes a pool"):
+    with pytest.raises(
+        ConfigError, match=f"{path}: cannot be read: not a regular file; give a file that this user may"
+    ):
+        load_pool(path)
+
+
+def test_only_who_has_no_pool_file_is_told_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "pool.toml"
+    with pytest.raises(ConfigError, match=f"{path}: cannot be read: No such file or directory; focalroute init writes"):
+        load_pool(path)
+
+    def forbidden(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")  # root may read anything
+
+    monkeypatch.setattr("focalroute.core.pool.read_file", forbidden)
+    with pytest.raises(ConfigError, match=f"{path}: cannot be read: Permission denied; give a file that this user may"):
         load_pool(path)
 
 
