@@ -58,7 +58,7 @@ def ledger(
     elif as_json:
         form = "json"
     pool = None if saved is None else load_pool(saved)
-    with closing(open_store(require_existing(store))) as opened:
+    with closing(open_store(require_existing(store), to_read=not repair)) as opened:
         if reconcile or repair:
             found = opened.reconcile(repair=repair)
             typer.echo(show_differences(found, form))

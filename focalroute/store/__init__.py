@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["Store", "display_name", "is_redis", "is_shared", "open_store", "require_existing"]
 
 
-def open_store(where: str | Path | None, *, durability: Literal["normal", "full"] = "normal") -> Store:
+def open_store(
+    where: str | Path | None, *, durability: Literal["normal", "full"] = "normal", to_read: bool = False
+) -> Store:
     """Open the store at a path or at a ``redis://`` address, or in memory.
+
+    Args:
+        to_read: whether nothing is to be written: then a file may be where nothing can be.
 
     Raises:
         ConfigError: it is a wrong address, or Redis lacks its client library.
@@ -35,7 +40,7 @@ def open_store(where: str | Path | None, *, durability: Literal["normal", "full"
         raise ConfigError(f"store: {where.partition(':')[0]}: is not known; give a file, or redis://HOST:PORT/DB")
     from focalroute.store.sqlite.store import SqliteStore
 
-    return SqliteStore(where, durability=durability)
+    return SqliteStore(where, durability=durability, to_read=to_read)
 
 
 def is_shared(store: Store) -> TypeGuard[RedisStore]:

@@ -262,12 +262,15 @@ def test_a_cut_file_is_said_to_be_damaged(tmp_path: Path) -> None:
     fails(path, "malformed; restore it from a copy")
 
 
-def test_a_file_that_may_not_be_written_is_refused_at_once() -> None:
+def test_a_file_that_may_not_be_written_is_read_or_refused_at_once() -> None:
     """In a process without the rights of root, for which nothing is read-only."""
     code = (
-        "import os, sys\nfrom focalroute.store.sqlite.store import SqliteStore\n"
+        "import os, sys\nfrom focalroute.cli.app import app\nfrom focalroute.store.sqlite.store import SqliteStore\n"
+        "ledger = ['ledger', '--store', sys.argv[1]]\nthere = os.path.exists(sys.argv[1])\n"
+        "if there:\n    app(ledger, standalone_mode=False)\n"  # all code is loaded
         "os.geteuid() or os.seteuid(65534)\ntry:\n    SqliteStore(sys.argv[1])\nexcept Exception as error:\n"
         "    print(type(error).__name__, error)\n"
+        "if there:\n    app(ledger, standalone_mode=False)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         path = filled(Path(folder) / "s.db")
@@ -278,8 +281,11 @@ def test_a_file_that_may_not_be_written_is_refused_at_once() -> None:
             [sys.executable, "-c", code, folder + "/new"], capture_output=True, text=True, check=True
         )
         Path(folder).chmod(0o755)
-    assert done.stdout.startswith(f"StoreError {path}: ")
-    assert "make the file and its folder" in done.stdout
+    before, refused, after = done.stdout.partition(f"StoreError {path}: ")
+    assert refused
+    said, _, ledger = after.partition("\n")
+    assert "make the file and its folder" in said
+    assert ledger == before
     assert "make the file and its folder" in fresh.stdout
 
 

@@ -168,7 +168,7 @@ def _page(evaluation: Path | None, store: str | None, last: int, updates: Sectio
     if evaluation is not None:
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - one of both is there
-    with closing(open_store(require_existing(store))) as opened:
+    with closing(open_store(require_existing(store), to_read=True)) as opened:
         name = display_name(store)
         if not is_redis(store):
             name = Path(store).name

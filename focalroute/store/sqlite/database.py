@@ -36,6 +36,7 @@ _LONGEST_PATH = 504  # bytes that SQLite takes of a file's whole path
 _COPIED = 100  # answers at a time
 _COPY_PAUSE_S = 0.001  # between two parts of a copy
 
+_NOT_WRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _ADVICE = {
     sqlite3.SQLITE_BUSY: "another process keeps it locked; end that process or try again",
     sqlite3.SQLITE_FULL: "make room on the disk",
@@ -61,26 +62,38 @@ def _code(error: Exception) -> int:
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def open_database(path: Path | None, name: str, log: CommitLog, *, full: bool) -> sqlite3.Connection:
+def open_database(
+    path: Path | None, name: str, log: CommitLog, *, full: bool, to_read: bool = False
+) -> sqlite3.Connection:
     """Open a database and bring its schema up to date; one in memory for None.
 
     Args:
         name: the database's, for errors.
         log: of its latest commits.
         full: whether a committed row must survive the loss of power.
+        to_read: whether it may be where nothing can be written.
 
     Raises:
         StoreError: it cannot be opened, belongs to another program, or is a newer version's.
     """
     give_up = time.monotonic() + BUSY_S
+    immutable = False
     while True:
         try:
-            return _connect(path, name, log, full)
+            return _connect(path, name, log, full, immutable)
         except FAILURES as error:
+            if to_read and not immutable and _code(error) in _NOT_WRITABLE and path is not None and not _has_log(path):
+                immutable = True  # else SQLite has to make a -wal file beside it, which a closed one lacks
+                continue
             # The process that makes the file WAL locks the others out, and SQLite does not wait for that.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise store_error(name, error) from None
         time.sleep(0.01)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether a write-ahead log stands beside a file."""
+    return os.path.exists(f"{os.path.realpath(path)}-wal")  # noqa: PTH110 - False where one may not look
 
 
 def prepare(path: Path) -> None:
@@ -136,16 +149,22 @@ def _require_own_log(path: Path) -> None:
         )
 
 
+def _immutable(path: Path) -> str:
+    """The address of a file without its log, for reading alone."""
+    return f"file:{quote(str(path))}?mode=ro&immutable=1"
+
+
 def _mark_without_log(path: Path, empty: Mark) -> Mark | None:
     """The mark in the file alone; ``empty`` for one without tables, None for one that has no mark or a damaged one."""
     # SQLite may close this file, as it knows of the locks that this process has on it.
-    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)) as db:
+    with contextlib.closing(sqlite3.connect(_immutable(path), uri=True)) as db:
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         return read_mark(db) if tables else empty
 
 
-def _connect(path: Path | None, name: str, log: CommitLog, full: bool) -> sqlite3.Connection:
-    db = sqlite3.connect(path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable: bool) -> sqlite3.Connection:
+    where = _immutable(path) if path is not None and immutable else path or ":memory:"
+    db = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=immutable)
     try:
         if path is None:
             _fresh(os.getpid()).backup(db)
@@ -172,8 +191,9 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool) -> sqlite
         except BaseException:
             roll_back(db)
             raise
-        log.open()
-        _compare(db, name, log)
+        if not immutable:
+            log.open()
+            _compare(db, name, log)
         db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
     except BaseException:
         db.close()

@@ -109,6 +109,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         keep: how many of the latest answers to keep, with their feedback; None: all of them in a file, 10,000 in
             memory. The ledger's sums are kept for ever.
         poll_s: how often feedback from other processes is looked for.
+        to_read: whether nothing is to be written: then it may be where nothing can be.
 
     Raises:
         StoreError: it cannot be opened, is not a focalroute database, or is a newer version's.
@@ -121,6 +122,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         durability: Literal["normal", "full"] = "normal",
         keep: int | None = None,
         poll_s: float = 0.25,
+        to_read: bool = False,
     ) -> None:
         super().__init__(reads)
         if path is not None and os.fspath(path) == ":memory:":  # SQLite's own name for it
@@ -132,7 +134,9 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         if self._path is not None:
             database.prepare(self._path)
         self._commit_log = CommitLog(self._file)
-        self._connection = database.open_database(self._path, self._name, self._commit_log, full=durability == "full")
+        self._connection = database.open_database(
+            self._path, self._name, self._commit_log, full=durability == "full", to_read=to_read
+        )
         self._chain = Chain(self._connection)
         self._opened_file = OpenedFile(self._file, self._connection)
         self._using = threading.Lock()  # the connection
