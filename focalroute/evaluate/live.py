@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -228,12 +227,7 @@ def live_command(
     title = f"{queries} on {pool}"
     with progress_bar("playing", _steps(asked, options, pool), shown=True) as advance:
         report = evaluate_live(pool, asked, title=title, options=options, advance=advance)
-    try:  # as for a replay
-        if json_file is not None:
-            output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
-    finally:
-        if json_file != output.STANDARD_OUTPUT:
-            show_live(report)
+    output.put_out(report, show_live, json_file)
 
 
 def evaluate_live(

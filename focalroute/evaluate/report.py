@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -245,14 +244,11 @@ def evaluate_command(
         check_extra()
     with open_engine(engine) as opened:
         report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
-    try:  # neither a reader of the table that goes, as head does, nor a full disk costs the rest
+    try:  # a full disk does not cost the rest
         if html_file is not None:
             output.write_file(html_file, html(eval_page(report)))
-        if json_file is not None:
-            output.write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
     finally:
-        if json_file != output.STANDARD_OUTPUT:
-            show(report)
+        output.put_out(report, show, json_file)
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:

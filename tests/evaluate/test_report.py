@@ -58,7 +58,11 @@ def test_what_was_played_is_not_lost_with_one_of_its_readers(
     with os.fdopen(writer, "w") as gone, contextlib.redirect_stdout(gone), pytest.raises((SystemExit, BrokenPipeError)):
         evaluate_command(*given, policy=cold(), json_file=report, html_file=page)
     assert json.loads(report.read_text())["n_test"] == 10
+    report.unlink()
     assert page.read_text().endswith("</html>\n")
+    with pytest.raises(ConfigError, match="/dev/full: cannot be written"):
+        evaluate_command(*given, policy=cold(), json_file=report, html_file=Path("/dev/full"))
+    assert json.loads(report.read_text())["n_test"] == 10
     with pytest.raises(ConfigError, match="/dev/full: cannot be written"):
         evaluate_command(*given, policy=cold(), json_file=Path("/dev/full"))
     assert "oracle" in capsys.readouterr().out
