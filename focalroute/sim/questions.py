@@ -215,8 +215,8 @@ def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float |
     Raises:
         ConfigError: an argument is out of range, or a topic does not exist.
     """
-    if n < 0:
-        raise ConfigError(f"n: give a number of questions, got {n}")
+    if not isinstance(n, int) or n < 0:
+        raise ConfigError(f"n: give a number of questions, got {n!r}")
     if not topics:
         raise ConfigError(f"topics: give at least one of {', '.join(TOPICS)}")
     if drift is not None and not 0 < drift < 1:
