@@ -307,6 +307,7 @@ class Service:
         return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthy(self, _: Request) -> Response:
+        self._ensemble.check_open()  # not so if it was made before a fork
         return _json({"status": "ok"})
 
 

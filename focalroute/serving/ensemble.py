@@ -278,7 +278,7 @@ class AsyncEnsemble:
             BudgetExceeded: no endpoint is affordable.
             StoreError: a limit cannot be kept, as the store fails.
         """
-        self._check_open()
+        self.check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
         return await self._cache.ask(asked, self._answer_anew)
@@ -300,13 +300,13 @@ class AsyncEnsemble:
             ConfigError: an argument is wrong. All else is raised while the stream is read: what `ask` raises, and
             StreamBroken: the answer broke off after it had begun.
         """
-        self._check_open()
+        self.check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
         return AsyncAnswerStream(asked.id, partial(self._answer, asked), self._streams)
 
     async def _answer_anew(self, query: Query) -> Answer:
-        self._check_open()
+        self.check_open()
         with self._gates.here():
             return await self._answer(query)
 
@@ -331,7 +331,7 @@ class AsyncEnsemble:
                 ask.fuse()
                 if not rounds.go_on():
                     break
-                self._check_open()
+                self.check_open()
             if ask.fused is None and self._closed:
                 raise PoolError("the ensemble was closed before any endpoint had answered", ask.replies)
             await self._synthesiser.write(ask)
@@ -365,7 +365,7 @@ class AsyncEnsemble:
         policy, rival = self._slot.draw(rng)
         if (turn := self._gates.here().enter()) is not None:
             await turn
-            self._check_open()
+            self.check_open()
         text = await self._embedding.read(query.text, ask_budget, deadline)
         return open_ask(
             query,
@@ -431,12 +431,6 @@ class AsyncEnsemble:
         self._explorer.on_answer(ask, row)
         self._judge.on_answer(ask, answer)
         return True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EnsembleClosed(CLOSED)
-        if self._process != os.getpid():  # the store's thread stayed behind: what is asked here would be on no ledger
-            raise EnsembleClosed("this ensemble was made before a fork; make one after it", forked=True)
 
     @takes_arguments
     async def ask_many(
@@ -512,7 +506,7 @@ class AsyncEnsemble:
             UnknownAnswer: the store has no such answer.
             StoreError: it could not be stored.
         """
-        self._check_open()
+        self.check_open()
         if isinstance(answer, Answer):
             label, answer = checked_label(label, answer.value), answer.id
         await self._feedback.submit(
@@ -537,7 +531,7 @@ class AsyncEnsemble:
             ConfigError: there is no policy folder to publish to: none was given, or a policy by its name.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
-        self._check_open()
+        self.check_open()
         return await asyncio.to_thread(self._updater.run)
 
     def as_async_openai(self) -> openai.AsyncOpenAI:
@@ -557,16 +551,23 @@ class AsyncEnsemble:
         """Whether it is closed, or closing: it answers no more."""
         return self._closed
 
+    def check_open(self) -> None:
+        """Raise EnsembleClosed if it answers no more."""
+        if self._closed:
+            raise EnsembleClosed(CLOSED)
+        if self._process != os.getpid():  # the store's thread stayed behind: what is asked here would be on no ledger
+            raise EnsembleClosed("this ensemble was made before a fork; make one after it", forked=True)
+
     def stats(self) -> Stats:
         """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
-        self._check_open()
+        self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats
         return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""
-        self._check_open()
+        self.check_open()
         await asyncio.to_thread(self._slot.refresh)
 
     async def aclose(self) -> None:

@@ -226,13 +226,13 @@ from focalroute.server import create_app
 app = create_app(AsyncEnsemble([Endpoint("e", base_url="http://127.0.0.1:1/v1", model="m")]))
 async def asked():
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
-        return await client.post("/v1/chat/completions", json={ask()!r})
+        return await client.post("/v1/chat/completions", json={ask()!r}), await client.get("/healthz")
 if os.fork() == 0:
-    reply = asyncio.run(asked())
-    print(reply.status_code, reply.json()["error"]["code"], flush=True)
+    for reply in asyncio.run(asked()):
+        print(reply.status_code, reply.json()["error"]["code"], flush=True)
     os._exit(0)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "500 internal_error\n"
+    assert done.stdout == "500 internal_error\n" * 2
     assert "this ensemble was made before a fork; make one after it" in done.stderr
