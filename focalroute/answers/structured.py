@@ -77,11 +77,10 @@ class Structure:
             dumped = _dumped(self._adapter, read)
         except ValueError:
             return None
-        try:
-            self.value(dumped)
-        except ValidationError:  # the model writes other names than it reads
+        try:  # a model may write other names than it reads, or change what it reads
+            return dumped if self.value(dumped) == read else received
+        except ValidationError:
             return received
-        return dumped
 
     def value(self, form: str) -> Any:
         """Return the answer of a normal form: an instance of the model or type, or the plain value."""
@@ -229,18 +228,32 @@ def checked_label(label: Any, value: object) -> Any:
     except ValueError:
         raise BadLabel(_NO_LABEL) from None
     try:
-        return type(value).model_validate(plain)
+        made = type(value).model_validate(plain)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors(include_input=False))
         raise BadLabel(f"label: is not a valid {type(value).__name__}; correct {where or 'it'}") from None
+    return made if _reads_back(made) else plain
+
+
+def _reads_back(instance: BaseModel) -> bool:
+    """Whether what it writes is read as the same: where not, answers are compared as they were received."""
+    try:
+        return bool(type(instance).model_validate_json(_dumped(_of_anything(), instance)) == instance)
+    except ValueError:
+        return False
 
 
 def label_form(label: object) -> str:
     """Return the normal form of a right answer: an instance of the model or type, a plain value, or its JSON.
 
     Raises:
-        BadLabel: it cannot be written as JSON.
+        BadLabel: it cannot be written as JSON, or not as replies are.
     """
+    if isinstance(label, BaseModel) and not _reads_back(label):
+        raise BadLabel(
+            f"label: what a {type(label).__name__} writes is not read as the same; give plain values, or JSON, with "
+            "the names that it reads"
+        )
     try:
         return canonical(parsed(label)) if isinstance(label, str) else _dumped(_of_anything(), label)
     except ValueError:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, Field, field_serializer, field_validator, model_validator
 
 from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.answers.canonical_json import canonical
@@ -201,6 +201,39 @@ def test_a_model_that_writes_other_names_than_it_reads_is_kept_as_it_came() -> N
     form = odd('{"reads": "x"}')
     assert form == '{"reads":"x"}'
     assert odd.value(form).inner == "x"
+
+
+class Reads(BaseModel):
+    why: str = Field("", validation_alias=AliasChoices("because", "reason"))
+
+
+class Doubles(BaseModel):
+    size: int
+
+    @field_validator("size")
+    @classmethod
+    def doubled(cls, size: int) -> int:
+        return 2 * size
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "value"),
+    [
+        (Reads, '{"because":"it rains"}', Reads.model_validate({"reason": "it rains"})),
+        (Doubles, '{"size":2}', Doubles(size=2)),
+    ],
+)
+def test_what_a_model_would_read_otherwise_is_kept_as_it_came(
+    service: Service, server: Server, model: Any, said: str, value: BaseModel
+) -> None:
+    """The name that it wrote was ignored in reading, so that the default was the answer; a validator was run twice."""
+    with Ensemble(endpoints(service, server, said, said), policy="plurality") as ensemble:
+        answer = ensemble.ask("Why?", answer=model)
+        assert answer.value == value
+        with pytest.raises(BadLabel, match="with the names that it reads"):
+            ensemble.feedback(answer, label=value)
+        ensemble.feedback(answer, label=json.loads(said))
+        assert all(one.accuracy > 0.5 for one in ensemble.stats().endpoints.values())
 
 
 def test_references_are_never_fetched() -> None:
@@ -408,6 +441,11 @@ class Floor(BaseModel):
     @field_serializer("flat", when_used="json")
     def doubled(self, flat: list[int]) -> list[int]:
         return flat * 2
+
+    @field_validator("flat", mode="before")
+    @classmethod
+    def halved(cls, flat: list[int]) -> list[int]:
+        return flat[: len(flat) // 2]
 
 
 @pytest.mark.parametrize(
