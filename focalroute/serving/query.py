@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from decimal import Decimal
-from typing import Any, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Literal, NewType, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -241,6 +241,8 @@ def check_usd_per_second(usd: object) -> None:
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
     """The choices that an Enum or a Literal stands for, or else the kind of answer, or its `Structure`."""
+    while isinstance(answer, NewType):  # which is callable, and gives the text back
+        answer = answer.__supertype__
     members = members_of(answer)
     if members is not None:
         return members, None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NewType, cast
 
 import numpy as np
 import pytest
 
+from focalroute.answers.typed import TYPES
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Query
 from focalroute.serving.query import make_query, new_id
@@ -112,6 +113,12 @@ def test_an_unknown_kind_of_answer_is_refused(kind: Any) -> None:
 @pytest.mark.parametrize("kind", ["number", "short", "text", str.upper, None])
 def test_a_known_kind_or_a_callable_is_kept(kind: Any) -> None:
     assert make_query("q", answer=kind).answer is kind
+
+
+def test_a_new_name_for_a_type_is_that_type() -> None:
+    """It is a function that gives its argument back: every reply was an answer, as text."""
+    count = NewType("count", int)
+    assert make_query("q", answer=NewType("apples", count)).answer is TYPES[int]
 
 
 @pytest.mark.parametrize("tags", ["tenant", None, 5, [1], ["a", None], ["\ud800"]])
