@@ -100,7 +100,11 @@ def normaliser(kind: AnswerKind | None) -> Normaliser:
 
 
 class NormaliserFailed(ConfigError):
-    """The caller's own normaliser failed on a text."""
+    """The caller's own normaliser failed on a text; ``hint`` says what to do about it."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 def normal_form(text: str, kind: AnswerKind | None) -> str | None:
@@ -115,8 +119,10 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # which would end the event loop, and with it the ensemble
-        what = "a validator of the model" if isinstance(kind, Structure) else "the callable"
-        raise NormaliserFailed(f"answer: {what} failed on a reply ({type(error).__name__})") from error
+        what, hint = "the callable", "let the callable return None for a reply without an answer"
+        if isinstance(kind, Structure):
+            what, hint = "a validator of the model", "let the model's validator raise ValueError for what it refuses"
+        raise NormaliserFailed(f"answer: {what} failed on a reply ({type(error).__name__})", hint) from error
     if form is not None and not isinstance(form, str):
         raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
     return form

@@ -432,6 +432,7 @@ def test_no_reply_to_a_model_ends_the_ask(service: Service, server: Server, host
     assert failed.error is not None
     assert failed.error.kind == "unusable"
     assert ("a validator of the model failed on a reply (KeyError)" in failed.error.message) is (hostile == "{}")
+    assert ("raise ValueError" in failed.error.hint) is (hostile == "{}")
 
 
 class Floor(BaseModel):

@@ -470,7 +470,7 @@ def test_who_exits_in_a_function_of_an_ask_loses_only_that(pool: SimulatedPool) 
         yield ""
 
     with Ensemble(pool.endpoints) as ensemble:
-        with pytest.raises(PoolError, match=r"the callable failed on a reply \(SystemExit\)"):
+        with pytest.raises(PoolError, match=r"let the callable return None .* failed on a reply \(SystemExit\)"):
             ensemble.ask(QUESTION, answer=read)
         with pytest.raises(SystemExit):
             ensemble.ask(QUESTION, choices=choices())

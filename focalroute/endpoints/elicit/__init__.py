@@ -282,16 +282,16 @@ def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
 def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> ParsedReply:
     """The most frequent answer, the first of equals, and the share of each; samples without one are unknown mass."""
     giving: dict[str, list[CompletionChoice]] = {}
-    why = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER)
+    why, hint = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER), ""
     for sample in samples:
         try:
             form = _form(sample, kind)
         except NormaliserFailed as error:  # on this member's text, which may be anything
-            form, why = None, str(error)
+            form, why, hint = None, str(error), error.hint
         if form is not None:
             giving.setdefault(form, []).append(sample)
     if not giving:
-        raise _unusable(completion, why)
+        raise _unusable(completion, why, hint)
     most_first = sorted(giving, key=lambda form: len(giving[form]), reverse=True)
     form, first = most_first[0], giving[most_first[0]][0]
     if len(samples) == 1:
