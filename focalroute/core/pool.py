@@ -115,11 +115,15 @@ def load_pool(path: str | Path) -> PoolFile:
     """
     path = Path(path)
     try:
-        data = read_toml(read_file(path))
+        content = read_file(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; focalroute init writes a pool file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a file that this user may read") from None
+    except ValueError as error:  # such as a NUL in its name
+        raise ConfigError(f"{str(path)!a}: not a path: {error}") from None
+    try:
+        data = read_toml(content)
     except ValueError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})

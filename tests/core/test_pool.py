@@ -133,6 +133,12 @@ def test_a_pool_file_that_is_no_file_is_refused_at_once(tmp_path: Path, put_ther
         load_pool(path)
 
 
+@pytest.mark.parametrize("name", ["a\0.toml", "\ud800.toml"])
+def test_a_name_that_no_file_can_have_is_not_said_to_be_bad_toml(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.toml': not a path: "):
+        load_pool(name)
+
+
 def test_only_who_has_no_pool_file_is_told_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pool.toml"
     with pytest.raises(ConfigError, match=f"{path}: cannot be read: No such file or directory; focalroute init writes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sqlite3
 import subprocess
@@ -168,6 +169,17 @@ def fails(path: Path, *words: str) -> None:
         SqliteStore(path)
     for word in (str(path), *words):
         assert word in str(caught.value)
+
+
+def test_a_name_may_be_any_that_the_system_takes(tmp_path: Path) -> None:
+    """One that is not UTF-8 could be opened, but not beside another process that had it open."""
+    path = tmp_path / os.fsdecode(b"\xe9?#%20.db")
+    with closing(SqliteStore(path)) as one:
+        one.write(answer("a")).result(10)
+        with closing(SqliteStore(path)) as other:
+            assert [row.id for row, _ in other.recent(9)] == ["a"]
+    with pytest.raises(StoreError, match="not a path; it holds a lone surrogate"):
+        SqliteStore("\ud800.db")
 
 
 def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:

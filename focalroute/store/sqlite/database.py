@@ -102,6 +102,8 @@ def prepare(path: Path) -> None:
         _check_path(path)
     except OSError as error:  # such as a folder that one may not look into
         raise StoreError(f"{path}: {error.strerror}; name another file") from None
+    except UnicodeEncodeError:
+        raise StoreError(f"{str(path)!a}: not a path; it holds a lone surrogate") from None
     _create_private(path)
     _require_own_log(path)
 
@@ -151,7 +153,7 @@ def _require_own_log(path: Path) -> None:
 
 def _immutable(path: Path) -> str:
     """The address of a file without its log, for reading alone."""
-    return f"file:{quote(str(path))}?mode=ro&immutable=1"
+    return f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1"
 
 
 def _mark_without_log(path: Path, empty: Mark) -> Mark | None:
