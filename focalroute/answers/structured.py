@@ -17,7 +17,7 @@ from datetime import datetime, time, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from types import UnionType
-from typing import Any, get_origin
+from typing import Any, _SpecialForm, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -26,8 +26,9 @@ from focalroute.answers.json_schema import MAX_NODES, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 
-#: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema.
-Wanted = type[Any] | UnionType | Mapping[str, Any]
+#: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (To mypy
+#: ``Literal["a", "b"]`` and ``Optional[int]`` are no types where a value is meant.)
+Wanted = type[Any] | UnionType | _SpecialForm | Mapping[str, Any]
 
 _LONGEST_PROBLEM = 1000  # characters
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
 from enum import Enum
-from typing import Literal, assert_type
+from typing import Any, Literal, Optional, assert_type
 
 from pydantic import BaseModel
 
@@ -73,6 +73,8 @@ def right(endpoint: Endpoint) -> None:
         assert_type(ensemble.ask("?", answer=list[Ticket]).value, list[Ticket])
         assert_type(ensemble.ask("?", answer="number").value, float)
         assert_type(ensemble.ask("?", answer="short").value, str)
+        assert_type(ensemble.ask("?", answer=Literal["yes", "no"]), Answer[Any])
+        assert_type(ensemble.ask("?", answer=Optional[int]), Answer[Any])  # noqa: UP045 - as many write it
         assert_type(ensemble.ask("?", choices=[1, 2, 3]).value, int)
         assert_type(ensemble.ask("?", choices=Priority).value, Priority)
         ensemble.ask([{"role": "user", "content": "?"}], answer="number", samples=3)
