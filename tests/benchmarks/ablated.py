@@ -39,21 +39,22 @@ from focalroute.learn.nets import (
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, mixed, score_of
 from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.train import _SHARPER, _one_of
 from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
-from focalroute.learn.trajectory import grown, neutral, unlimited
+from focalroute.learn.trajectory import grown, neutral, unlimited, without_accuracy
 from focalroute.observe import layout
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.policy.bundle import cold
 from tests.benchmarks.trunk import branching, trunk_pass
 from tests.by_hand import linear_decider
 
-__all__ = ["Policy", "Variant", "Windows", "train"]
+__all__ = ["HIDDEN", "Policy", "Variant", "Windows", "train"]
 
 _ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER)
+HIDDEN = frozenset({"accuracy"})
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
@@ -63,7 +64,7 @@ class Variant:
     """The default but for what is said here.
 
     Attributes:
-        decider: hidden columns of `layout.ENDPOINT`.
+        decider: hidden columns of `layout.ENDPOINT`; by default the one that training hides.
         fusion: hidden columns of `layout.MEMBER`.
         weighed_by: the accuracy that weighs a vote in the layout's "evidence".
         named: whether networks know who is who.
@@ -78,9 +79,10 @@ class Variant:
         full_windows: whether, in training, windows hold everybody's outcomes.
         tempers: whether the share of what the Fusion learned is chosen, or all of it taken.
         branches: whether the Decider is one trunk over everything with a head for each endpoint, no shared scorer.
+        repriced: whether endpoints have each other's prices in some batches.
     """
 
-    decider: frozenset[str] = frozenset()
+    decider: frozenset[str] = HIDDEN
     fusion: frozenset[str] = frozenset()
     weighed_by: Literal["relative_skill", "accuracy", "level"] = "relative_skill"
     named: bool = False
@@ -95,6 +97,7 @@ class Variant:
     full_windows: bool = False
     tempers: bool = True
     branches: bool = False
+    repriced: bool = True
 
     @property
     def passes(self) -> Backend:
@@ -159,13 +162,24 @@ class Windows(Views):
         ids = np.arange(1, len(recorded.names) + 1) * variant.named
         settings = variant.settings
         super().__init__(
-            recorded, prior, ids, masks, window=settings.window, probed=settings.probed, passes=variant.passes
+            recorded,
+            prior,
+            ids,
+            masks,
+            window=settings.window,
+            probed=settings.probed,
+            accuracy=True,  # what is hidden, the passes hide
+            passes=variant.passes,
         )
         self._everyone = self._everyone[since:]
 
     def at(self, view: int, rows: I64) -> LogView:
         """What the networks may see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
+
+    def mixed(self, rng: np.random.Generator) -> list[Views]:
+        """What batches are drawn from."""
+        return super().mixed(rng) if self._variant.repriced else [self]
 
     def _put(self, view: int, mask: Masks) -> None:
         if self._full:
@@ -207,13 +221,16 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
     if variant.improves:
         steps = range(settings.finish)
         none = Moments.zero(parameters(decider))
-        learner = replace(learner, fusion=finished, rows=everyone)
-        last, _ = improved([learner], decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
+        learners = mixed(replace(learner, fusion=finished, rows=everyone), decider, rng)
+        last, _ = improved(learners, decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
     if not variant.named:
         n = len(recorded.names)
         decider, fusion = neutral(decider, n), neutral(fusion, n)
         last, finished = neutral(last, n), neutral(finished, n)
-    return Policy(unlimited(decider), fusion), Policy(unlimited(last), finished)
+    decider, last = unlimited(decider), unlimited(last)
+    if variant.decider >= HIDDEN:
+        decider, last = without_accuracy(decider), without_accuracy(last)
+    return Policy(decider, fusion), Policy(last, finished)
 
 
 def _improved(
@@ -225,7 +242,13 @@ def _improved(
     for start in range(0, settings.iterations, settings.renew):
         steps = range(start, min(start + settings.renew, settings.iterations))
         decider, moments = improved(
-            [learner], decider, moments, steps=steps, total=settings.iterations, share=1.0, rng=rng
+            mixed(learner, decider, rng),
+            decider,
+            moments,
+            steps=steps,
+            total=settings.iterations,
+            share=1.0,
+            rng=rng,
         )
         found.append((decider, _measured(learner, decider, held, rng)))
     return max(found, key=lambda one: one[1])[0]
@@ -290,7 +313,7 @@ def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) 
     looking = look_ahead(
         branching(fresh, n, rng) if variant.branches else fresh,
         learner.fusion,
-        [(learner.views, learner.rows)],
+        [(views, learner.rows) for views in learner.views.mixed(rng)],
         steps=variant.settings.lookahead_steps,
         rate=variant.settings.lookahead_rate,
         batch=2 * variant.settings.queries,

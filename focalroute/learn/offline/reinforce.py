@@ -208,6 +208,13 @@ def _reward(played: Rollout, price: float) -> F32:
     return reward
 
 
+def mixed(learner: PolicyGradient, decider: DeciderNet, rng: np.random.Generator) -> list[PolicyGradient]:
+    """What batches are drawn from (see `Views.mixed`); the repriced log through windows of what this Decider asks."""
+    views = learner.views.mixed(rng)
+    views[-1].renew(decider, learner.fusion, learner.everybody, learner.settings.rounds, rng)
+    return [replace(learner, views=one) for one in views]
+
+
 def improved(
     learners: Sequence[PolicyGradient],
     decider: DeciderNet,

@@ -9,6 +9,7 @@ Both nets start from the policy that is shipped (see `examples.shipped_policy.tr
    Both leave less to chance than what is shipped: what their pool is like is in the log.
 3. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
    is drawn anew for every batch, so that one policy serves every price. What does best on the validation part is kept.
+   In a quarter of the batches endpoints have each other's prices (see `focalroute.learn.offline.views`).
 4. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
 5. A central critic of the policy that came out, for online updates to go on from.
 
@@ -43,11 +44,12 @@ from focalroute.learn.offline.reinforce import (
     ValidationPoint,
     fit_critic,
     improved,
+    mixed,
     score_of,
 )
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.views import PRICES, Masks, Views, long_run, random_masks
-from focalroute.learn.trajectory import neutral, unlimited
+from focalroute.learn.trajectory import neutral, unlimited, without_accuracy
 from focalroute.observe.experience import Experience
 from focalroute.observe.memory import spread
 from focalroute.policy import bundle
@@ -121,7 +123,7 @@ def train(
             keep(progress)
     return Trained(
         seed=seed,
-        decider=unlimited(neutral(progress.decider, len(recorded.names))),
+        decider=without_accuracy(unlimited(neutral(progress.decider, len(recorded.names)))),
         fusion=neutral(progress.fusion, len(recorded.names)),
         critic=progress.critic,
         experience=_experience(recorded),
@@ -256,7 +258,7 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
     looking = look_ahead(
         DeciderNet.initial(rng),
         progress.fusion,
-        [(training.views, training.rows)],
+        [(views, training.rows) for views in training.views.mixed(rng)],
         steps=settings.lookahead_steps,
         rate=settings.lookahead_rate,
         batch=2 * settings.queries,
@@ -277,10 +279,9 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
 def _improve(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
     """The Decider by the policy gradient, up to the next renewal of the windows; the best one so far is kept aside."""
     settings = training.settings
-    learner = training.gradient(progress.fusion, training.rows)
     end = min(progress.done + settings.renew, settings.iterations)
     decider, moments = improved(
-        [learner],
+        mixed(training.gradient(progress.fusion, training.rows), progress.decider, rng),
         progress.decider,
         progress.moments,
         steps=range(progress.done, end),
@@ -309,7 +310,7 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
             passes=training.passes,
         )
     decider, moments = improved(
-        [training.gradient(fusion, training.everyone)],
+        mixed(training.gradient(fusion, training.everyone), progress.best, rng),
         progress.best,
         Moments.zero(parameters(progress.best)),
         steps=range(settings.finish),

@@ -2,11 +2,18 @@
 
 A policy that is stingy knows little of most endpoints. So training looks at each query through windows that hold only
 what the current policy would have asked before it, and renews them as the policy changes.
+
+What a policy learns here must hold where other topics come and endpoints change (docs/results/lessons.md). So it does
+not see the windowed accuracy, by which an endpoint that was asked alone about hard topics looks poor: "similar" and
+"relative_skill" tell more. And some of what it learns from is `Views.repriced`: within one pool the price tells who is
+good, and a policy that goes by it goes wrong once that is no longer so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +24,7 @@ from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, expected
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
+from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
 
 #: The cost weights (lambda) that windows are kept for.
@@ -24,6 +32,8 @@ PRICES = (0.01, 0.05, 0.2, 0.8)
 
 _RATES = (0.4, 0.3, 0.2, 0.12)
 _CHUNK = 1024
+_AS_IT_IS = 3  # batches of the log as it is, for each one where endpoints have each other's prices
+_ACCURACY = slices(ENDPOINT)["accuracy"].start
 _SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from that of its view
 
 #: Who was asked in round 1 and who later, (T, N) each.
@@ -62,6 +72,7 @@ class Views:
         masks: who was asked, for each view.
         window: T.
         probed: share of queries on which an endpoint that was not asked is looked at all the same.
+        accuracy: whether the column of this name is shown; else it is 0.
         passes: forward, when windows are renewed.
 
     Attributes:
@@ -77,11 +88,13 @@ class Views:
         *,
         window: int,
         probed: float,
+        accuracy: bool = False,
         passes: Backend = NUMPY,
     ) -> None:
         self.recorded = recorded
         self.ids = ids
         self._prior, self._window, self._probed, self._passes = prior, window, probed, passes
+        self._accuracy = accuracy
         self._expected = expected(recorded)
         self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
@@ -96,7 +109,30 @@ class Views:
 
     def at(self, view: int, rows: I64) -> LogView:
         """Return the statistics before these queries, in this view."""
-        return log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
+        seen = log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
+        if not self._accuracy:
+            seen.columns[..., _ACCURACY] = 0
+        return seen
+
+    def mixed(self, rng: np.random.Generator) -> list[Views]:
+        """What batches are drawn from: this log as it is and, for a quarter of them, `repriced`, which is the last."""
+        return [*[self] * _AS_IT_IS, self.repriced(rng)]
+
+    def repriced(self, rng: np.random.Generator) -> Views:
+        """The same log with every endpoint at the price of another one, drawn by chance, and random members asked.
+
+        What is expected by texts stays: how right an endpoint is, and how many times its usual cost it takes.
+        """
+        usual, ring = self._prior.usd, rng.permutation(len(self._prior.usd))
+        drawn = usual.copy()
+        drawn[ring] = usual[np.roll(ring, 1)]
+        factors = np.divide(drawn, usual, out=np.ones_like(usual), where=usual > 0)
+        other = copy(self)
+        other.recorded = replace(self.recorded, usd=(self.recorded.usd * factors).astype(np.float32))
+        other._prior = replace(self._prior, usd=usual * factors)
+        other.masks, other._prior_stats = [], []
+        other.see(random_masks(self.recorded, rng))
+        return other
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
