@@ -88,7 +88,8 @@ def unsent(error: BaseException) -> CallFailed:
     """The failure of a request without a response, by what httpx or httpx2 raised: their names are the same."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if "TransportError" not in names:
-        return protocol_error(f"the client failed ({type(error).__name__})")
+        hint = "check the HTTP client that you gave: is it closed, or does a hook of it raise?"
+        return CallFailed(Failure("protocol", f"the client failed ({type(error).__name__})", hint=hint))
     if "TimeoutException" in names and not names & _UNSENT:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
     if "ProxyError" in names:

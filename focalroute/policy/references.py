@@ -104,6 +104,8 @@ def resolve_policy(
         return None
     if not isinstance(policy, str | Path):
         raise ConfigError(f"policy: give a folder or a policy's name, got {type(policy).__name__}")
+    if policy == "":
+        raise ConfigError("policy: is empty; give a folder or a policy's name, or leave it out")
     _refuse_address(policy)
     try:
         there, is_file = Path(policy).exists(), Path(policy).is_file()

@@ -215,6 +215,7 @@ def test_whatever_a_client_raises_is_the_failure_of_a_call(raised: Exception, ki
 
     error = failed(endpoint(http_client=mocked(handler)))
     assert (error.failure.kind, error.free) == (kind, free)
+    assert error.failure.hint.startswith("check the HTTP client that you gave") is (kind == "protocol")
     assert KEY not in str(error)
     assert error.__cause__ is error.__context__ is None
 

@@ -226,6 +226,7 @@ def test_a_failure_that_several_have_in_common_is_told_once() -> None:
         (lambda e: ensemble_class(e, store="redis:/h"), "store: redis: is not known; give a file, or redis://"),
         (lambda e: ensemble_class(e, store=True), "store: give a file or a redis:// address, got bool"),
         (lambda e: ensemble_class(e, policy=5), "policy: give a folder or a policy's name, got int"),
+        (lambda e: ensemble_class(e, policy=""), "policy: is empty; give a folder or a policy's name, or leave it out"),
         (lambda e: ensemble_class("nowhere.toml"), "nowhere.toml: cannot be read: No such file"),
         (lambda e: ensemble_class(), "FOCALROUTE_POOL is not set, and there is no pool.toml here"),
         (lambda e: ensemble_class(e, policy="majority"), "did you mean 'plurality'?"),
