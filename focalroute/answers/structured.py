@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
 from hashlib import blake2b
@@ -79,8 +79,8 @@ class Structure:
         except ValueError:
             return None
         try:  # a model may write other names than it reads, or change what it reads
-            return dumped if self.value(dumped) == read else received
-        except ValidationError:
+            return dumped if _same(self.value(dumped), read) else received
+        except ValueError:
             return received
 
     def value(self, form: str) -> Any:
@@ -209,7 +209,7 @@ _NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (o
 
 
 def checked_label(label: Any, value: object) -> Any:
-    """Check a label; where the answer is an instance of a model, turn anything else into one, with all of its fields.
+    """Check a label; where the answer is of a model or dataclass, turn anything else into one, with all of its fields.
 
     Where it is a date with a time, a time or a duration, turn text into one: as JSON it is written in several ways.
 
@@ -222,25 +222,46 @@ def checked_label(label: Any, value: object) -> Any:
         except ValidationError:
             kind = type(value).__name__
             raise BadLabel(f"label: is not a valid {kind}; give an instance, or text as in ISO 8601") from None
-    if label is None or not isinstance(value, BaseModel) or isinstance(label, BaseModel):
+    if label is None or not _has_fields(value) or _has_fields(label):
         return label
     try:
         plain = parsed(label) if isinstance(label, str) else label
     except ValueError:
         raise BadLabel(_NO_LABEL) from None
     try:
-        made = type(value).model_validate(plain)
+        made = TypeAdapter(type(value)).validate_python(plain)
     except ValidationError as error:
         where = ", ".join(".".join(map(str, one["loc"])) for one in error.errors(include_input=False))
         raise BadLabel(f"label: is not a valid {type(value).__name__}; correct {where or 'it'}") from None
     return made if _reads_back(made) else plain
 
 
-def _reads_back(instance: BaseModel) -> bool:
+def _has_fields(value: object) -> bool:
+    """Whether it is an instance of a model, or of a dataclass."""
+    return isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, where a list counts as a tuple: JSON has one for both."""
+    if one == other:
+        return True
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(part, other[name]) for name, part in one.items())
+    return type(one) is type(other) and _has_fields(one) and _same(_fields_of(one), _fields_of(other))
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    names = type(value).model_fields if isinstance(value, BaseModel) else [field.name for field in fields(value)]
+    return {name: getattr(value, name) for name in names}
+
+
+def _reads_back(instance: object) -> bool:
     """Whether what it writes is read as the same: where not, answers are compared as they were received."""
     try:
-        return bool(type(instance).model_validate_json(_dumped(_of_anything(), instance)) == instance)
-    except ValueError:
+        return _same(TypeAdapter(type(instance)).validate_json(_dumped(_of_anything(), instance)), instance)
+    except Exception:  # noqa: BLE001 - a validator of the model's may raise anything
         return False
 
 
@@ -250,7 +271,7 @@ def label_form(label: object) -> str:
     Raises:
         BadLabel: it cannot be written as JSON, or not as replies are.
     """
-    if isinstance(label, BaseModel) and not _reads_back(label):
+    if _has_fields(label) and not _reads_back(label):
         raise BadLabel(
             f"label: what a {type(label).__name__} writes is not read as the same; give plain values, or JSON, with "
             "the names that it reads"

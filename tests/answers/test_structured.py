@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -207,6 +208,11 @@ class Reads(BaseModel):
     why: str = Field("", validation_alias=AliasChoices("because", "reason"))
 
 
+class Thinks(BaseModel):
+    thought: str = Field("", exclude=True)
+    done: bool
+
+
 class Doubles(BaseModel):
     size: int
 
@@ -221,6 +227,7 @@ class Doubles(BaseModel):
     [
         (Reads, '{"because":"it rains"}', Reads.model_validate({"reason": "it rains"})),
         (Doubles, '{"size":2}', Doubles(size=2)),
+        (Thinks, '{"done":true,"thought":"so"}', Thinks(thought="so", done=True)),
     ],
 )
 def test_what_a_model_would_read_otherwise_is_kept_as_it_came(
@@ -528,6 +535,23 @@ def test_a_label_may_be_an_instance_a_value_or_json(service: Service, server: Se
             ensemble.feedback(answer, label={"team": "nobody", "urgent": True, "summary": "a"}, source="d")
         with pytest.raises(BadLabel, match="JSON"):
             ensemble.feedback(answer, label="{", source="e")
+        assert ensemble.stats().endpoints["m0"].accuracy > 0.5
+
+
+@dataclass
+class Step:
+    number: int
+    parts: Sequence[str] = ()
+
+
+def test_a_label_of_a_dataclass_is_checked_likewise(service: Service, server: Server) -> None:
+    with Ensemble(endpoints(service, server, '{"number": 1}')) as ensemble:
+        answer = ensemble.ask("Which step?", answer=Step)
+        labels: list[Any] = [Step(1), {"number": "1"}, '{"number": 1, "parts": []}']
+        for number, label in enumerate(labels):
+            ensemble.feedback(answer, label=label, source=str(number))
+        with pytest.raises(BadLabel, match="is not a valid Step; correct number"):
+            ensemble.feedback(answer, label={"parts": []})
         assert ensemble.stats().endpoints["m0"].accuracy > 0.5
 
 
