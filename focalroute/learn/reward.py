@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import date
+from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, TypedDict
+from typing import Any, ClassVar, Protocol, TypedDict
+from uuid import UUID
 
 import numpy as np
 from pydantic import BaseModel
@@ -26,8 +27,16 @@ from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
 
 _LOG_MASS = slices(MEMBER)["log_probability"].start
 
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
 #: What is right: a choice, a free-form answer, tool calls, a structured answer or its JSON.
-Label = str | float | Decimal | date | Enum | Mapping[str, Any] | Sequence[Any] | BaseModel
+Label = (
+    str | float | Decimal | date | time | timedelta | UUID | Enum
+    | Mapping[str, Any] | Sequence[Any] | Set[Any] | BaseModel | _Dataclass
+)  # fmt: skip
 
 USER = "user"
 

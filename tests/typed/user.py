@@ -6,7 +6,8 @@ A line that both have to reject says so to each; a remark that is not needed is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
+from dataclasses import dataclass
+from datetime import date, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal, Optional, assert_type
@@ -49,6 +50,13 @@ class Ticket(BaseModel):
     urgent: bool
 
 
+@dataclass
+class Step:
+    """Is filled in, too."""
+
+    number: int
+
+
 def right(endpoint: Endpoint) -> None:
     """All that the quickstart does."""
     budget = Budget(max_usd_per_ask="0.01", usd_total=5, usd_per_period={"day": Decimal(1)})
@@ -79,6 +87,9 @@ def right(endpoint: Endpoint) -> None:
         assert_type(ensemble.ask("?", choices=Priority).value, Priority)
         ensemble.ask([{"role": "user", "content": "?"}], answer="number", samples=3)
         ensemble.ask("?", answer=lambda text: text.strip() or None)
+        ensemble.feedback(answer, label=Step(1))
+        ensemble.feedback(answer, label=timedelta(hours=1))
+        ensemble.feedback(answer, label={1, 2})
         ensemble.feedback(answer, label="a")
         ensemble.feedback(answer.id, reward=1.0, source="review")
         assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), Answers)
