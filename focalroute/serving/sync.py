@@ -213,6 +213,8 @@ class _Loop:
         if self.gone:
             return
         self.end()
+        if self.here:  # a function of an ask's: it would wait for itself
+            return
         self._ended.result()
         if self._thread is not None:
             self._thread.join()

@@ -477,6 +477,14 @@ def test_who_exits_in_a_function_of_an_ask_loses_only_that(pool: SimulatedPool) 
         assert ensemble.ask(QUESTION, answer="number").text
 
 
+def test_a_function_of_an_ask_may_close_the_ensemble(pool: SimulatedPool) -> None:
+    """It waited for itself, and so did the caller."""
+    ensemble = Ensemble(pool.endpoints)
+    with contextlib.suppress(PoolError, EnsembleClosed, CancelledError):  # as far as the ask has come
+        ensemble.ask(QUESTION, answer=lambda reply: ensemble.close())
+    until(lambda: ensemble._loop.gone)
+
+
 def test_who_exits_in_a_client_of_theirs_is_told_that_the_ensemble_is_over(pool: SimulatedPool) -> None:
     async def leave(request: httpx.Request) -> None:
         raise SystemExit
