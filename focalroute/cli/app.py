@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -307,6 +308,8 @@ def report(
 def main() -> None:
     """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of an answer that was paid for
     sys.argv = _with_bare_json(sys.argv)
     try:
         app()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -46,6 +48,21 @@ def test_a_reply_does_not_steer_the_terminal(tmp_path: Path) -> None:
         pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\n')
         done = focalroute("ask", "?", "--pool", str(pool))
     assert done.stdout == "a\tb\n\ufffd[2J\ufffd\ufffdc\n"
+
+
+def test_a_terminal_without_a_replys_characters_shows_the_rest(tmp_path: Path) -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("caf\u00e9 \u2192 42"))
+
+    with serving(handler) as server, contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "latin-1")) as out:
+        pool = tmp_path / "pool.toml"
+        pool.write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"\n')
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["focalroute", "ask", "?", "--pool", str(pool)])
+            with pytest.raises(SystemExit):
+                main()
+    out.seek(0)
+    assert out.read() == "caf\u00e9 ? 42\n"
 
 
 def test_ask_as_json_holds_the_receipt(pool_file: Path, tmp_path: Path) -> None:
