@@ -122,10 +122,19 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
         what, hint = "the callable", "let the callable return None for a reply without an answer"
         if isinstance(kind, Structure):
             what, hint = "a validator of the model", "let the model's validator raise ValueError for what it refuses"
-        raise NormaliserFailed(f"answer: {what} failed on a reply ({type(error).__name__})", hint) from error
+        where = f"{type(error).__name__}{_line_of(error, kind)}"
+        raise NormaliserFailed(f"answer: {what} failed on a reply ({where})", hint) from error
     if form is not None and not isinstance(form, str):
         raise ConfigError(f"answer: the callable must give a string or None, gave {type(form).__name__}")
     return form
+
+
+def _line_of(error: BaseException, function: object) -> str:
+    """Say in which line of the caller's function it was raised: its message, which may quote a reply, is not told."""
+    code, at = getattr(function, "__code__", None), error.__traceback__
+    while at is not None and at.tb_frame.f_code is not code:
+        at = at.tb_next
+    return "" if at is None else f" in line {at.tb_lineno}"
 
 
 def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
