@@ -186,5 +186,7 @@ def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) ->
 
 
 def short_name(name: str) -> str:
-    """Cut a long name."""
+    """Cut a long name; of ``service/owner/model`` what is left begins with the model, which tells it apart."""
+    if len(name) > _LONGEST_NAME:
+        name = name.rpartition("/")[2] or name
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from focalroute.evaluate.report_page.cost_curve import place_labels
+from focalroute.evaluate.report_page.cost_curve import place_labels, short_name
 from focalroute.evaluate.report_page.drawings import (
     AskedByRound,
     ErrorComparison,
@@ -60,6 +60,13 @@ def test_long_names_in_any_script_leave_the_legend_on_the_drawing() -> None:
     assert last is not None
     assert width is not None
     assert float(last[1]) + 30 < float(width[1])
+
+
+def test_models_of_one_owner_are_told_apart() -> None:
+    """They were all together/meta-llama/L..."""
+    assert short_name("openai/gpt-5-mini") == "openai/gpt-5-mini"
+    assert short_name("together/meta-llama/Llama-3.3-70B-Instruct-Turbo") == "Llama-3.3-70B-Instruc…"
+    assert short_name("x" * 30 + "/") == "x" * 21 + "…"
 
 
 def test_nothing_spoilt_has_no_figure_on_the_bar_of_what_is_corrected() -> None:
