@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import replace
 
+from focalroute.answers.structured import Structure
 from focalroute.core.dollars import Dollars
 from focalroute.core.errors import DeadlineExceeded
 from focalroute.core.receipts import Answer
@@ -90,7 +91,10 @@ class AnswerCache:
                 self._drop(key)
                 return None
             self._kept.move_to_end(key)
-        return replace(answer, cached=True, cost=Dollars(0), metadata=query.metadata)
+        value = answer.value
+        if isinstance(query.answer, Structure) and not answer.tool_calls:
+            value = query.answer.value(answer.text)  # of its own: who had it before may have changed it
+        return replace(answer, value=value, cached=True, cost=Dollars(0), metadata=query.metadata)
 
     def _keep(self, key: Hashable, answer: Answer) -> None:
         """Keep an answer; one that falls short of normal service is not."""

@@ -50,6 +50,16 @@ def test_an_identical_question_has_the_same_answer_for_nothing(pool: SimulatedPo
         assert [one.seen for one in ensemble.stats().endpoints.values()] == seen
 
 
+def test_who_changes_a_value_changes_no_other_ones(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints, cache_ttl_s=60) as ensemble:
+        made = [ensemble.ask(QUESTION, answer=Sum) for _ in range(3)]
+        assert [answer.cached for answer in made] == [False, True, True]
+        total = made[0].value.total
+        for changed in made[:2]:
+            changed.value.total = -1
+        assert ensemble.ask(QUESTION, answer=Sum).value.total == made[2].value.total == total
+
+
 @pytest.mark.parametrize(
     "other",
     [
