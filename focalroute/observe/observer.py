@@ -91,6 +91,8 @@ class Observer:
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
         self._recalibration = Recalibration(window)
+        self._relative_skill = self._bias = self._presumption = np.zeros(n)  # see `_compare`
+        self._recompare = True  # whether labels or agreement have told more since
         self._presumed = 0.0  # by how much the pool's level counts as flattered, though no label says so
         self._suspicious = False  # whether two endpoints may be one
         self._unseen = 0  # outcomes without feedback that the numbers do not show yet
@@ -127,6 +129,7 @@ class Observer:
             self._calibration.fill(experience.totals(self.endpoints))
             self._recalibration.trust()
             self._totals.prices = experience.prices(self._listed, self.endpoints)
+            self._recompare = True
             self._renew()
 
     def _remembered(self, experience: Experience) -> Memory:
@@ -155,6 +158,7 @@ class Observer:
             ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
         """
         with self._lock:
+            self._recompare = True
             new = outcome.answer_id not in self._window
             before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
@@ -200,6 +204,7 @@ class Observer:
 
     def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
         """The outcome with how likely each of these members is right, by the others."""
+        self._recompare = True
         backed = [outcome.members[name].candidate for name in here]
         members = np.array(self._here(here))
         candidates = np.array([-1 if candidate is None else candidate for candidate in backed])
@@ -405,13 +410,19 @@ class Observer:
             self._ahead[first, second] = wrong_second - wrong_first
             self._ahead[second, first] = wrong_first - wrong_second
             self._changed_pairs.clear()
+        if self._recompare:
+            self._recompare = False
+            self._compare()
+        self._presumed = float(self._totals.share_inferred() @ self._presumption)
+        return self._totals.stats(names, self._pairs, self._relative_skill, self._offsets, self._strengths, self._bias)
+
+    def _compare(self) -> None:
+        """Take the endpoints beside each other by what labels and agreement say now."""
         offsets, strengths = self._offsets, self._strengths
         self._suspicious = self._referees.suspicious()
         refereed, ahead = self._referees.comparisons()
         if refereed.any():  # what agreement says is where labels start from, and not worth more than a few of them
             offsets = relative_skills(refereed, ahead.sum(axis=1), offsets, strengths)
             strengths = strengths + np.minimum(refereed.sum(axis=1), MOST_WORTH)
-        relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), offsets, strengths)
-        bias = self._referees.bias()
-        self._presumed = float(self._totals.share_inferred() @ self._referees.presumed())
-        return self._totals.stats(names, self._pairs, relative_skill, self._offsets, self._strengths, bias)
+        self._relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), offsets, strengths)
+        self._bias, self._presumption = self._referees.bias(), self._referees.presumed()
