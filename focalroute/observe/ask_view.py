@@ -91,6 +91,7 @@ class AskView:
         self._leader = -1
         self._agrees: list[float] = []  # each candidate with the leading one, of open texts
         self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
+        self._none: float | None = None  # see `none_of_these`, once it was asked for
         self._unasked: tuple[float, float, F32] | None = None  # lambda, its logarithm, the rows before anybody is asked
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
@@ -137,7 +138,7 @@ class AskView:
         """A copy to try replies out on; what is added to it leaves this one as it is."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
-        trial._evidence = None
+        trial._evidence = trial._none = None
         trial._clusters, trial._members = self._clusters.copy(), self._members.copy()
         trial._masses, trial._least = self._masses.copy(), self._least.copy()
         trial._rows, trial._marks = self._rows.copy(), self._marks.copy()
@@ -193,7 +194,7 @@ class AskView:
 
     def _back(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> None:
         """Let a member back a candidate; its mass on each: None: all on that one."""
-        self._evidence = None
+        self._evidence = self._none = None
         self.backs[i] = candidate
         self._masses.pop(i, None)
         if mass is not None:
@@ -278,7 +279,7 @@ class AskView:
         p = list(posterior)
         if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
             raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
-        self._leader = p.index(max(p))
+        self._leader, self._none = p.index(max(p)), None
         self._agrees = []
         if self.agreement is not None and len(p) > 1:
             alike = self._alike(self.agreement)
@@ -309,6 +310,11 @@ class AskView:
         candidates are right with odds e^s, s their evidence, and each of the answers that none gave, `OPEN_CHOICES`
         in all, with odds 1. Of open texts, of which no two need be alike, only the leader counts.
         """
+        if self._none is None:
+            self._none = self._left_to_others()
+        return self._none
+
+    def _left_to_others(self) -> float:
         if self._closed or not self.backs:
             return 0.0
         evidence = np.add.reduce(self.evidence().members[:, :, _EVIDENCE], axis=1)

@@ -127,6 +127,7 @@ class Memory:
 
     def __init__(self, endpoints: int) -> None:
         self._n = endpoints
+        self._nothing = Expectation(np.zeros(endpoints, np.float32), np.ones(endpoints, np.float32))
         self._clear(0)
 
     def __len__(self) -> int:
@@ -207,7 +208,7 @@ class Memory:
     def estimate(self, vector: F32) -> Expectation:
         """Return what is expected on a query with these features: nothing while none is remembered, or of no text."""
         if not self._size or vector.size != self._vectors.shape[1] or not np.count_nonzero(vector):
-            return Expectation(np.zeros(self._n, np.float32), np.ones(self._n, np.float32))
+            return self._nothing
         offset = vector - self._mean
         # einsum keeps to this thread, and to one order of adding up wherever the arrays lie: BLAS does neither
         along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
