@@ -103,8 +103,8 @@ def synthetic_views(rng: np.random.Generator, queries: int) -> Views:
     n = len(log.names)
     unknown = LongRun(np.zeros(n), np.full(n, float(PRIOR_ASKS)), log.prices)
     settings = OfflineSettings()
-    ids, masks = np.zeros(n, np.int64), random_masks(log, rng)
-    return Views(log, unknown, ids, masks, window=settings.window, probed=settings.probed, accuracy=True)
+    masks = random_masks(log, rng)
+    return Views(log, unknown, np.zeros(n, np.int64), masks, window=settings.window, probed=settings.probed)
 
 
 def _lessons(pools: Sequence[Views], steps: int, rng: np.random.Generator) -> Iterator[Lesson]:

@@ -157,7 +157,6 @@ def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
-_ACCURACY = layout.slices(layout.ENDPOINT)["accuracy"].start
 _SMALL = 0.01  # what a tenth does to decisions is as much as an update does
 
 
@@ -304,15 +303,6 @@ def unlimited(net: DeciderNet) -> DeciderNet:
         hidden_bias=net.hidden_bias + net.hidden_context[_LEFT],
         skip_context=zeroed(net.skip_context, _LEFT),
         hidden_context=zeroed(net.hidden_context, _LEFT),
-    )
-
-
-def without_accuracy(net: DeciderNet) -> DeciderNet:
-    """The net that takes no notice of the layout's "accuracy", which training does not show it."""
-    return replace(
-        net,
-        skip_endpoint=zeroed(net.skip_endpoint, _ACCURACY),
-        hidden_endpoint=zeroed(net.hidden_endpoint, _ACCURACY),
     )
 
 

@@ -44,17 +44,16 @@ from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.train import _SHARPER, _one_of
 from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
-from focalroute.learn.trajectory import grown, neutral, unlimited, without_accuracy
+from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.observe import layout
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.policy.bundle import cold
 from tests.benchmarks.trunk import branching, trunk_pass
 from tests.by_hand import linear_decider
 
-__all__ = ["HIDDEN", "Policy", "Variant", "Windows", "train"]
+__all__ = ["Policy", "Variant", "Windows", "train"]
 
 _ENDPOINT, _MEMBER = layout.slices(layout.ENDPOINT), layout.slices(layout.MEMBER)
-HIDDEN = frozenset({"accuracy"})
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
@@ -64,7 +63,7 @@ class Variant:
     """The default but for what is said here.
 
     Attributes:
-        decider: hidden columns of `layout.ENDPOINT`; by default the one that training hides.
+        decider: hidden columns of `layout.ENDPOINT`.
         fusion: hidden columns of `layout.MEMBER`.
         weighed_by: the accuracy that weighs a vote in the layout's "evidence".
         named: whether networks know who is who.
@@ -82,7 +81,7 @@ class Variant:
         repriced: whether endpoints have each other's prices in some batches.
     """
 
-    decider: frozenset[str] = HIDDEN
+    decider: frozenset[str] = frozenset()
     fusion: frozenset[str] = frozenset()
     weighed_by: Literal["relative_skill", "accuracy", "level"] = "relative_skill"
     named: bool = False
@@ -162,14 +161,7 @@ class Windows(Views):
         ids = np.arange(1, len(recorded.names) + 1) * variant.named
         settings = variant.settings
         super().__init__(
-            recorded,
-            prior,
-            ids,
-            masks,
-            window=settings.window,
-            probed=settings.probed,
-            accuracy=True,  # what is hidden, the passes hide
-            passes=variant.passes,
+            recorded, prior, ids, masks, window=settings.window, probed=settings.probed, passes=variant.passes
         )
         self._everyone = self._everyone[since:]
 
@@ -178,7 +170,7 @@ class Windows(Views):
         return self._variant.hidden(super().at(view, rows))
 
     def mixed(self, rng: np.random.Generator) -> list[Views]:
-        """What batches are drawn from."""
+        """Return the logs to draw batches from."""
         return super().mixed(rng) if self._variant.repriced else [self]
 
     def _put(self, view: int, mask: Masks) -> None:
@@ -227,10 +219,7 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
         n = len(recorded.names)
         decider, fusion = neutral(decider, n), neutral(fusion, n)
         last, finished = neutral(last, n), neutral(finished, n)
-    decider, last = unlimited(decider), unlimited(last)
-    if variant.decider >= HIDDEN:
-        decider, last = without_accuracy(decider), without_accuracy(last)
-    return Policy(decider, fusion), Policy(last, finished)
+    return Policy(unlimited(decider), fusion), Policy(unlimited(last), finished)
 
 
 def _improved(

@@ -41,7 +41,7 @@ from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.rollout import roll
 from focalroute.learn.offline.views import long_run, nearest, random_masks
-from tests.benchmarks.ablated import HIDDEN, Policy, Variant, Windows, train
+from tests.benchmarks.ablated import Policy, Variant, Windows, train
 
 __all__ = ["COST_RATIOS", "VARIANTS", "Curve", "interval", "main", "measured", "played"]
 
@@ -58,14 +58,12 @@ PARTS = ("validation", "test")
 
 _FIELDS = ("worth", "usd", "calls", "everybody")
 
-_SEEN = HIDDEN | {"seen"}
-_STANDING = HIDDEN | {"relative_skill"}
-_SIMILAR = HIDDEN | {"similar"}
+_ACCURACY = frozenset({"accuracy", "seen"})
+_STANDING = frozenset({"relative_skill"})
+_SIMILAR = frozenset({"similar"})
 _DEFAULT = OfflineSettings()
 _SCRATCH = Variant(scratch=True)
-_VOTED = frozenset({"relative_skill"})
-_RESEMBLED = frozenset({"similar"})
-_FOCAL = replace(_SCRATCH, decider=_SEEN | _STANDING | _SIMILAR, fusion=_VOTED | _RESEMBLED, weighed_by="level")
+_FOCAL = replace(_SCRATCH, decider=_ACCURACY | _STANDING | _SIMILAR, fusion=_STANDING | _SIMILAR, weighed_by="level")
 
 #: Name -> what differs from the default.
 VARIANTS: Mapping[str, Variant] = {
@@ -82,15 +80,14 @@ VARIANTS: Mapping[str, Variant] = {
     "full-windows": Variant(full_windows=True),
     "trust-1": Variant(tempers=False),
     "scratch": _SCRATCH,
-    "accuracy": replace(_SCRATCH, decider=frozenset()),
-    "no-seen": replace(_SCRATCH, decider=_SEEN),
-    "no-standing": replace(_SCRATCH, decider=_STANDING, fusion=_VOTED, weighed_by="accuracy"),
-    "no-seen-no-standing": replace(_SCRATCH, decider=_SEEN | _STANDING, fusion=_VOTED, weighed_by="level"),
+    "no-accuracy": replace(_SCRATCH, decider=_ACCURACY),
+    "no-standing": replace(_SCRATCH, decider=_STANDING, fusion=_STANDING, weighed_by="accuracy"),
+    "no-accuracy-no-standing": replace(_SCRATCH, decider=_ACCURACY | _STANDING, fusion=_STANDING, weighed_by="level"),
     "no-length": replace(_SCRATCH, fusion=frozenset({"length"})),
-    "no-focal": replace(_SCRATCH, decider=HIDDEN | {"focal"}),
+    "no-focal": replace(_SCRATCH, decider=frozenset({"focal"})),
     "focal-alone": _FOCAL,
-    "no-similar": replace(_SCRATCH, decider=_SIMILAR, fusion=_RESEMBLED),
-    "no-cost-penalty": replace(_SCRATCH, decider=HIDDEN | {"cost_penalty", "log_cost_penalty"}),
+    "no-similar": replace(_SCRATCH, decider=_SIMILAR, fusion=_SIMILAR),
+    "no-cost-penalty": replace(_SCRATCH, decider=frozenset({"cost_penalty", "log_cost_penalty"})),
     "no-look-ahead": replace(_SCRATCH, looks_ahead=False),
     "partial-information": replace(_SCRATCH, critic=True, one_sample=True, looks_ahead=False),
     "branching-trunk": replace(_SCRATCH, branches=True),

@@ -49,7 +49,7 @@ from focalroute.learn.offline.reinforce import (
 )
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.views import PRICES, Masks, Views, long_run, random_masks
-from focalroute.learn.trajectory import neutral, unlimited, without_accuracy
+from focalroute.learn.trajectory import neutral, unlimited
 from focalroute.observe.experience import Experience
 from focalroute.observe.memory import spread
 from focalroute.policy import bundle
@@ -123,7 +123,7 @@ def train(
             keep(progress)
     return Trained(
         seed=seed,
-        decider=without_accuracy(unlimited(neutral(progress.decider, len(recorded.names)))),
+        decider=unlimited(neutral(progress.decider, len(recorded.names))),
         fusion=neutral(progress.fusion, len(recorded.names)),
         critic=progress.critic,
         experience=_experience(recorded),

@@ -3,10 +3,8 @@
 A policy that is stingy knows little of most endpoints. So training looks at each query through windows that hold only
 what the current policy would have asked before it, and renews them as the policy changes.
 
-What a policy learns here must hold where other topics come and endpoints change (docs/results/lessons.md). So it does
-not see the windowed accuracy, by which an endpoint that was asked alone about hard topics looks poor: "similar" and
-"relative_skill" tell more. And some of what it learns from is `Views.repriced`: within one pool the price tells who is
-good, and a policy that goes by it goes wrong once that is no longer so.
+Within one pool the price tells who is good, and a policy that goes by it goes wrong where other topics come or
+endpoints change. So some of what it learns from is `Views.repriced`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, expected
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
-from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
 
 #: The cost weights (lambda) that windows are kept for.
@@ -33,7 +30,6 @@ PRICES = (0.01, 0.05, 0.2, 0.8)
 _RATES = (0.4, 0.3, 0.2, 0.12)
 _CHUNK = 1024
 _AS_IT_IS = 3  # batches of the log as it is, for each one where endpoints have each other's prices
-_ACCURACY = slices(ENDPOINT)["accuracy"].start
 _SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from that of its view
 
 #: Who was asked in round 1 and who later, (T, N) each.
@@ -72,7 +68,6 @@ class Views:
         masks: who was asked, for each view.
         window: T.
         probed: share of queries on which an endpoint that was not asked is looked at all the same.
-        accuracy: whether the column of this name is shown; else it is 0.
         passes: forward, when windows are renewed.
 
     Attributes:
@@ -88,13 +83,11 @@ class Views:
         *,
         window: int,
         probed: float,
-        accuracy: bool = False,
         passes: Backend = NUMPY,
     ) -> None:
         self.recorded = recorded
         self.ids = ids
         self._prior, self._window, self._probed, self._passes = prior, window, probed, passes
-        self._accuracy = accuracy
         self._expected = expected(recorded)
         self._calibration = calibration(recorded)
         self._everyone = np.arange(len(recorded))
@@ -109,13 +102,10 @@ class Views:
 
     def at(self, view: int, rows: I64) -> LogView:
         """Return the statistics before these queries, in this view."""
-        seen = log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
-        if not self._accuracy:
-            seen.columns[..., _ACCURACY] = 0
-        return seen
+        return log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
 
     def mixed(self, rng: np.random.Generator) -> list[Views]:
-        """What batches are drawn from: this log as it is and, for a quarter of them, `repriced`, which is the last."""
+        """Return the logs to draw batches from: this one three times, and last this one `repriced`."""
         return [*[self] * _AS_IT_IS, self.repriced(rng)]
 
     def repriced(self, rng: np.random.Generator) -> Views:

@@ -60,7 +60,7 @@ def test_what_is_hidden_makes_no_difference(log: RecordedLog) -> None:
     context = np.zeros((1, layout.width(layout.CONTEXT)), np.float32)
     endpoints = np.zeros((1, 3, layout.width(layout.ENDPOINT)), np.float32)
     plain, _ = variant.passes.decider(net, context, endpoints, np.array([[1, 2, 3]]))
-    for name, same in (("relative_skill", True), ("similar", False)):
+    for name, same in (("relative_skill", True), ("accuracy", False)):
         other = endpoints.copy()
         other[..., layout.slices(layout.ENDPOINT)[name]] = 1
         logits, _ = variant.passes.decider(net, context, other, np.array([[1, 2, 3]]))

@@ -26,7 +26,7 @@ from focalroute.learn.offline.train import (
     train,
 )
 from focalroute.learn.offline.views import Masks, Views, long_run, random_masks
-from focalroute.learn.trajectory import grown, neutral, unlimited, without_accuracy
+from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from tests.by_hand import linear_decider
 from tests.learn.made import randomised
@@ -191,7 +191,7 @@ def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     assert scores == sorted(scores)
     found = next(one for one in measured if one.score == scores[-1])
     assert found.done < 12
-    for name, array in parameters(without_accuracy(unlimited(neutral(found.best, len(SPECIALISTS))))).items():
+    for name, array in parameters(unlimited(neutral(found.best, len(SPECIALISTS)))).items():
         np.testing.assert_array_equal(parameters(trained.decider)[name], array)
     assert not np.array_equal(found.best.out, measured[-1].decider.out)
     assert (trained.score, trained.curve) == (scores[-1], found.curve)

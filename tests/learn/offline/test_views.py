@@ -18,7 +18,7 @@ from tests.by_hand import linear_decider
 from tests.learn.offline.histories import random_history
 
 _AT = slices(ENDPOINT)
-_SIGNAL, _TOLL, _ACCURACY = (_AT[name].start for name in ("signal", "cost_penalty", "accuracy"))
+_SIGNAL, _TOLL = (_AT[name].start for name in ("signal", "cost_penalty"))
 
 
 def _views(log: RecordedLog, *, probed: float = 0.0, seed: int = 0) -> Views:
@@ -65,17 +65,7 @@ def test_a_view_is_the_hindsight_of_its_masks() -> None:
         similar = slices(ENDPOINT)["similar"].start
         expected[..., similar] = found[..., similar]
         expected[..., _SIGNAL] = signal * log.closed[rows, None]
-        assert expected[..., _ACCURACY].any()
-        expected[..., _ACCURACY] = 0
         np.testing.assert_array_equal(found, expected)
-
-
-def test_the_windowed_accuracy_is_shown_where_it_is_asked_for() -> None:
-    log = random_history(60)
-    _, prior = long_run(log, np.arange(60))
-    masks = random_masks(log, np.random.default_rng(0))
-    views = Views(log, prior, np.arange(1, 5), masks, window=30, probed=0.0, accuracy=True)
-    assert views.at(0, np.arange(60)).columns[..., _ACCURACY].any()
 
 
 def test_repriced_every_endpoint_has_another_ones_price_and_is_as_right_as_before() -> None:
