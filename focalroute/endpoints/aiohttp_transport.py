@@ -1,4 +1,4 @@
-"""Requests over aiohttp's connections, with httpx's errors, at ten times its rate.
+"""httpx's transport API over aiohttp's connections: httpx's requests, responses and errors, at ten times its rate.
 
 httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the two.
 """
@@ -28,7 +28,6 @@ from yarl import URL
 
 from focalroute.core.open_files import most_files
 from focalroute.core.tls import tls_context
-from focalroute.endpoints.openai_client import RawHeaders
 
 _MAX_CONNECTIONS = 1000
 _CONNECT_S = 10.0  # all else is bounded by the caller
@@ -55,8 +54,8 @@ def _most_connections() -> int:
     return _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
 
 
-class AiohttpTransport:
-    """Sends requests as they are.
+class AiohttpTransport(httpx.AsyncBaseTransport):
+    """Sends requests as they are; a response is not unpacked, and comes as it is read.
 
     Args:
         session: the running loop's.
@@ -71,50 +70,39 @@ class AiohttpTransport:
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._proxy = None if proxy is None else URL(proxy)
 
-    async def send(
-        self, method: str, url: URL, headers: CIMultiDict[str], body: bytes
-    ) -> tuple[AiohttpResponse, RawHeaders]:
-        """Send one request; the response, which is the caller's to close, and its headers as they came.
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one request; the response is the caller's to close.
 
         Raises:
             httpx.TransportError: nothing came back.
         """
-        session = await self._session()
+        session, body = await self._session(), request.read()
         try:
             response = await session.request(
-                method,
-                url,
+                request.method,
+                URL(str(request.url), encoded=True),
                 data=body if len(body) < _LARGE else BytesIO(body),
-                headers=headers,
+                headers=CIMultiDict([(name.decode(), value.decode()) for name, value in request.headers.raw]),
                 allow_redirects=False,
                 proxy=self._proxy,
                 ssl=self._tls,
             )
         except (ClientProxyConnectionError, ClientHttpProxyError) as error:
-            raise httpx.ProxyError(type(error).__name__) from error
+            raise httpx.ProxyError(type(error).__name__, request=request) from error
         except (ClientConnectorError, ConnectionTimeoutError) as error:
-            raise httpx.ConnectError(type(error).__name__) from error
+            raise httpx.ConnectError(type(error).__name__, request=request) from error
         except (ClientConnectionError, OSError) as error:
-            raise httpx.ReadError(type(error).__name__) from error
+            raise httpx.ReadError(type(error).__name__, request=request) from error
         except (ClientError, ValueError) as error:
-            raise httpx.RemoteProtocolError(type(error).__name__) from error
-        return AiohttpResponse(response), response.raw_headers
+            raise httpx.RemoteProtocolError(type(error).__name__, request=request) from error
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response), request=request)
 
 
-class AiohttpResponse:
-    """As much of an httpx response as is needed; it is not unpacked, and comes as it is read."""
-
-    is_stream_consumed = False
+class _Body(httpx.AsyncByteStream):
+    """A response body as a stream."""
 
     def __init__(self, response: ClientResponse) -> None:
         self._response = response
-        self.status_code = response.status
-        self.headers = response.headers
-
-    @property
-    def stream(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
-        return self
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self

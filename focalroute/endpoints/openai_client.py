@@ -21,10 +21,8 @@ from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 
-#: The headers of a response as they came.
-RawHeaders = Iterable[tuple[bytes, bytes]]
-#: Takes them.
-OnHeaders = Callable[[RawHeaders], None]
+#: Takes the raw headers of a response.
+OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
 #: What is called at a service.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
