@@ -77,6 +77,7 @@ class AskView:
         self._index = index
         self._closed = query.choices is not None
         self._corrections = corrections if 1 < len(self.candidates) <= MOST_CHOICES else None
+        self._signal = None if self._corrections is None else observation.signal_column(self._corrections.signal)
         self._similar = observation.similar_column(expected.right)
         self._cost_factors = expected.cost
         self._choices = len(self.candidates) if self._closed else OPEN_CHOICES
@@ -92,7 +93,6 @@ class AskView:
         self._agrees: list[float] = []  # each candidate with the leading one, of open texts
         self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
         self._none: float | None = None  # see `none_of_these`, once it was asked for
-        self._unasked: tuple[float, float, F32] | None = None  # lambda, its logarithm, the rows before anybody is asked
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
@@ -235,7 +235,10 @@ class AskView:
             waits: (N,) USD that waiting for each endpoint costs; None: nothing.
             paid: endpoints whose calls are paid already.
         """
-        rows, log_cost_weight = self._rows_at(cost_weight)
+        rows, log_cost_weight = self._stats.columns(cost_weight)
+        rows[:, _SIMILAR] = self._similar
+        if self._signal is not None:
+            rows[:, _SIGNAL] = self._signal
         context = observation.context_columns(
             earlier_rounds=round - 1,
             log_cost_weight=log_cost_weight,
@@ -259,16 +262,6 @@ class AskView:
             shares += self._stats.wait_shares(waits)
             rows[:, COST_PENALTIES] = cost_penalties(observation.bounded_cost_weight(cost_weight) * shares)
         return Observation(np.array(context, np.float32), rows)
-
-    def _rows_at(self, cost_weight: float) -> tuple[F32, float]:
-        """The endpoint rows (N, De) at this lambda before anybody is asked, a copy; and the bounded lambda's log10."""
-        if self._unasked is None or self._unasked[0] != cost_weight:
-            rows, log_cost_weight = self._stats.columns(cost_weight)
-            rows[:, _SIMILAR] = self._similar
-            if self._corrections is not None:
-                rows[:, _SIGNAL] = observation.signal_column(self._corrections.signal)
-            self._unasked = cost_weight, log_cost_weight, rows
-        return self._unasked[2].copy(), self._unasked[1]
 
     def see(self, posterior: Sequence[float]) -> None:
         """Take in the fused posterior over the present candidates; the next observations show it.
