@@ -108,8 +108,9 @@ class _Body(httpx.AsyncByteStream):
         return self
 
     async def __anext__(self) -> bytes:
+        content = self._response.content
         try:
-            piece = await self._response.content.readany()
+            piece = b"" if content.at_eof() else await content.readany()
         except (ClientError, OSError) as error:
             error.with_traceback(None)  # aiohttp's reader keeps it, and its frames that reader: a cycle
             raise httpx.ReadError(type(error).__name__) from None

@@ -121,16 +121,17 @@ class Needs:
 
     def __init__(self, query: Query) -> None:
         params, wanted = query.params, query.params.get("response_format")
-        parts = [part for message in query.messages for part in _parts(message.get("content"))]
-        found: set[Feature] = set()
-        if params.get("tools") or params.get("functions"):
-            found.add("tools")
-        if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
-            found.add("json_schema")
+        contents = [message.get("content") for message in query.messages]
+        parts = [part for content in contents if not isinstance(content, str) for part in _parts(content)]
+        found: list[Feature] = []
         if any(part.get("type") in _IMAGES for part in parts):
-            found.add("images")
-        self.features: tuple[Feature, ...] = tuple(sorted(found))
-        self._texts = [text for part in parts if isinstance(text := part.get("text"), str)]
+            found.append("images")
+        if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+            found.append("json_schema")
+        if params.get("tools") or params.get("functions"):
+            found.append("tools")
+        self.features: tuple[Feature, ...] = tuple(found)
+        self._texts = [text for text in (*contents, *[part.get("text") for part in parts]) if isinstance(text, str)]
         self.characters = sum(map(len, self._texts))
 
     def __bool__(self) -> bool:
@@ -147,8 +148,6 @@ class Needs:
 
 
 def _parts(content: Any) -> list[Mapping[str, Any]]:
-    if isinstance(content, str):
-        return [{"text": content}]
     parts = content if isinstance(content, list | tuple) else ()
     return [part for part in parts if isinstance(part, Mapping)]
 

@@ -121,7 +121,7 @@ class Http:
 
     async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
         """Send a request; the response to it, if that is not a failure."""
-        failed = list[CallFailed]()
+        failed: list[CallFailed] = []
         try:
             response = await self._send(method, url, headers, sent)
         except ConfigError:

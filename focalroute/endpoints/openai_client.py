@@ -50,7 +50,8 @@ async def read_all(response: Any, limit: int) -> bytearray:
 
     Not by `pieces_of`, as a generator takes longer than to read a usual reply.
     """
-    body, failed = bytearray(), list[CallFailed]()
+    body = bytearray()
+    failed: list[CallFailed] = []
     try:
         if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
             body += response.content
@@ -70,7 +71,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
 
 async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
     """The body of an httpx (or httpx2) response as it comes, not unpacked; CallFailed if it breaks off."""
-    failed = list[CallFailed]()
+    failed: list[CallFailed] = []
     try:
         if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
             yield response.content
@@ -161,7 +162,7 @@ class OpenAITransport:
         """The reply, whose body is not read yet; ``body`` None: nothing is sent, it is got."""
         send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
-        failed = list[CallFailed]()
+        failed: list[CallFailed] = []
         try:
             reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._unread)
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
