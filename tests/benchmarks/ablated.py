@@ -39,7 +39,7 @@ from focalroute.learn.nets import (
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, mixed, score_of
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
 from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
 from focalroute.learn.offline.train import _SHARPER, _one_of
@@ -78,7 +78,6 @@ class Variant:
         full_windows: whether, in training, windows hold everybody's outcomes.
         tempers: whether the share of what the Fusion learned is chosen, or all of it taken.
         branches: whether the Decider is one trunk over everything with a head for each endpoint, no shared scorer.
-        repriced: whether endpoints have each other's prices in some batches.
     """
 
     decider: frozenset[str] = frozenset()
@@ -96,7 +95,6 @@ class Variant:
     full_windows: bool = False
     tempers: bool = True
     branches: bool = False
-    repriced: bool = True
 
     @property
     def passes(self) -> Backend:
@@ -169,10 +167,6 @@ class Windows(Views):
         """What the networks may see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
 
-    def mixed(self, rng: np.random.Generator) -> list[Views]:
-        """Return the logs to draw batches from."""
-        return super().mixed(rng) if self._variant.repriced else [self]
-
     def _put(self, view: int, mask: Masks) -> None:
         if self._full:
             everybody = np.ones_like(mask[0])
@@ -213,8 +207,8 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
     if variant.improves:
         steps = range(settings.finish)
         none = Moments.zero(parameters(decider))
-        learners = mixed(replace(learner, fusion=finished, rows=everyone), decider, rng)
-        last, _ = improved(learners, decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
+        learner = replace(learner, fusion=finished, rows=everyone)
+        last, _ = improved([learner], decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
     if not variant.named:
         n = len(recorded.names)
         decider, fusion = neutral(decider, n), neutral(fusion, n)
@@ -231,13 +225,7 @@ def _improved(
     for start in range(0, settings.iterations, settings.renew):
         steps = range(start, min(start + settings.renew, settings.iterations))
         decider, moments = improved(
-            mixed(learner, decider, rng),
-            decider,
-            moments,
-            steps=steps,
-            total=settings.iterations,
-            share=1.0,
-            rng=rng,
+            [learner], decider, moments, steps=steps, total=settings.iterations, share=1.0, rng=rng
         )
         found.append((decider, _measured(learner, decider, held, rng)))
     return max(found, key=lambda one: one[1])[0]
@@ -302,7 +290,7 @@ def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) 
     looking = look_ahead(
         branching(fresh, n, rng) if variant.branches else fresh,
         learner.fusion,
-        [(views, learner.rows) for views in learner.views.mixed(rng)],
+        [(learner.views, learner.rows)],
         steps=variant.settings.lookahead_steps,
         rate=variant.settings.lookahead_rate,
         batch=2 * variant.settings.queries,

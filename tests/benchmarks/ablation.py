@@ -72,7 +72,6 @@ VARIANTS: Mapping[str, Variant] = {
     "rounds-2": Variant(settings=replace(_DEFAULT, rounds=2)),
     "shipped-start": Variant(fresh=False),
     "more-chance": Variant(sharper=1.0, settings=replace(_DEFAULT, decider_rate=1.5e-3, entropy=0.003)),
-    "prices-as-they-are": Variant(repriced=False),
     "named": Variant(named=True),
     "no-policy-gradient": Variant(improves=False),
     "central-critic": Variant(critic=True),

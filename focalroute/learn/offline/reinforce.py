@@ -208,13 +208,6 @@ def _reward(played: Rollout, price: float) -> F32:
     return reward
 
 
-def mixed(learner: PolicyGradient, decider: DeciderNet, rng: np.random.Generator) -> list[PolicyGradient]:
-    """Return learners on the logs of `Views.mixed`; the repriced one through windows of what this Decider asks."""
-    views = learner.views.mixed(rng)
-    views[-1].renew(decider, learner.fusion, learner.everybody, learner.settings.rounds, rng)
-    return [replace(learner, views=one) for one in views]
-
-
 def improved(
     learners: Sequence[PolicyGradient],
     decider: DeciderNet,

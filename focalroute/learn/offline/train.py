@@ -9,7 +9,6 @@ Both nets start from the policy that is shipped (see `examples.shipped_policy.tr
    Both leave less to chance than what is shipped: what their pool is like is in the log.
 3. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
    is drawn anew for every batch, so that one policy serves every price. What does best on the validation part is kept.
-   In a quarter of the batches endpoints have each other's prices (see `focalroute.learn.offline.views`).
 4. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
 5. A central critic of the policy that came out, for online updates to go on from.
 
@@ -44,7 +43,6 @@ from focalroute.learn.offline.reinforce import (
     ValidationPoint,
     fit_critic,
     improved,
-    mixed,
     score_of,
 )
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
@@ -258,7 +256,7 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
     looking = look_ahead(
         DeciderNet.initial(rng),
         progress.fusion,
-        [(views, training.rows) for views in training.views.mixed(rng)],
+        [(training.views, training.rows)],
         steps=settings.lookahead_steps,
         rate=settings.lookahead_rate,
         batch=2 * settings.queries,
@@ -279,9 +277,10 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
 def _improve(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
     """The Decider by the policy gradient, up to the next renewal of the windows; the best one so far is kept aside."""
     settings = training.settings
+    learner = training.gradient(progress.fusion, training.rows)
     end = min(progress.done + settings.renew, settings.iterations)
     decider, moments = improved(
-        mixed(training.gradient(progress.fusion, training.rows), progress.decider, rng),
+        [learner],
         progress.decider,
         progress.moments,
         steps=range(progress.done, end),
@@ -310,7 +309,7 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
             passes=training.passes,
         )
     decider, moments = improved(
-        mixed(training.gradient(fusion, training.everyone), progress.best, rng),
+        [training.gradient(fusion, training.everyone)],
         progress.best,
         Moments.zero(parameters(progress.best)),
         steps=range(settings.finish),

@@ -2,16 +2,11 @@
 
 A policy that is stingy knows little of most endpoints. So training looks at each query through windows that hold only
 what the current policy would have asked before it, and renews them as the policy changes.
-
-Within one pool the price tells who is good, and a policy that goes by it goes wrong where other topics come or
-endpoints change. So some of what it learns from is `Views.repriced`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +24,6 @@ PRICES = (0.01, 0.05, 0.2, 0.8)
 
 _RATES = (0.4, 0.3, 0.2, 0.12)
 _CHUNK = 1024
-_AS_IT_IS = 3  # batches of the log as it is, for each one where endpoints have each other's prices
 _SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from that of its view
 
 #: Who was asked in round 1 and who later, (T, N) each.
@@ -103,26 +97,6 @@ class Views:
     def at(self, view: int, rows: I64) -> LogView:
         """Return the statistics before these queries, in this view."""
         return log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
-
-    def mixed(self, rng: np.random.Generator) -> list[Views]:
-        """Return the logs to draw batches from: this one three times, and last this one `repriced`."""
-        return [*[self] * _AS_IT_IS, self.repriced(rng)]
-
-    def repriced(self, rng: np.random.Generator) -> Views:
-        """The same log with every endpoint at the price of another one, drawn by chance, and random members asked.
-
-        What is expected by texts stays: how right an endpoint is, and how many times its usual cost it takes.
-        """
-        usual, ring = self._prior.usd, rng.permutation(len(self._prior.usd))
-        drawn = usual.copy()
-        drawn[ring] = usual[np.roll(ring, 1)]
-        factors = np.divide(drawn, usual, out=np.ones_like(usual), where=usual > 0)
-        other = copy(self)
-        other.recorded = replace(self.recorded, usd=(self.recorded.usd * factors).astype(np.float32))
-        other._prior = replace(self._prior, usd=usual * factors)
-        other.masks, other._prior_stats = [], []
-        other.see(random_masks(self.recorded, rng))
-        return other
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator

@@ -17,8 +17,7 @@ from focalroute.observe.observation import signal_column
 from tests.by_hand import linear_decider
 from tests.learn.offline.histories import random_history
 
-_AT = slices(ENDPOINT)
-_SIGNAL, _TOLL = (_AT[name].start for name in ("signal", "cost_penalty"))
+_SIGNAL, _TOLL = (slices(ENDPOINT)[name].start for name in ("signal", "cost_penalty"))
 
 
 def _views(log: RecordedLog, *, probed: float = 0.0, seed: int = 0) -> Views:
@@ -66,33 +65,6 @@ def test_a_view_is_the_hindsight_of_its_masks() -> None:
         expected[..., similar] = found[..., similar]
         expected[..., _SIGNAL] = signal * log.closed[rows, None]
         np.testing.assert_array_equal(found, expected)
-
-
-def test_repriced_every_endpoint_has_another_ones_price_and_is_as_right_as_before() -> None:
-    log = random_history(400)
-    _, prior = long_run(log, np.arange(400))
-    views = _views(log)
-    other = views.repriced(np.random.default_rng(0))
-    mean = (other.recorded.usd * log.there).sum(axis=0) / log.there.sum(axis=0)
-    np.testing.assert_allclose(sorted(mean), sorted(prior.usd), rtol=1e-5)
-    assert (abs(mean / prior.usd - 1) > 0.01).all()
-    for name in ("value", "candidate", "there", "tokens"):
-        assert getattr(other.recorded, name) is getattr(log, name)
-    rows = np.arange(200, 400)
-    before, after = views.at(0, rows), other.at(0, rows)
-    similar = _AT["similar"]
-    np.testing.assert_array_equal(after.columns[..., similar], before.columns[..., similar])
-    np.testing.assert_array_equal(after.cost_factors, before.cost_factors)
-    assert not np.allclose(after.shares, before.shares)
-    np.testing.assert_array_equal(views.at(0, rows).shares, before.shares)  # this one is as it was
-
-
-def test_what_is_free_stays_free_in_all_that_is_drawn_from() -> None:
-    log = random_history(80)
-    views = _views(replace(log, usd=np.zeros_like(log.usd)))
-    mixed = views.mixed(np.random.default_rng(0))
-    assert [one is views for one in mixed] == [True, True, True, False]
-    assert not mixed[-1].recorded.usd.any()
 
 
 def test_renewed_views_hold_what_the_policy_asks_at_their_price() -> None:
