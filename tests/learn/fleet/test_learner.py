@@ -171,7 +171,7 @@ def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start:
 
 
 DYING = """
-import os, signal, sys
+import os, signal, sys, time
 from focalroute.learn.fleet import learner
 from focalroute.store.redis.store import RedisStore
 
@@ -180,7 +180,9 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 learner.update_policy = die  # at the worst moment: the feedback is taken, nothing is published
-learner.FleetLearner(RedisStore(sys.argv[1]), every=1, lease_s=0.3).step()
+one = learner.FleetLearner(RedisStore(sys.argv[1]), every=1, lease_s=0.3)
+while one.step() is None:  # the lease of the one that died before has not ended yet
+    time.sleep(0.05)
 """
 
 
