@@ -9,8 +9,8 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
@@ -208,7 +208,9 @@ class _Line:
 
 
 _WHY_NEEDED = {"answer": "; give null where the reply holds none", "score": ", and the query has no label"}
-_INSTEAD = dict.fromkeys(("question", "query", "text", "input", "content"), "prompt")  # what others call a text
+_FIELDS = {field.name for field in fields(_Line)}
+#: What others call the text of a query, by its name here.
+_SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
 _LIKENESS = 0.85  # of a name to the one that was meant; less than that is prompt_id
 _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
@@ -243,12 +245,13 @@ def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
         raise _Breach(".".join(filter(None, (field, place))), advice(problem)) from None
 
 
-def _check_no_text(names: Iterable[str]) -> None:
+def _check_no_text(line: Mapping[str, Any]) -> None:
     """Refuse a line without text that seems to have one under another name: all would go on as if there was none."""
-    for name in names:
-        meant = get_close_matches(_INSTEAD.get(name.lower(), name.lower()), ("prompt", "messages"), 1, _LIKENESS)
-        if meant:
-            raise _Breach(name, f"unknown field; did you mean {meant[0]!r}?")
+    others = {name.lower(): name for name, value in line.items() if value is not None and name not in _FIELDS}
+    for meant, synonyms in _SYNONYMS.items():
+        near = [name for name in synonyms if name in others] or get_close_matches(meant, others, 1, _LIKENESS)
+        if near:
+            raise _Breach(others[near[0]], f"unknown field; did you mean {meant!r}?")
 
 
 def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:

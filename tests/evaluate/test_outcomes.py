@@ -138,6 +138,12 @@ def test_a_breach_names_file_line_and_field(tmp_path: Path, line: Line | str, fi
     assert bad_rows == [str(caught.value)]
 
 
+def test_a_text_that_is_null_counts_as_left_out(tmp_path: Path) -> None:
+    line: Line = {"id": "7", "prompt": None, "messages": None, "question": None, "outputs": {}}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
+    assert query.messages == ()
+
+
 def test_a_log_without_text_may_hold_what_is_not_read(tmp_path: Path) -> None:
     line = {"id": "7", "prompt_id": "8a", "prompt_tokens": 4, "outputs": {}}
     (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
