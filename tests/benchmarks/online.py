@@ -131,7 +131,7 @@ def regret(runs: Runs, table: LogTable, test: I64) -> dict[str, dict[str, list[f
     for way, played in runs.items():
         lost = best - np.mean([run.worth for run in played], axis=0)
         ends = list(range(STEP, len(test) + 1, STEP))
-        bounds = [interval([lost[:end]]) for end in ends]
+        bounds = [interval([lost[:end]], least=-1.0) for end in ends]
         curves[way] = {
             "queries": [float(end) for end in ends],
             "regret": [float(lost[:end].sum()) for end in ends],
