@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Rows by the names in the first one; an empty cell is not a value."""
     reader = csv.DictReader(line for _, line in numbered_lines(path))
     try:
+        twice = [name for name, count in Counter(reader.fieldnames or ()).items() if name and count > 1]
+        if twice:
+            raise ConfigError(f"{path}: more than one column is called {twice[0][:40]!r}; rename or drop them")
         for row in reader:
             if None in row:
                 raise ConfigError(f"{path}:{reader.line_num}: has more cells than there are names; quote a comma")

@@ -126,6 +126,7 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, says: str) -> No
         ("empty.jsonl", "holds no question"),
         ("torn.jsonl", "torn.jsonl:1: is not JSON"),
         ("wide.csv", "more cells"),
+        ("merged.csv", "more than one column is called 'label'"),
         ("unclear.csv", "one choice and the index of another"),
         ("twice.jsonl", "not unique"),
     ],
@@ -134,6 +135,7 @@ def test_a_dataset_that_cannot_be_read_is_named(tmp_path: Path, source: str, say
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "torn.jsonl").write_text('{"prompt": ')
     (tmp_path / "wide.csv").write_text("prompt,label\n?,x,y\n")
+    (tmp_path / "merged.csv").write_text(",prompt,label,label,\n0,?,x,y,\n")
     (tmp_path / "unclear.csv").write_text('prompt,choices,label\n?,"[""1"", ""3""]",1\n')
     written(tmp_path / "twice.jsonl", [{"id": 1, "prompt": "?", "label": "x"}] * 2)
     with pytest.raises(ConfigError, match=source.replace(".", r"\.")) as error:
