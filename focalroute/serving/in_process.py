@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -103,7 +104,8 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
                 yield _error_event(error)
 
         async def aclose(self) -> None:
-            await run(self._body.aclose)
+            with contextlib.suppress(EnsembleClosed):  # which closed the body, too
+                await run(self._body.aclose)
 
     class _Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
         async def handle_async_request(self, request: Any) -> Any:

@@ -234,6 +234,21 @@ def test_of_a_closed_synchronous_ensemble_too_the_errors_are_those_of_the_openai
         list(stream)
 
 
+def test_a_stream_that_outlives_its_synchronous_ensemble_is_closed_in_peace(pool: SimulatedPool) -> None:
+    """Leaving it raised EnsembleClosed, over what the reader was told."""
+
+    async def main() -> None:
+        with Ensemble(pool.endpoints) as made:
+            create = made.as_async_openai().chat.completions.create
+            left, read = [await create(model="focalroute", messages=QUESTION, stream=True) for _ in range(2)]
+        await left.close()
+        with pytest.raises(openai.APIError, match="this ensemble is closed"):
+            async for _ in read:
+                pass
+
+    asyncio.run(main())
+
+
 def test_tools_are_called(ensemble: Ensemble) -> None:
     integer = {"type": "integer"}
     parameters = {"type": "object", "properties": {"a": integer, "b": integer}, "required": ["a", "b"]}
