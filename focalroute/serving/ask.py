@@ -110,7 +110,7 @@ class Ask:
             return StreamBroken(message, replies, self.stream_sink.said)
         if self.late and self.ask_budget.store_late and not any(reply.sent for reply in replies):
             message = "the deadline passed before the store had reserved money, so no endpoint was asked"
-            remedy = "end the process that keeps the store locked, or raise deadline_s"
+            remedy = "see that the store is in reach and no process keeps it locked, or raise deadline_s"
             return DeadlineExceeded(f"{message}; {remedy}", replies)
         if self.late:
             return DeadlineExceeded("the deadline passed before any endpoint had answered; raise deadline_s", replies)

@@ -312,7 +312,7 @@ def test_a_store_that_stays_locked_past_the_deadline_is_not_the_endpoints_fault(
     path = tmp_path / "s.db"
     with Ensemble(pool.endpoints, store=path, budget=Budget(usd_total=1)) as ensemble:
         ensemble.ask(QUESTION)
-        with SqliteLock(path), pytest.raises(DeadlineExceeded, match="the process that keeps the store") as caught:
+        with SqliteLock(path), pytest.raises(DeadlineExceeded, match="no process keeps it locked") as caught:
             ensemble.ask(QUESTION, deadline_s=1.0)
     assert not any(reply.sent for reply in caught.value.replies)
 
