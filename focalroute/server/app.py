@@ -153,7 +153,7 @@ class Service:
             headers = {"WWW-Authenticate": "Bearer"}
             raise Refused(401, said, "authentication_error", code="invalid_api_key", extra_headers=headers)
         if self._callers.bars(caller):
-            message = "the limit of this key was changed; it is served again once the server was restarted"
+            message = "the limit of this key is new or was changed; it is served once the server was restarted"
             raise Refused(403, message, "permission_error", code="limit_changed")
         return caller
 
