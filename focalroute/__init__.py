@@ -20,7 +20,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from focalroute.core.answer_list import Answers
     from focalroute.core.config import Budget, Endpoint
     from focalroute.core.errors import (
         BadLabel,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
         StreamBroken,
         UnknownAnswer,
     )
-    from focalroute.core.receipts import Answer, Call, Choice, Limit, Receipt
+    from focalroute.core.receipts import Answer, Answers, Call, Choice, Limit, Receipt
     from focalroute.core.records import Failure, Reply, Usage
     from focalroute.serving.embedders.onnx import OnnxEmbedder
     from focalroute.serving.ensemble import AsyncEnsemble
@@ -92,11 +91,10 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
-        "core.answer_list": "Answers",
         "core.config": "Budget Endpoint",
         "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackError "
         "FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
-        "core.receipts": "Answer Call Choice Limit Receipt",
+        "core.receipts": "Answer Answers Call Choice Limit Receipt",
         "core.records": "Failure Reply Usage",
         "serving.embedders": "OnnxEmbedder",
         "serving.ensemble": "AsyncEnsemble",

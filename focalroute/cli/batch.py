@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
-from focalroute.core.answer_list import error_text
 from focalroute.core.dollars import Dollars, dollars
 from focalroute.core.errors import ConfigError, FocalrouteError, PoolError
 from focalroute.core.files import hold_file, naming
 from focalroute.core.progress import progress_bar
+from focalroute.core.receipts import error_text
 
 if TYPE_CHECKING:
     from focalroute.core.config import Budget

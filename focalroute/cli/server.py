@@ -17,7 +17,7 @@ import typer
 
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, given
 from focalroute.core.errors import ConfigError
-from focalroute.core.open_files import raise_limit
+from focalroute.core.files import raise_limit
 
 if TYPE_CHECKING:
     import uvicorn

@@ -1,16 +1,22 @@
-"""Reads files that a stranger may have put in place of the expected ones, and holds those that are written."""
+"""Reads files that a stranger may have written, or put in place of others, and holds those that are written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from focalroute.core.errors import ConfigError
+
+#: Of a TOML file.
+MAX_BYTES = 2**20
+MAX_DOTS = 200  # of a line: tomllib takes time and memory by the square of the parts of a key
 
 
 def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
@@ -30,6 +36,27 @@ def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
             return file.read(most)
     finally:
         os.close(descriptor)
+
+
+def read_file(path: Path) -> bytes:
+    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is not a regular file."""
+    data = read_regular(path, MAX_BYTES + 1)
+    if data is None:
+        raise OSError(errno.EINVAL, "not a regular file")
+    return data
+
+
+def read_toml(data: bytes) -> dict[str, Any]:
+    """The tables of a file; ValueError, which may quote it, if it is not TOML or passes a bound."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES} bytes")
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.count(b".") > MAX_DOTS:
+            raise ValueError(f"more than {MAX_DOTS} dots (at line {number}, column 1)")
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin a file with a mark
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 @contextlib.contextmanager
@@ -52,3 +79,24 @@ def hold_file(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ConfigError(f"{path}: another process is writing it; wait for its end, or give another name") from None
+
+
+def most_files() -> int | None:
+    """How many files this process may have open, each connection being one; None: unknown, or without a limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_limit(files: int) -> None:
+    """Raise that limit to this many, as far as the system lets it; one that is higher stays."""
+    soft = most_files()
+    if soft is None or soft >= files:
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files if hard == resource.RLIM_INFINITY else min(files, hard), hard))

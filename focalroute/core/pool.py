@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError
+from focalroute.core.files import read_file, read_toml
 from focalroute.core.services import is_within
 from focalroute.core.spelling import did_you_mean
-from focalroute.core.toml_text import read_file, read_toml
 
 _C = TypeVar("_C")
 

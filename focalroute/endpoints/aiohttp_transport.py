@@ -26,7 +26,7 @@ from aiohttp import (
 from multidict import CIMultiDict
 from yarl import URL
 
-from focalroute.core.open_files import most_files
+from focalroute.core.files import most_files
 from focalroute.core.tls import tls_context
 
 _MAX_CONNECTIONS = 1000

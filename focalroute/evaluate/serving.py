@@ -32,10 +32,9 @@ from focalroute.policy.baselines import Baseline
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.slot import drawn
-from focalroute.serving.ask import Ask
+from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.exploration import stored_probe
 from focalroute.serving.recording import make_answer
-from focalroute.serving.time_price import TimePrice
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 _NOT_NEEDED = Failure("cancelled", "not needed any more")

@@ -22,7 +22,7 @@ from typing import Any
 from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError
-from focalroute.core.toml_text import MAX_BYTES, read_file, read_toml
+from focalroute.core.files import MAX_BYTES, read_file, read_toml
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from focalroute.core.open_files import most_files
+from focalroute.core.files import most_files
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
 from typing import Any
 
-from focalroute.core.answer_list import Answers
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.progress import progress_bar
-from focalroute.core.receipts import Answer
+from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.query import INSTEAD, Prompt
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack,
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
-from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
-from focalroute.core.receipts import Answer
+from focalroute.core.receipts import Answer, Answers
 from focalroute.core.records import Query, Round
 from focalroute.core.spelling import by_keyword
 from focalroute.endpoints.calls import StreamSink
@@ -41,7 +40,7 @@ from focalroute.policy.baselines import Baseline
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
-from focalroute.serving.ask import Ask
+from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
 from focalroute.serving.concurrency import StartGate, ask_all
@@ -58,7 +57,6 @@ from focalroute.serving.stats import Stats, stats_of
 from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
 from focalroute.serving.telemetry import make_recorder
-from focalroute.serving.time_price import TimePrice
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow, StoredAnswer

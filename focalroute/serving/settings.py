@@ -71,8 +71,8 @@ class Settings:
         cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
             ``Budget(usd_per_query=...)`` it is where the weight starts on a new store.
         usd_per_second: what a second until the answer is worth, in USD; ``ask(usd_per_second=)`` for one ask. It enters
-            later rounds and every wait for a member under way (`focalroute.serving.time_price`). 0: time is free. With
-            ``Budget(seconds_per_query=...)`` it is where the price starts on a new store.
+            later rounds and every wait for a member under way (`focalroute.serving.ask.TimePrice`). 0: time is free.
+            With ``Budget(seconds_per_query=...)`` it is where the price starts on a new store.
         window: how many past outcomes the observation looks back on.
         deadline_s: for one whole ask, all rounds.
         attempts: calls to one member at the most, retries included; all members of an ask together have

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeVa
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
-from focalroute.core.answer_list import Answers
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import EnsembleClosed
-from focalroute.core.receipts import Answer
+from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import by_keyword
 from focalroute.learn.reward import USER, Said
 from focalroute.serving.closing import warn_unclosed

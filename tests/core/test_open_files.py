@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from focalroute.core.open_files import most_files, raise_limit
+from focalroute.core.files import most_files, raise_limit
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from focalroute.policy.baselines import Plurality
 from focalroute.policy.bundle import cold
 from focalroute.policy.decider import EXPLORATION
 from focalroute.policy.fallback import Guarded, Served
-from focalroute.serving.ask import Ask
+from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.query import make_query
-from focalroute.serving.time_price import TimePrice
 from tests.policy.chances import log_probability
 
 NAMES = ("a", "b", "c", "d")
