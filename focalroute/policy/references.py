@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.spelling import did_you_mean
 from focalroute.policy import bundle
 from focalroute.policy.baselines import NEED_A_LOG, SERVED_BASELINES, Baseline
 from focalroute.policy.bundle import Policy
@@ -131,6 +131,6 @@ def resolve_policy(
     if policy in _PRESETS:
         raise ConfigError(f"policy: {policy!r} {_PRESETS[policy]}; {folder}")
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
-    near = difflib.get_close_matches(_SYNONYMS.get(plain, plain), ALL_BASELINES, 1, cutoff=0.7)
-    meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ALL_BASELINES))};"
-    raise ConfigError(f"policy: {policy!r} is not a policy's name; {meant} {folder}")
+    raise ConfigError(
+        f"policy: {policy!r} is not a policy's name; {folder}; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)}"
+    )
