@@ -89,7 +89,8 @@ def _serve(origin: socket.socket) -> None:
     """Fork a pool for each request, until there are no more to come."""
     import gc
 
-    from focalroute.sim import __main__, server  # noqa: F401 - which the pools then have
+    from examples.paper import passages  # noqa: F401 - which the pools then have
+    from focalroute.sim import __main__, server  # noqa: F401 - likewise
 
     gc.freeze()
     while True:

@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
+from examples.paper.passages import PassagePool
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.live import LiveOptions, live_report, play_all, show_live
 from focalroute.evaluate.live_environment import LiveResult, in_process, joined, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
-from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
+from focalroute.sim import SimulatedModel, relay_models, stream
 
 FIRST_SEED = 1
 
@@ -76,7 +77,7 @@ def played(task: Task, train: int, test: int, seed: int, plan: LiveOptions) -> d
     """Every strategy on the test queries of one seed."""
     questions = list(stream(train + test, seed=1000 + seed, topics=task.topics))
     asked = of_questions(questions, answer=task.answer, quality=metric(task.quality) if task.quality else None)
-    with SimulatedPool(task.models(seed)) as pool:
+    with PassagePool(task.models(seed)) as pool:
         ask = in_process(pool.models, pool.endpoints, asked[:train])
         return play_all(pool.endpoints, asked[:train], asked[train:], ask, options=plan, seed=seed)
 

@@ -19,10 +19,9 @@ from typing import Any
 
 from focalroute.core.errors import ConfigError
 from focalroute.sim.prose import AXES, JUDGING
-from focalroute.sim.questions import ALL_TOPICS
+from focalroute.sim.questions import KNOWN
 
 _SURE = 0.9999  # no choice is ever entirely ruled out
-_TOPICS = (*ALL_TOPICS, *AXES, JUDGING)
 _FALLING = 0.5  # each choice behind the leader gets half the mass of the one before it
 
 
@@ -83,9 +82,10 @@ class SimulatedModel:
             raise ConfigError("SimulatedModel: name: is empty")
         for where in ("skill", "correlation", "convinced", "misled"):
             self._check(where, _is_probability(getattr(self, where)), "give a probability between 0 and 1")
+        topics = (*KNOWN, *AXES, JUDGING)
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
             for topic, value in skills.items():
-                self._check(f"{where}[{topic!r}]", topic in _TOPICS, f"unknown topic; use one of {', '.join(_TOPICS)}")
+                self._check(f"{where}[{topic!r}]", topic in topics, f"unknown topic; use one of {', '.join(topics)}")
                 self._check(f"{where}[{topic!r}]", _is_probability(value), "give a probability between 0 and 1")
         for where in ("sharpness", "wrong_length"):
             self._check(where, _is_amount(getattr(self, where)) and getattr(self, where) > 0, "give a positive number")

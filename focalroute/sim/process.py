@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 from urllib.parse import quote
 
 from focalroute.core.errors import ConfigError, FocalrouteError
@@ -53,6 +53,8 @@ class SimulatedPool:
         ...     [endpoint.name for endpoint in pool.endpoints][:2]
         ['swift-8b', 'swift-24b']
     """
+
+    module: ClassVar[str] = "focalroute.sim"  # what the process runs
 
     def __init__(
         self,
@@ -194,12 +196,12 @@ class SimulatedPool:
             raise ConfigError(f"keys: the environment variable {unset[0]} is not set; set it to any key")
         return {name: os.environ[variable] for name, variable in self._keys.items()}
 
-    @staticmethod
-    def _begun() -> subprocess.Popen[str]:
+    @classmethod
+    def _begun(cls) -> subprocess.Popen[str]:
         """Start the process."""
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.Popen(
-            [sys.executable, "-m", "focalroute.sim", "--from-stdin"],
+        return subprocess.Popen(  # noqa: S603 - a module of ours
+            [sys.executable, "-m", cls.module, "--from-stdin"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -19,7 +19,7 @@ from random import Random
 from types import MappingProxyType
 
 from focalroute.core.errors import ConfigError
-from focalroute.sim.families import CLAIMS, FAMILIES, PASSAGES, Family, Match, near, one_more
+from focalroute.sim.families import CLAIMS, FAMILIES, Family, Match, near, one_more
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
 
 #: The topic of questions of two hops.
@@ -141,10 +141,11 @@ STORIES: Mapping[str, Family] = MappingProxyType({
 
 #: The topics that a stream mixes where none are named.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
-#: The names of all topics: those, and the ones made for free-form answers, for chains of models and for texts.
-ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED, *PASSAGES)
+#: The names of all topics: those, and the ones made for free-form answers and for chains of models.
+ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED)
 
-_ALL = {**STORIES, **HOPPED, **PASSAGES, **FAMILIES}  # in the order in which they are looked for
+#: All families, in the order in which they are looked for. What is added has to be added where a pool is served, too.
+KNOWN: dict[str, Family] = {**STORIES, **HOPPED, **FAMILIES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ def find(text: str) -> FoundQuestion | None:
     graded = grade_in(text)
     if graded is not None:
         return FoundQuestion(JUDGING, *graded)
-    for family in _ALL.values():
+    for family in KNOWN.values():
         found = _found(family, text)
         if found is not None:
             return found
@@ -264,13 +265,13 @@ def alternatives(found: FoundQuestion, n: int) -> tuple[str, ...]:
     if found.topic == JUDGING:
         return (found.answer, *[grade for grade in GRADES if grade != found.answer][: n - 1])
     rng = Random(found.question)  # noqa: S311 - no secret
-    return (found.answer, *_wrong(_ALL[found.topic], found, rng, n - 1))
+    return (found.answer, *_wrong(KNOWN[found.topic], found, rng, n - 1))
 
 
 def _family(topic: str) -> Family:
-    if topic not in _ALL:
+    if topic not in KNOWN:
         raise ConfigError(f"topic: unknown topic {topic!r}; use one of {', '.join(ALL_TOPICS)}")
-    return _ALL[topic]
+    return KNOWN[topic]
 
 
 def _found(family: Family, text: str) -> FoundQuestion | None:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice, product
-from math import prod
+from itertools import cycle, islice
 
-from focalroute.sim.families import FACTS, SUMMARY, fact_in, questions_behind, summed_up
 from focalroute.sim.models import SimulatedModel, distribution, sample, swayed, uniforms
 from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.prose import Brief
@@ -23,7 +21,7 @@ from focalroute.sim.questions import TWO_HOPS, FoundQuestion, alternatives, find
 
 _GREETING = "Hello! I am a simulated model. How can I help you?"
 _FREE_CHOICES = 4  # answers a model wavers between where none are offered
-_HOP_CHOICES = 3  # and in each of two hops, or of a summary's facts
+_HOP_CHOICES = 3  # and in each part of an answer, such as a hop
 _STATED = re.compile(r"\banswer is:? +(.+?)[.\s]*$", re.IGNORECASE)
 _STATED_X = re.compile(r"\bX is (\S+?)[.,;]?(?=\s|$)")
 _LETTER = re.compile(r"\(?([A-Z])(?:[).:]|$)")
@@ -68,10 +66,8 @@ def options(
         spoken, texts = [text for _, text in allowed], [behind.get(value, value) for value, _ in allowed]
     elif prompt.letters:
         spoken, texts = list(prompt.letters), list(prompt.texts)
-    elif found and found.topic == TWO_HOPS:
-        return _two_hops(model, found, prompt.earlier, drifted)
-    elif found and found.topic == SUMMARY:
-        return _summary(model, found.question, prompt.earlier, drifted)
+    elif found and found.topic in OPTIONS:
+        return OPTIONS[found.topic](model, found.question, prompt.earlier, drifted)
     elif found:
         texts = list(alternatives(found, _FREE_CHOICES))
         spoken = [model.ending.replace("{}", text) for text in texts]
@@ -88,49 +84,41 @@ def options(
     return Options(tuple(spoken), swayed(model, p, shown, right), right, said)
 
 
-def _two_hops(model: SimulatedModel, found: FoundQuestion, earlier: str | None, drifted: bool) -> Options:
-    first = find(hops(found.question, "0")[0])
+def _two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
+    first = find(hops(question, "0")[0])
     x_shown = _STATED_X.search(earlier or "")
     y_shown = _STATED.search(earlier or "")
-    xs, px = _hop(model, first, x_shown and x_shown[1], drifted)
+    xs, px = hop_options(model, first, x_shown and x_shown[1], drifted)
     spoken, p = [], []
     for x, mass in zip(xs, px, strict=True):
-        ys, py = _hop(model, find(hops(found.question, x)[1]), y_shown and y_shown[1], drifted)
+        ys, py = hop_options(model, find(hops(question, x)[1]), y_shown and y_shown[1], drifted)
         spoken += [f" X is {x}. The answer is {y}." for y in ys]
         p += [mass * share for share in py]
     said = [match[1] for match in (x_shown, y_shown) if match]
-    return Options(tuple(spoken), tuple(p), 0, _seen(" ".join(said), earlier))
+    return Options(tuple(spoken), tuple(p), 0, seen_answer(" ".join(said), earlier))
 
 
-def _summary(model: SimulatedModel, request: str, earlier: str | None, drifted: bool) -> Options:
-    shown = {fact: fact_in(earlier or "", fact) for fact in FACTS}
-    asked = questions_behind(request)
-    each = [zip(*_hop(model, find(asked[fact]), shown[fact], drifted), strict=True) for fact in FACTS]
-    combined = [zip(*combination, strict=True) for combination in product(*each)]
-    spoken, p = [], []
-    for texts, masses in combined:
-        spoken.append(summed_up(request, dict(zip(FACTS, texts, strict=True))))
-        p.append(prod(masses))
-    said = [text for text in shown.values() if text is not None]
-    return Options(tuple(spoken), tuple(p), 0, _seen(", ".join(said), earlier))
-
-
-def _seen(said: str, earlier: str | None) -> str:
+def seen_answer(said: str, earlier: str | None) -> str:
     """Return what was found in an earlier answer; "?" if there is one and nothing was found."""
     if earlier is not None:
         return said or "?"
     return said
 
 
-def _hop(
+def hop_options(
     model: SimulatedModel, found: FoundQuestion | None, shown: str | None, drifted: bool
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The answers that a model wavers between in one hop, the right one first, and its probabilities."""
+    """The answers that a model wavers between in one part of its reply, the right one first, and its probabilities."""
     if found is None:
         return ("0",), (1.0,)
     texts = alternatives(found, _HOP_CHOICES)
     p = distribution(model, found.question, found.topic, texts, 0, drifted=drifted)
     return texts, swayed(model, p, None if shown is None else _at(texts, shown), 0)
+
+
+#: The options of topics that have no plain answers, by topic; from the question, an earlier answer in the prompt, and
+#: whether the skills after the drift switch hold.
+OPTIONS: dict[str, Callable[[SimulatedModel, str, str | None, bool], Options]] = {TWO_HOPS: _two_hops}
 
 
 def _shown(earlier: str | None, letters: Sequence[str], texts: Sequence[str]) -> int | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import httpx
 import pytest
 
+from examples.paper.passages import FACTS, PASSAGES, PassagePool, fact_in, questions_behind, summed_up
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.elicit.messages import transfer
 from focalroute.evaluate.quality import metric
-from focalroute.sim import Question, SimulatedModel, SimulatedPool, solve, stream
-from focalroute.sim.families import FACTS, fact_in, questions_behind, summed_up
+from focalroute.sim import Question, SimulatedModel, generate, solve, stream
 from tests.sim.conftest import Client
 
 REPORT = (
@@ -38,13 +39,22 @@ GUIDE = SimulatedModel("guide", skill=0.4, skills={"where": 0.99}, sharpness=3, 
 
 @pytest.fixture(scope="module")
 def pool(http: httpx.Client) -> Iterator[Client]:
-    with SimulatedPool([SCRIBE, GUIDE]) as running:
+    with PassagePool([SCRIBE, GUIDE]) as running:
         yield Client(running, http)
 
 
 @pytest.mark.parametrize(("text", "answer"), KNOWN)
 def test_they_are_solved_from_their_text(text: str, answer: tuple[str, str] | None) -> None:
     assert solve(f"Think.\n{text}\nBe brief.") == answer
+
+
+@pytest.mark.parametrize("topic", sorted(PASSAGES))
+def test_their_labels_are_true_and_their_choices_sound(topic: str) -> None:
+    rng = Random(3)
+    for _ in range(100):
+        question = generate(topic, rng)
+        assert solve(question.text) == (topic, question.answer)
+        assert 2 <= len(set(question.choices)) == len(question.choices)
 
 
 def test_a_summary_says_the_answers_of_the_questions_behind_it() -> None:
