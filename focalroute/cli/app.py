@@ -204,7 +204,7 @@ def evaluate(
     train_fraction: Annotated[
         float, typer.Option(help="Share of the log, from its start, that is for training.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option(help="Same seed, same report.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same report.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How often to train and play everything, with one seed each.")] = 1,
     operating_points: Annotated[
         str, typer.Option(help="Cost ratios to hold, separated by commas; 1 is the cost of asking every endpoint.")

@@ -24,7 +24,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
     b: Annotated[str, typer.Argument(help="Another one.")],
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
-    seed: Annotated[int, typer.Option(help="Draws the parts of the answers that the critic is fitted on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the parts of the answers that the critic is fitted on.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.

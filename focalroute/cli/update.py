@@ -35,7 +35,7 @@ def update(
     archive: Annotated[
         Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, store and folder: the same policy.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, store and folder: the same policy.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each whole report as one line of JSON.")] = False,
 ) -> None:
     """Learn a challenger from the feedback in a store, or judge the one that is on trial.

@@ -135,7 +135,7 @@ class Settings:
     judge: Annotated[Judge | None, _Unchecked] = None
     store_text: bool = False
     durability: Literal["normal", "full"] = "normal"
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
     telemetry: Annotated[Telemetry | bool, _Unchecked] = False
 
 

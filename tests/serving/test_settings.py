@@ -25,6 +25,7 @@ POOL = (Endpoint("a", model="m"),)
     [
         {"max_rounds": 0},
         {"max_rounds": True},
+        {"seed": -1},
         {"cost_weight": 0},
         {"window": 0},
         {"deadline_s": 0},
