@@ -101,8 +101,14 @@ class LogFile:
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
             for query in there:
-                if query.id not in self._questions:
+                question = self._questions.get(query.id)
+                if question is None:
                     raise ConfigError(f"{path}:{query.line}: id: {query.id!r} is not in the dataset; give another name")
+                if _content(query) != _content(question):
+                    raise ConfigError(
+                        f"{path}:{query.line}: id: {query.id!r} has another question, choices or label in the dataset; "
+                        "correct the line, or give another name"
+                    )
             opened.pop_all()  # it stays open
         self._done = {query.id for query in there}
         outputs = [output for query in there for output in query.outputs.values()]
@@ -144,6 +150,12 @@ class LogFile:
             beside.write_bytes(b"".join(ordered))
             beside.replace(self._path)
         self._file.close()
+
+
+def _content(question: LabelledQuestion | LoggedQuery) -> bytes:
+    """Return what a question asks, and its label, as a line of the log can hold them."""
+    asked = [question.messages, question.choices, question.label]
+    return json.dumps(asked, ensure_ascii=False, sort_keys=True, default=dict).encode("utf-8", "replace")
 
 
 def _line(question: LabelledQuestion, outputs: _Outputs) -> str:

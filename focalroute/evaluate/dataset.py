@@ -13,7 +13,7 @@ from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form, normaliser
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.outcomes import numbered_lines
+from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines
 from focalroute.serving.query import make_query
 
 #: What is read of a row, and the columns that it is looked for in, in this order.
@@ -123,6 +123,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Rows by the names in the first one; an empty cell is not a value."""
     reader = csv.DictReader(line for _, line in numbered_lines(path))
+    before = csv.field_size_limit(LONGEST_LINE)  # of the process
     try:
         twice = [name for name, count in Counter(reader.fieldnames or ()).items() if name and count > 1]
         if twice:
@@ -133,6 +134,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield f"{path}:{reader.line_num}", {name: _Cell(cell) for name, cell in row.items() if cell}
     except csv.Error as error:
         raise ConfigError(f"{path}:{reader.line_num}: is damaged: {error}") from None
+    finally:
+        csv.field_size_limit(before)
 
 
 def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

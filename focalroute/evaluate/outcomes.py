@@ -31,7 +31,9 @@ _Count = Annotated[StrictInt, Field(ge=0, le=10**9)]
 _Usd = Annotated[_Amount, Field(le=10**6)]
 _Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
 
-_LONGEST_LINE = 16 * 2**20  # bytes
+#: Of a file that is read, bytes.
+LONGEST_LINE = 16 * 2**20
+
 _MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # what a packed log may unpack to: bytes, or times its size
 _MOST_CHOICES = 1000  # as in serving
 _MOST_PARTS = 200_000  # objects and lists in a line, each of which takes many times its text
@@ -157,11 +159,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         most = max(_MOST_TEXT, _MOST_GAIN * path.stat().st_size)
         with _open(path) as file:
-            while line := file.readline(_LONGEST_LINE + 1):
+            while line := file.readline(LONGEST_LINE + 1):
                 number += 1
                 length += len(line)
-                if len(line) > _LONGEST_LINE:
-                    raise ConfigError(f"{path}:{number}: is longer than {_LONGEST_LINE} bytes; shorten or drop it")
+                if len(line) > LONGEST_LINE:
+                    raise ConfigError(f"{path}:{number}: is longer than {LONGEST_LINE} bytes; shorten or drop it")
                 if path.suffix == ".gz" and length > most:
                     raise ConfigError(
                         f"{path}:{number}: the file unpacks to over {_MOST_GAIN} times its size; unpack it first"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -68,6 +69,14 @@ def test_a_dataset_is_the_same_from_jsonl_gzip_and_csv(tmp_path: Path) -> None:
     read = read_dataset(dataset)
     assert read == read_dataset(zipped) == read_dataset(table)
     assert [one.label for one in read] == [row["label"] for row in words]
+
+
+def test_a_long_text_in_a_table_is_read(tmp_path: Path) -> None:
+    """Cells of more than 131,072 characters were said to be damaged."""
+    before, text = csv.field_size_limit(), "word " * 40_000 + "?"
+    (tmp_path / "long.csv").write_text(f'prompt,label\n"{text}",x\n')
+    (question,) = read_dataset(tmp_path / "long.csv")
+    assert (question.prompt, csv.field_size_limit()) == (text, before)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +220,8 @@ def test_a_log_of_something_else_is_left_alone(tmp_path: Path, pool: SimulatedPo
         collect(pool.endpoints, questions, out)
     with pytest.raises(ConfigError, match="not in the dataset"):
         collect(pool.endpoints, questions[5:], out, resume=True)
+    with pytest.raises(ConfigError, match=r"log\.jsonl:1: id: '[^']+' has another question, choices or label"):
+        collect(pool.endpoints, [replace(questions[5], id=questions[0].id), questions[1]], out, resume=True)
     with pytest.raises(ConfigError, match="name that ends in"):
         collect(pool.endpoints, questions, tmp_path / "log.txt")
     with pytest.raises(ConfigError, match="cannot be written"):
