@@ -189,7 +189,8 @@ def _label(target: object, choices: tuple[str, ...]) -> int:
 def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     beside = target.with_name(f".{target.name}.part.jsonl")
     try:
-        beside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), "utf-8")
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        beside.write_bytes(text.encode("utf-8", "replace"))  # as collect: a lone surrogate is a question mark
         read_log(beside)
         beside.replace(target)
     except OSError as error:

@@ -63,6 +63,14 @@ def test_two_models_in_two_shapes_become_one_log(tmp_path: Path) -> None:
     assert (second.label, set(second.outputs)) == (1, {"a"})
 
 
+def test_half_a_character_in_a_context_is_a_question_mark(tmp_path: Path) -> None:
+    """It ended in a traceback."""
+    pairs = [["Half \ud83d\nAnswer:", " Mars"], ["Half \ud83d\nAnswer:", " Io"]]
+    path = written(tmp_path / "samples_x_2024-06-16T18-12-42.jsonl", sample(arguments=pairs))
+    import_samples({"a": [path]}, tmp_path / "log.jsonl")
+    assert read_log(tmp_path / "log.jsonl")[0].messages[0]["content"] == "Half ?\nAnswer:"
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
