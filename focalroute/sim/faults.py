@@ -102,10 +102,6 @@ class Fault:
         """Whether the service bills a call that meets it."""
         return self.kind in BILLED if self.billed is None else self.billed
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return dataclasses.asdict(self)
-
 
 def _choices(payload: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> str:
     """Change the message or delta of every choice."""
@@ -183,9 +179,6 @@ SPOILED: Mapping[str, Callable[[dict[str, Any], Fault], str]] = MappingProxyType
 })  # fmt: skip
 
 
-_MODEL_SWITCHES = frozenset({"latency_s", "jitter_s", "input_usd_per_1m", "output_usd_per_1m", "verbosity"})
-
-
 @dataclass(frozen=True, slots=True)
 class ModelStats:
     """The service's counts for one model.
@@ -207,11 +200,6 @@ class ModelStats:
     cancelled: int = 0
     faults: int = 0
     peak: int = 0
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ModelStats:
-        """From a JSON object whose amount is a decimal string."""
-        return cls(**{**values, "usd": Decimal(values["usd"])})
 
 
 class ServedModel:
@@ -258,18 +246,14 @@ class ServedModel:
         return cost
 
     def switch(self, values: Mapping[str, Any]) -> None:
-        """Change faults, phase, latency, prices or verbosity; all or nothing.
+        """Change faults, phase, or fields of the model; all or nothing.
 
         Raises:
-            ConfigError: a switch is unknown or its value is wrong.
+            ConfigError: there is no such field, or its value is wrong.
         """
-        unknown = sorted(set(values) - _MODEL_SWITCHES - {"faults", "drifted"})
-        if unknown:
-            known = ", ".join(sorted(_MODEL_SWITCHES | {"faults", "drifted"}))
-            raise ConfigError(f"{unknown[0]}: unknown switch; use one of {known}")
         try:
             faults = [(Fault(**fault), 0) for fault in values.get("faults", ())]
-            changes = {name: value for name, value in values.items() if name in _MODEL_SWITCHES}
+            changes = {name: value for name, value in values.items() if name not in ("faults", "drifted")}
             model = dataclasses.replace(self.model, **changes)
         except TypeError as error:
             raise ConfigError(f"model {self.model.name!r}: {error}") from None

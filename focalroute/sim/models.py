@@ -6,7 +6,6 @@ same question gets the same distribution over its choices in every process, in a
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import struct
 import tomllib
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from focalroute.core.errors import ConfigError
 from focalroute.sim.prose import AXES, JUDGING
@@ -111,14 +109,6 @@ class SimulatedModel:
         """How often it is meant to be right on a topic."""
         known = self.skills.get(topic or "", self.skill)
         return self.drifted.get(topic or "", known) if drifted else known
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object; prices as decimal strings."""
-        return {
-            **dataclasses.asdict(self),
-            "input_usd_per_1m": str(self.input_usd_per_1m),
-            "output_usd_per_1m": str(self.output_usd_per_1m),
-        }
 
 
 def uniforms(*parts: object) -> tuple[float, ...]:

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
@@ -86,10 +88,10 @@ class SimulatedPool:
         self._port = 0
 
     def __enter__(self) -> Self:
-        spec = {"models": [model.to_json() for model in self.models], "keys": self._secrets()}
+        spec = {"models": [asdict(model) for model in self.models], "keys": self._secrets()}
         self._process = self._begun()
         try:
-            self._port = self._started(self._process, json.dumps(spec))
+            self._port = self._started(self._process, json.dumps(spec, default=str))
         except BaseException:
             self.close()
             raise
@@ -145,7 +147,8 @@ class SimulatedPool:
 
     def stats(self) -> dict[str, ModelStats]:
         """Return the service's counts so far, by model."""
-        return {name: ModelStats.from_json(values) for name, values in self._call("GET", "/sim/stats").items()}
+        told = self._call("GET", "/sim/stats")
+        return {name: ModelStats(**{**values, "usd": Decimal(values["usd"])}) for name, values in told.items()}
 
     def set(
         self,
@@ -178,7 +181,7 @@ class SimulatedPool:
             several = [faults] if isinstance(faults, Fault) else faults
             if not isinstance(several, Iterable) or not all(isinstance(fault, Fault) for fault in several):
                 raise ConfigError('faults: give Faults, such as Fault("reset")')
-            given["faults"] = [fault.to_json() for fault in several]
+            given["faults"] = [asdict(fault) for fault in several]
         switches = {name: value for name, value in given.items() if value is not None}
         self._call("POST", f"/sim/model/{quote(str(model), safe='')}", switches)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from itertools import pairwise
 
@@ -176,4 +178,4 @@ def test_a_wrong_model_is_a_config_error_that_names_the_field(wrong: dict[str, o
 
 def test_a_model_survives_json_with_its_prices_exact() -> None:
     for model in default_models(seed=3):
-        assert SimulatedModel(**model.to_json()) == model
+        assert SimulatedModel(**json.loads(json.dumps(asdict(model), default=str))) == model
