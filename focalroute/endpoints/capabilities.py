@@ -15,7 +15,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Query, Usage
 from focalroute.endpoints.client import EndpointClient
-from focalroute.endpoints.paid_call import most_tokens
+from focalroute.endpoints.paid_call import most_generated, most_prompted
 from focalroute.endpoints.quirks import with_room
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.refusals import Feature
@@ -235,8 +235,10 @@ class _CapabilityCheck:
     def _count(self, error: CallFailed, request: Request) -> None:
         """Count what a failed call consumed: where it may have been billed and does not say, the most it allows."""
         if error.usage or not error.free:
-            prompt, generated = most_tokens(request, request.params_over(self._client.endpoint.params))
-            self._usages.append(error.usage or (None if generated is None else Usage(prompt, generated)))
+            params = request.params_over(self._client.endpoint.params)
+            generated = most_generated(params, request)
+            most = None if generated is None else Usage(most_prompted(params, request), generated)
+            self._usages.append(error.usage or most)
 
     async def _complete(self, **features: Any) -> Completion:
         """One call; CallFailed ("unusable") where only it has shown that the model needs room for thinking."""

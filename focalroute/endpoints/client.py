@@ -121,7 +121,7 @@ class EndpointClient:
         except CallFailed as error:
             raise self._in_its_words(error, body) from None
 
-    async def embed(self, texts: Sequence[str], *, timeout_s: float | None = None) -> Embeddings:
+    async def embed(self, texts: Sequence[str]) -> Embeddings:
         """Ask once for the embeddings of some texts.
 
         Raises:
@@ -129,7 +129,7 @@ class EndpointClient:
             ConfigError: as `complete`.
         """
         body = encode_texts(texts, self.endpoint.model, self.endpoint.params)
-        return decode_embeddings(await self._whole(EMBEDDINGS, body, {}, timeout_s), len(texts))
+        return decode_embeddings(await self._whole(EMBEDDINGS, body, {}, None), len(texts))
 
     async def cost_of(self, generation: str) -> Decimal | None:
         """Ask what a call cost, by the name that its service gave it, USD; None: it does not say, or not yet.
@@ -139,14 +139,14 @@ class EndpointClient:
         """
         try:
             async with asyncio.timeout(LOOKUP_S):
-                return told_cost(parse_json(await self._ready().get(f"/generation?id={generation}")))
+                return told_cost(parse_json(await self._ready().read(f"/generation?id={generation}", None, {})))
         except TimeoutError:
             raise _timed_out() from None
 
     def _whole(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float | None
     ) -> Awaitable[bytearray]:
-        whole = self._ready().whole(path, body, headers)
+        whole = self._ready().read(path, body, headers)
         return whole if timeout_s == math.inf else _within(timeout_s or self.endpoint.timeout_s, whole)
 
     async def stream(

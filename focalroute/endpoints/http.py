@@ -70,29 +70,24 @@ class Http:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         self.cap = cap_field(endpoint.base_url)
         self._on_headers = on_headers
-        self._key, self._private = _key(endpoint), private_values(endpoint)
+        key = endpoint.key()
+        self._key = "" if key is None else key.get_secret_value()
+        self._private = private_values(endpoint)
         # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
         # them a new connection would cost several times its way.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
-        key = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._headers = httpx.Headers({**headers, **key})
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        self._headers = httpx.Headers(headers)
         self._headers.update(endpoint.headers)
         self._send = _sender(endpoint, session)
 
-    async def whole(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytearray:
-        """The body of the reply."""
-        response = await self._post(path, body, headers)
+    async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
+        """The body of the reply; ``body`` None: nothing is sent, and `MAX_ERROR_BYTES` at the most are got."""
+        response = await self._request(path, body, headers)
         try:
-            return await read_all(response, MAX_REPLY_BYTES)
-        finally:
-            await response.aclose()
-
-    async def get(self, path: str) -> bytearray:
-        """Get what stands at a path of the service, at most `MAX_ERROR_BYTES`."""
-        response = await self._exchange("GET", httpx.URL(self._base_url + path), self._headers, b"")
-        try:
-            return await read_all(response, MAX_ERROR_BYTES)
+            return await read_all(response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
         finally:
             await response.aclose()
 
@@ -100,7 +95,7 @@ class Http:
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
         """The text of a reply in pieces, as they come."""
-        response = await self._post(CHAT, body, headers if self._keeps else {**headers, "Connection": "close"})
+        response = await self._request(CHAT, body, headers if self._keeps else {**headers, "Connection": "close"})
         try:
             async with contextlib.aclosing(pieces_of(response)) as chunks:
                 async for chunk in chunks:
@@ -112,11 +107,15 @@ class Http:
         finally:
             await response.aclose()
 
-    def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Awaitable[httpx.Response]:
+    def _request(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
+    ) -> Awaitable[httpx.Response]:
         own = self._headers
         if headers:
             own = own.copy()
             own.update(headers)
+        if body is None:
+            return self._exchange("GET", httpx.URL(self._base_url + path), own, b"")
         return self._exchange("POST", self._urls[path], own, _json(body))
 
     async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
@@ -151,7 +150,7 @@ class Http:
         return self._secrets(_json(body))
 
     def _secrets(self, sent: bytes) -> tuple[str, ...]:
-        return (sent.decode(), self._key or "", *self._private)
+        return (sent.decode(), self._key, *self._private)
 
 
 def _sender(
@@ -182,15 +181,6 @@ def _sender(
         return transport.handle_async_request(httpx.Request(method, url, headers=headers, stream=body))
 
     return by_transport
-
-
-def _key(endpoint: Endpoint) -> str | None:
-    secret = endpoint.key()
-    key = secret.get_secret_value().strip() if secret else None
-    if key and not (key.isascii() and key.isprintable()):
-        where = endpoint.api_key_env or "api_key"
-        raise ConfigError(f"Endpoint {endpoint.name!r}: {where} does not hold a key (odd characters in it)")
-    return key
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

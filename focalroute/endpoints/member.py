@@ -357,7 +357,7 @@ class PoolMember:
                 failure = self._given_up(call, time.perf_counter() - sent)
             raise
         finally:
-            refused = failure is not None and failure.status == 429 and not self.throttle.at_floor
+            refused = failure is not None and failure.status == 429 and self.throttle.limit > 1.0
             lacking = failure is not None and (failure.lacks is not None or failure.cut)
             self.breaker.leave(in_flight, failure, blameless=refused or lacking)
             call.bills.append(paid_call.settle())

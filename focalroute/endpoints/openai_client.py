@@ -127,20 +127,11 @@ class OpenAITransport:
         self._unread = AsyncStream[object]
         self.cap = cap_field(str(self._client.base_url))
 
-    async def whole(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> bytearray:
-        """The body of the reply."""
-        return await self._read(path, body, headers, MAX_REPLY_BYTES)
-
-    async def get(self, path: str) -> bytearray:
-        """Get what stands at a path of the service, at most `MAX_ERROR_BYTES`."""
-        return await self._read(path, None, {}, MAX_ERROR_BYTES)
-
-    async def _read(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], limit: int
-    ) -> bytearray:
+    async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
+        """The body of the reply; ``body`` None: nothing is sent, and `MAX_ERROR_BYTES` at the most are got."""
         reply = await self._send(path, body, headers)
         try:
-            return await read_all(reply.response, limit)
+            return await read_all(reply.response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
         finally:
             await reply.close()
 

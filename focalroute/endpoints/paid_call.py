@@ -115,18 +115,14 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
     number of tokens it may generate, is unknown, or `unbounded` says so.
     """
     params = request.params_over(endpoint.params)
-    price, generated = endpoint.price, _most_generated(params, request)
+    price, generated = endpoint.price, most_generated(params, request)
     if price is None or generated is None or unbounded(params, request.messages) is not None:
         return None
-    return (_most_prompted(params, request) * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
+    return (most_prompted(params, request) * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
 
 
-def most_tokens(request: Request, params: Mapping[str, Any]) -> tuple[int, int | None]:
-    """The most tokens of a call with these parameters: of its prompt, and generated (None: unknown)."""
-    return _most_prompted(params, request), _most_generated(params, request)
-
-
-def _most_prompted(params: Mapping[str, Any], request: Request) -> int:
+def most_prompted(params: Mapping[str, Any], request: Request) -> int:
+    """The most tokens that the prompt of a call with these parameters may have."""
     return (
         _PER_REQUEST
         + _json_tokens(params)
@@ -163,7 +159,8 @@ def _parts(value: object) -> list[Mapping[str, Any]]:
     return [part for part in value if isinstance(part, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def _most_generated(params: Mapping[str, Any], request: Request) -> int | None:
+def most_generated(params: Mapping[str, Any], request: Request) -> int | None:
+    """The most tokens that are generated in a call with these parameters; None: unknown."""
     if request.scored:  # nothing is wanted, but vLLM generates, and counts, a token for each text
         return len(request.scored)
     caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]

@@ -171,7 +171,7 @@ class Pool:
         if not picked:
             return ()
         plan = partial(self._plan, context.query, bounded=context.ask_budget.limited)
-        calls = RoundCalls(self._members, context, self._rules, plan, controller, self._allowance, self._is_closed)
+        calls = RoundCalls(self._members, context, self._rules, plan, controller, self._allowance, lambda: self._closed)
         return await calls.run(picked)
 
     def _plan(self, query: Query, capabilities: Capabilities, *, bounded: bool) -> Plan:
@@ -179,9 +179,6 @@ class Pool:
         if bounded and plan.request.max_tokens is None:
             return replace(plan, request=replace(plan.request, max_tokens=_TOKENS_UNDER_BUDGET))
         return plan
-
-    def _is_closed(self) -> bool:
-        return self._closed
 
     async def aclose(self) -> None:
         """Close the connections and background calls of the running loop. Calls under way fail for good."""

@@ -269,11 +269,6 @@ class Throttle:
                 self.pause(failure.retry_after_s, limited=failure.status == 429)
         admitted.gate.leave(self)
 
-    @property
-    def at_floor(self) -> bool:
-        """Whether it is down to one call at a time."""
-        return self.limit <= 1.0
-
     def _cut(self, under_way: int) -> None:
         """Halve the calls under way; calls that began before are part of the same refusal."""
         self._cut_at = time.monotonic()
