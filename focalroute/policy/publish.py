@@ -103,8 +103,6 @@ def publish_der(
     names: Sequence[str],
     parent: int | None,
     hyperparameters: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    keep: int = 10,
 ) -> int:
     """Likewise, of a sequential policy whose ``der.onnx`` is ``model``."""
 
@@ -117,26 +115,21 @@ def publish_der(
             names=list(names),
             layout=DER_SLICES,
             hyperparameters=dict(hyperparameters or {}),
-            metrics=dict(metrics or {}),
+            metrics={},
         )
 
-    return _publish(Path(root), files, parent, keep)
+    return _publish(Path(root), files, parent)
 
 
 def _publish(
-    root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int, pointer: str = CURRENT
+    root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int = 10, pointer: str = CURRENT
 ) -> int:
     """Add the files that are made for the next version, and make it the current one, or the challenger."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with lock_folder(root):
-            remove_leftovers(root)
-            version = max(versions(root), default=0) + 1
-            _add(root, version, files(version))
-            _point(root, version, pointer)
-            _prune(root, keep, {version, parent})
-    except OSError as error:
-        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
+    with _changing(root):
+        version = max(versions(root), default=0) + 1
+        _add(root, version, files(version))
+        _point(root, version, pointer)
+        _prune(root, keep, {version, parent})
     return version
 
 
@@ -164,22 +157,17 @@ def install(
     root = Path(root)
     if not files or files.keys() - FILES:
         raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with lock_folder(root):
-            remove_leftovers(root)
-            folder = folder_of(root, version)
-            if _holds(folder, files["manifest.json"]):
-                serve(load_served(root, version))
-            else:
-                if folder.exists():
-                    folder.rename(temporary_path(root))
-                _add(root, version, files, serve)
-            if not _points(root, version):
-                _point(root, version)
-            _prune(root, keep, {version})
-    except OSError as error:
-        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
+    with _changing(root):
+        folder = folder_of(root, version)
+        if _holds(folder, files["manifest.json"]):
+            serve(load_served(root, version))
+        else:
+            if folder.exists():
+                folder.rename(temporary_path(root))
+            _add(root, version, files, serve)
+        if not _points(root, version):
+            _point(root, version)
+        _prune(root, keep, {version})
 
 
 def _holds(folder: Path, manifest: bytes) -> bool:
@@ -214,17 +202,12 @@ def make_current(root: str | Path, version: int | None) -> int:
         PolicyError: there is no such version, or it does not pass its checks; the current policy stays.
     """
     root = Path(root)
-    try:
-        with lock_folder(root):
-            if version is None or version not in versions(root):
-                kept = ", ".join(map(str, versions(root)))
-                raise PolicyError(
-                    f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy"
-                )
-            load_served(root, version)
-            _point(root, version)
-    except OSError as error:
-        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
+    with _changing(root):
+        if version is None or version not in versions(root):
+            kept = ", ".join(map(str, versions(root)))
+            raise PolicyError(f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy")
+        load_served(root, version)
+        _point(root, version)
     return version
 
 
@@ -307,11 +290,8 @@ def end_trial(root: str | Path) -> None:
     Raises:
         PolicyError: the folder cannot be written.
     """
-    try:
-        with lock_folder(Path(root)):
-            _remove_challenger(Path(root))
-    except OSError as error:
-        raise PolicyError(f"{root}: cannot be written: {error.strerror}; the trial goes on") from None
+    with _changing(Path(root), "the trial goes on"):
+        _remove_challenger(Path(root))
 
 
 def _remove_challenger(root: Path) -> None:
@@ -338,6 +318,18 @@ def lock_folder(root: Path) -> Iterator[None]:
     with (root / ".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _changing(root: Path, otherwise: str = "the current policy stays") -> Iterator[None]:
+    """Hold ``root``, which is made where it is missing; PolicyError, that says what is so then, if it cannot be."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with lock_folder(root):
+            remove_leftovers(root)
+            yield
+    except OSError as error:
+        raise PolicyError(f"{root}: cannot be written: {error.strerror}; {otherwise}") from None
 
 
 def temporary_path(root: Path) -> Path:
