@@ -79,17 +79,13 @@ async def _serve(
     shutdown_s: int,
     as_json: bool,
 ) -> None:
-    from focalroute.server import NEEDED, create_app
+    from focalroute.server import create_app, needing_extra
     from focalroute.serving.ensemble import AsyncEnsemble
 
-    try:
+    with needing_extra():
         import uvicorn
 
         from focalroute.server.connections import server_config
-    except ImportError as error:
-        if error.name is None or error.name.split(".")[0] == "focalroute":
-            raise
-        raise ConfigError(NEEDED) from None
     raise_limit(_FILES)
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
         app = create_app(ensemble, callers=callers, local_only=callers is None)

@@ -6,6 +6,8 @@ may hold and what comes back is in `docs/server.md`.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from focalroute.core.errors import ConfigError
@@ -15,9 +17,20 @@ from focalroute.serving.ensemble import AsyncEnsemble
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ["NEEDED", "Caller", "Callers", "create_app"]
+__all__ = ["Caller", "Callers", "create_app"]
 
-NEEDED = "the server needs starlette, uvicorn and prometheus-client; pip install 'focalroute[server]'"
+
+@contextlib.contextmanager
+def needing_extra() -> Iterator[None]:
+    """Say which extra is missing, where an import fails."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] == "focalroute":
+            raise
+        raise ConfigError(
+            "the server needs starlette, uvicorn and prometheus-client; pip install 'focalroute[server]'"
+        ) from None
 
 
 def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local_only: bool = False) -> Starlette:
@@ -39,10 +52,6 @@ def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local
         raise ConfigError(f"ensemble: give an AsyncEnsemble, got {type(ensemble).__name__}")
     if callers is not None:
         callers.require_limits(ensemble.budget)
-    try:
+    with needing_extra():
         from focalroute.server.app import Service
-    except ImportError as error:
-        if error.name is None or error.name.split(".")[0] == "focalroute":
-            raise
-        raise ConfigError(NEEDED) from None
     return Service(ensemble, callers, local_only=local_only).app()
