@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import core_schema
 
 from focalroute.core.dollars import Amount, parse_decimal, parse_usd_per_period, parse_usd_per_tag, positive_usd
 from focalroute.core.errors import ConfigError
@@ -335,6 +336,14 @@ Usd = Annotated[Amount, PlainValidator(positive_usd)]
 
 #: Of every class of settings: exact types, no unknown keys, no values in messages.
 STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+
+
+class Unchecked:
+    """Marks a setting that is checked by its first user, with a message of its own."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> core_schema.CoreSchema:
+        return core_schema.any_schema()
 
 
 class Price(NamedTuple):

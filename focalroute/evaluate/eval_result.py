@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64
@@ -18,6 +18,7 @@ from focalroute.evaluate.playing import EvaluationRuns
 from focalroute.evaluate.replay import FeedbackBias, FeedbackKind, FeedbackPlan
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.table import SplitKind
+from focalroute.serving.query import MOST_USD_PER_SECOND
 
 #: The methods that focalroute is set beside.
 BESIDE = ("best-single-train", "plurality")
@@ -193,16 +194,16 @@ class ReplayOptions:
         usd_per_second: what a second until the answer is worth, as in `focalroute.AsyncEnsemble`.
     """
 
-    train_fraction: float = 0.8
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
     seed: int = 0
-    seeds: int = 1
+    seeds: Annotated[int, Field(ge=1)] = 1
     feedback: FeedbackKind = "label"
-    feedback_share: float = 1.0
-    feedback_delay: int = 0
-    feedback_noise: float = 0.0
+    feedback_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    feedback_delay: Annotated[int, Field(ge=0)] = 0
+    feedback_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     feedback_bias: FeedbackBias = "none"
     show_task: bool = False
-    usd_per_second: float = 0.0
+    usd_per_second: Annotated[float, Field(ge=0, le=MOST_USD_PER_SECOND)] = 0.0
 
     @property
     def feedback_plan(self) -> FeedbackPlan:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import LogTable
@@ -129,8 +128,6 @@ class FeedbackPlan:
             stays ``share`` in the mean, or is as near as five times allows.
         seed: of what is random.
 
-    Raises:
-        ConfigError: a value is wrong.
     """
 
     kind: FeedbackKind = "label"
@@ -139,18 +136,6 @@ class FeedbackPlan:
     noise: float = 0.0
     bias: FeedbackBias = "none"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("label", "reward", "none"):
-            raise ConfigError(f"feedback: label, reward or none, not {self.kind!r}")
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"feedback_share: must be above 0 and up to 1, not {self.share}; feedback none for none")
-        if self.delay < 0:
-            raise ConfigError(f"feedback_delay: must be 0 or more queries, not {self.delay}")
-        if not 0 <= self.noise <= 1:
-            raise ConfigError(f"feedback_noise: must lie between 0 and 1, not {self.noise}")
-        if self.bias not in ("none", "negative"):
-            raise ConfigError(f"feedback_bias: none or negative, not {self.bias!r}")
 
     def __str__(self) -> str:
         parts: list[str] = [self.kind]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from focalroute.core.config import STRICT, Unchecked, raises_config_error
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 from focalroute.evaluate import output
@@ -37,7 +40,6 @@ from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.serving.embedders import TextEmbedder
-from focalroute.serving.query import check_usd_per_second
 
 #: The cost ratios that are played by default.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
@@ -47,7 +49,8 @@ _PIPED_WIDTH = 165
 _WARM = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@raises_config_error
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class EvalOptions(ReplayOptions):
     """How a log is evaluated.
 
@@ -68,26 +71,15 @@ class EvalOptions(ReplayOptions):
     """
 
     split_by: SplitKind = "stream"
-    operating_points: Sequence[float] | None = None
-    policy: Policy | None = None
+    operating_points: Annotated[Sequence[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] | None = None
+    policy: Annotated[Policy | None, Unchecked] = None
     presets: Sequence[str] = ()
-    settings: OfflineSettings | None = None
-    embedder: TextEmbedder | None = None
+    settings: Annotated[OfflineSettings | None, Unchecked] = None
+    embedder: Annotated[TextEmbedder | None, Unchecked] = None
     skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
-        if self.split_by not in ("stream", "per-task"):
-            raise ConfigError(f"split: stream or per-task, not {self.split_by!r}")
-        if not 0 < self.train_fraction < 1:
-            raise ConfigError(f"train_fraction: must lie between 0 and 1, not {self.train_fraction}")
-        if self.seeds < 1:
-            raise ConfigError(f"seeds: must be at least 1, not {self.seeds}")
-        points = self.operating_points
-        if points is not None and not (points and all(0 < point <= 1 for point in points)):
-            raise ConfigError(f"operating_points: give cost ratios above 0 and up to 1, not {list(points)}")
-        check_usd_per_second(self.usd_per_second)
         presets(self.presets)  # checks them
-        _ = self.feedback_plan  # likewise
 
     @property
     def cold(self) -> bool:

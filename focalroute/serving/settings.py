@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, ge
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from pydantic_core import core_schema
 
 from focalroute.core.config import (
     INSTEAD,
@@ -19,6 +18,7 @@ from focalroute.core.config import (
     STRICT,
     Budget,
     Endpoint,
+    Unchecked,
     check_http_client,
     raises_config_error,
 )
@@ -34,14 +34,6 @@ from focalroute.serving.telemetry import Telemetry
 _NO_FILE_KEYS = {"endpoints", "http_client", "budget", "embedder", "judge"}
 
 P = ParamSpec("P")
-
-
-class _Unchecked:
-    """Marks what is checked by its first user, with a message of its own."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> core_schema.CoreSchema:
-        return core_schema.any_schema()
 
 
 @raises_config_error
@@ -109,14 +101,14 @@ class Settings:
     shown_as: ClassVar[str] = "Ensemble"
 
     endpoints: Annotated[  # unchecked are those that their first users check
-        Iterable[Endpoint] | str | Path | None, _Unchecked
+        Iterable[Endpoint] | str | Path | None, Unchecked
     ] = None
     _: KW_ONLY
-    policy: Annotated[str | Path | None, _Unchecked] = None
-    store: Annotated[str | Path | None, _Unchecked] = None
-    http_client: Annotated[Any, _Unchecked] = None
-    budget: Annotated[Budget | None, _Unchecked] = None
-    embedder: Annotated[TextEmbedder | None, _Unchecked] = None
+    policy: Annotated[str | Path | None, Unchecked] = None
+    store: Annotated[str | Path | None, Unchecked] = None
+    http_client: Annotated[Any, Unchecked] = None
+    budget: Annotated[Budget | None, Unchecked] = None
+    embedder: Annotated[TextEmbedder | None, Unchecked] = None
     max_rounds: Annotated[int, Field(ge=1, le=64)] = 3
     explore: bool | None = None
     cost_weight: Annotated[float, Field(ge=1e-4, le=1e4)] = 0.1
@@ -131,12 +123,12 @@ class Settings:
     update_every: Annotated[int, Field(ge=1)] | None = None
     probe_share: Annotated[float, Field(ge=0, le=1)] = 0.02
     learn_from_agreement: bool = True
-    synthesiser: Annotated[str | None, _Unchecked] = None
-    judge: Annotated[Judge | None, _Unchecked] = None
+    synthesiser: Annotated[str | None, Unchecked] = None
+    judge: Annotated[Judge | None, Unchecked] = None
     store_text: bool = False
     durability: Literal["normal", "full"] = "normal"
     seed: Annotated[int, Field(ge=0)] | None = None
-    telemetry: Annotated[Telemetry | bool, _Unchecked] = False
+    telemetry: Annotated[Telemetry | bool, Unchecked] = False
 
 
 def over_http_client(settings: Settings) -> Settings:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.core.errors import ConfigError
 from focalroute.core.records import I64
 from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Revealed, Turn, play
 from focalroute.evaluate.table import LogTable
@@ -198,19 +197,6 @@ def test_all_of_it_together_is_the_same_again(long: LogTable) -> None:
     assert once.events == again.events
     assert once.revealed == again.revealed
     assert 50 < len(once.revealed) < 250
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"kind": "labels"}, "feedback:"), ({"share": 0.0}, "feedback_share:"), ({"share": 1.1}, "feedback_share:"),
-        ({"delay": -1}, "feedback_delay:"), ({"noise": -0.1}, "feedback_noise:"),
-        ({"noise": float("nan")}, "feedback_noise:"), ({"bias": "positive"}, "feedback_bias:"),
-    ],
-)  # fmt: skip
-def test_a_plan_that_cannot_be_is_named(wrong: dict[str, Any], field: str) -> None:
-    with pytest.raises(ConfigError, match=field):
-        FeedbackPlan(**wrong)
 
 
 def test_members_are_waited_for_at_once_or_one_after_the_other(tmp_path: Path) -> None:
