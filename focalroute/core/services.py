@@ -24,90 +24,78 @@ class KnownService(NamedTuple):
         dialect: as `focalroute.Endpoint`.
         lacks: capabilities that none of its models has.
         budget: how it is told how long a model may think; "": not at all.
-        source: the page to check the row by.
-        checked: what was held against it on 24 November 2026: "all", the "address" alone, or "" (nothing).
     """
 
     base_url: str | None
     api_key_env: str | None
-    source: str
     dialect: Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"] = "openai"
     lacks: tuple[str, ...] = ()
     budget: Literal["", "reasoning", "google", "thinking"] = ""
     example: str = ""
-    checked: Literal["all", "address", ""] = ""
 
 
+#: Above each row the page to check it by, and what was held against it on 24 November 2026: all, or the address alone.
 SERVICES: Mapping[str, KnownService] = {
+    # https://docs.claude.com/en/api/openai-sdk (all)
     "anthropic": KnownService(
-        "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", "https://docs.claude.com/en/api/openai-sdk",
-        lacks=("logprobs", "n", "structured_choice"), budget="thinking", checked="all",
+        "https://api.anthropic.com/v1",
+        "ANTHROPIC_API_KEY",
+        lacks=("logprobs", "n", "structured_choice"),
+        budget="thinking",
     ),
-    "azure": KnownService(
-        None, "AZURE_OPENAI_API_KEY", "https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle",
-        example="https://RESOURCE.openai.azure.com/openai/v1", checked="address",
-    ),
+    # https://learn.microsoft.com/azure/ai-foundry/openai/api-version-lifecycle (address)
+    "azure": KnownService(None, "AZURE_OPENAI_API_KEY", example="https://RESOURCE.openai.azure.com/openai/v1"),
+    # https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions.html (address)
     "bedrock": KnownService(
-        None, "AWS_BEARER_TOKEN_BEDROCK",
-        "https://docs.aws.amazon.com/bedrock/latest/userguide/inference-chat-completions.html",
-        example="https://bedrock-runtime.REGION.amazonaws.com/openai/v1", checked="address",
+        None,
+        "AWS_BEARER_TOKEN_BEDROCK",
+        example="https://bedrock-runtime.REGION.amazonaws.com/openai/v1",
     ),
-    "cerebras": KnownService(
-        "https://api.cerebras.ai/v1", "CEREBRAS_API_KEY", "https://inference-docs.cerebras.ai/resources/openai",
-    ),
-    "deepinfra": KnownService(
-        "https://api.deepinfra.com/v1/openai", "DEEPINFRA_API_KEY", "https://deepinfra.com/docs/openai_api",
-        dialect="deepinfra", checked="address",
-    ),
-    "deepseek": KnownService(
-        "https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", "https://api-docs.deepseek.com/api/create-chat-completion",
-        lacks=("n",),
-    ),
-    "fireworks": KnownService(
-        "https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY",
-        "https://docs.fireworks.ai/tools-sdks/openai-compatibility",
-    ),
+    # https://inference-docs.cerebras.ai/resources/openai
+    "cerebras": KnownService("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
+    # https://deepinfra.com/docs/openai_api (address)
+    "deepinfra": KnownService("https://api.deepinfra.com/v1/openai", "DEEPINFRA_API_KEY", dialect="deepinfra"),
+    # https://api-docs.deepseek.com/api/create-chat-completion
+    "deepseek": KnownService("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY", lacks=("n",)),
+    # https://docs.fireworks.ai/tools-sdks/openai-compatibility
+    "fireworks": KnownService("https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY"),
+    # https://ai.google.dev/gemini-api/docs/openai (address)
     "gemini": KnownService(
-        "https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY",
-        "https://ai.google.dev/gemini-api/docs/openai", lacks=("logprobs",), budget="google", checked="address",
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        "GEMINI_API_KEY",
+        lacks=("logprobs",),
+        budget="google",
     ),
-    "groq": KnownService(
-        "https://api.groq.com/openai/v1", "GROQ_API_KEY", "https://console.groq.com/docs/openai",
-        lacks=("logprobs", "n"), checked="all",
-    ),
-    "litellm": KnownService("http://localhost:4000/v1", None, "https://docs.litellm.ai/docs/proxy/user_keys"),
-    "llamacpp": KnownService(
-        "http://localhost:8080/v1", None,
-        "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md", dialect="llamacpp",
-    ),
-    "lmstudio": KnownService("http://localhost:1234/v1", None, "https://lmstudio.ai/docs/developer/openai-compat"),
-    "mistral": KnownService(
-        "https://api.mistral.ai/v1", "MISTRAL_API_KEY", "https://docs.mistral.ai/api/", lacks=("logprobs",),
-    ),
-    "ollama": KnownService(
-        "http://localhost:11434/v1", None, "https://docs.ollama.com/api/openai-compatibility", checked="address",
-    ),
-    "openai": KnownService(
-        "https://api.openai.com/v1", "OPENAI_API_KEY", "https://platform.openai.com/docs/api-reference/chat/create",
-    ),
+    # https://console.groq.com/docs/openai (all)
+    "groq": KnownService("https://api.groq.com/openai/v1", "GROQ_API_KEY", lacks=("logprobs", "n")),
+    # https://docs.litellm.ai/docs/proxy/user_keys
+    "litellm": KnownService("http://localhost:4000/v1", None),
+    # https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
+    "llamacpp": KnownService("http://localhost:8080/v1", None, dialect="llamacpp"),
+    # https://lmstudio.ai/docs/developer/openai-compat
+    "lmstudio": KnownService("http://localhost:1234/v1", None),
+    # https://docs.mistral.ai/api/
+    "mistral": KnownService("https://api.mistral.ai/v1", "MISTRAL_API_KEY", lacks=("logprobs",)),
+    # https://docs.ollama.com/api/openai-compatibility (address)
+    "ollama": KnownService("http://localhost:11434/v1", None),
+    # https://platform.openai.com/docs/api-reference/chat/create
+    "openai": KnownService("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    # https://openrouter.ai/docs/use-cases/reasoning-tokens (all)
     "openrouter": KnownService(
-        "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY",
-        "https://openrouter.ai/docs/use-cases/reasoning-tokens", dialect="openrouter", budget="reasoning",
-        checked="all",
+        "https://openrouter.ai/api/v1",
+        "OPENROUTER_API_KEY",
+        dialect="openrouter",
+        budget="reasoning",
     ),
-    "sglang": KnownService(
-        "http://localhost:30000/v1", None, "https://docs.sglang.ai/basic_usage/openai_api_completions.html",
-    ),
-    "together": KnownService(
-        "https://api.together.xyz/v1", "TOGETHER_API_KEY", "https://docs.together.ai/docs/inference/openai-compatibility",
-        dialect="together",
-    ),
-    "vllm": KnownService(
-        "http://localhost:8000/v1", None, "https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html",
-        dialect="vllm",
-    ),
-    "xai": KnownService("https://api.x.ai/v1", "XAI_API_KEY", "https://docs.x.ai/docs/guides/reasoning"),
-}  # fmt: skip
+    # https://docs.sglang.ai/basic_usage/openai_api_completions.html
+    "sglang": KnownService("http://localhost:30000/v1", None),
+    # https://docs.together.ai/docs/inference/openai-compatibility
+    "together": KnownService("https://api.together.xyz/v1", "TOGETHER_API_KEY", dialect="together"),
+    # https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+    "vllm": KnownService("http://localhost:8000/v1", None, dialect="vllm"),
+    # https://docs.x.ai/docs/guides/reasoning
+    "xai": KnownService("https://api.x.ai/v1", "XAI_API_KEY"),
+}
 
 # Names of models that think before they answer, so that the first call has room for it; all others show it.
 _THINKING = re.compile(
