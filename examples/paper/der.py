@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 
@@ -130,7 +130,7 @@ def main() -> None:
         title = f"{name}, {options.test} queries a seed after {options.train}: means and standard errors"
         columns = ["", f"{report.scored} x 100", "calls", "USD per 1,000 queries", "cost ratio", "TFLOPs a query"]
         show(title, columns, rows_of(parts))
-        reports[name] = report.to_dict()
+        reports[name] = asdict(report)
         if options.json is not None:
             options.json.write_text(json.dumps(reports, indent=2) + "\n", "utf-8")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +204,6 @@ class LiveReport:
     equal_cost: Mapping[str, Mapping[str, PairedDifference]]
     minus: Mapping[str, Mapping[str, PairedDifference]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return dataclasses.asdict(self)
-
 
 def live_command(
     pool: str, queries: Path | None, options: LiveOptions | None = None, *, json_file: Path | None = None
@@ -227,7 +223,7 @@ def live_command(
     title = f"{queries} on {pool}"
     with progress_bar("playing", _steps(asked, options, pool), shown=True) as advance:
         report = evaluate_live(pool, asked, title=title, options=options, advance=advance)
-    output.put_out(report, show_live, json_file)
+    output.put_out(asdict(report), partial(show_live, report), json_file)
 
 
 def evaluate_live(

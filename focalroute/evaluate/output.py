@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-class _AsDict(Protocol):
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-R = TypeVar("R", bound=_AsDict)
 
 #: What stands for standard output where a file is asked for.
 STANDARD_OUTPUT = Path("-")
@@ -57,18 +51,18 @@ def write_file(file: Path, content: str | bytes) -> None:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def put_out(report: R, show: Callable[[R], None], json_file: Path | None) -> None:
-    """Write a report's JSON, then show its table; on standard output the JSON takes the table's place.
+def put_out(report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None) -> None:
+    """Write a report as JSON, then show its table; on standard output the JSON takes the table's place.
 
     Raises:
         ConfigError: the JSON cannot be written.
     """
     try:  # neither a reader of the table that goes, as head does, nor a full disk costs the other
         if json_file is not None:
-            write_file(json_file, json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
+            write_file(json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
     finally:
         if json_file != STANDARD_OUTPUT:
-            show(report)
+            show()
 
 
 def left_out(bad_rows: int, unpriced: Sequence[str]) -> Iterator[str]:

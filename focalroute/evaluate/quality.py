@@ -14,7 +14,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from focalroute.core.errors import ConfigError
@@ -61,16 +61,19 @@ def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
+#: As the library calls them.
+_ROUGE = {"rouge-1": "rouge1", "rouge-2": "rouge2", "rouge-l": "rougeL"}
+
+
 def rouge(kind: str = "rouge-l") -> Quality:
     """The F-measure of ROUGE-1, ROUGE-2 or ROUGE-L (Lin 2004), stemmed, by the library rouge-score.
 
     Raises:
         ConfigError: there is no such kind, or the library is missing.
     """
-    names = {"rouge-1": "rouge1", "rouge-2": "rouge2", "rouge-l": "rougeL"}
-    if kind not in names:
-        raise ConfigError(f"quality: there is no {kind!r}; give one of {', '.join(names)}")
-    name = names[kind]
+    if kind not in _ROUGE:
+        raise ConfigError(f"quality: there is no {kind!r}; give one of {', '.join(_ROUGE)}")
+    name = _ROUGE[kind]
     scorer = _rouge_scorer(name)
 
     def score(answer: str, reference: str) -> float:
@@ -144,9 +147,7 @@ def judge(ensemble: Ensemble) -> Quality:
 METRICS: Mapping[str, Callable[[], Quality]] = {
     "exact": lambda: exact_match,
     "f1": lambda: token_f1,
-    "rouge-1": lambda: rouge("rouge-1"),
-    "rouge-2": lambda: rouge("rouge-2"),
-    "rouge-l": lambda: rouge("rouge-l"),
+    **{kind: partial(rouge, kind) for kind in _ROUGE},
     "bertscore": bertscore,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -240,7 +241,7 @@ def evaluate_command(
         if html_file is not None:
             output.write_file(html_file, html(eval_page(report)))
     finally:
-        output.put_out(report, show, json_file)
+        output.put_out(report.to_dict(), partial(show, report), json_file)
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:

@@ -69,12 +69,6 @@ def _named_or_object(value: Any) -> Any:
     raise ValueError("give a name or an object")
 
 
-def _amount(value: Any) -> Any:
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        return value
-    raise ValueError("give a positive amount of USD")
-
-
 def _reward(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return value
@@ -102,7 +96,7 @@ class _Extras(BaseModel):
     combine: Literal["choose", "pick", "synthesise"] = "choose"
     task: Annotated[str, Field(max_length=200)] | None = None
     tags: list[str] | None = None
-    max_usd: Annotated[Any, AfterValidator(_amount)] | None = None
+    max_usd: Any = None
     deadline_s: Annotated[float, Field(ge=_SHORTEST_S, le=_LONGEST_S)] | None = None
     receipt: bool = False
 

@@ -119,8 +119,6 @@ def _usd(pico: int | None) -> Any:
 _MOST = 10_000  # feedbacks that one update takes off the list
 _TIDY_EVERY_S = 60.0
 
-_log = logging.getLogger("focalroute")
-
 
 class FleetLearner:
     """A candidate for the lease, and the learner while it holds it.
@@ -206,7 +204,6 @@ class FleetLearner:
             self._fleet_policy.keep_trial(trial)
             if current in parent.versions and current != parent.current:
                 self._fleet_policy.roll_back(current)
-        if done == "done":
             return report
         said = "its lease was over" if done == "fenced" else "another version serves by now"
         _log.warning("an update of the fleet's policy was thrown away: %s", said)

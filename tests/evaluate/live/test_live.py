@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +116,7 @@ def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> Non
     assert report.minus["der @ alpha 0.3"]["plurality"].difference == pytest.approx(0)
     (der,) = (row for row in report.methods if row.name == "der @ alpha 0.3")
     assert (der.accuracy, der.calls_per_query, der.cost_ratio) == (0.5, 2.0, 0.5)
-    assert json.loads(json.dumps(report.to_dict()))["methods"][0]["name"] == "single a"
+    assert json.loads(json.dumps(asdict(report)))["methods"][0]["name"] == "single a"
 
 
 def test_plays_of_several_seeds_are_joined_row_by_row() -> None:
