@@ -108,7 +108,13 @@ def by_keyword(
                 why = advice if str(error) == "too many positional arguments" else str(error)
                 raise ConfigError(f"{shown.__name__}: {why}") from None
 
-        call.advice = advice, instead  # type: ignore[attr-defined]
-        return cast("F", call)
+        @functools.wraps(shown)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await call(*args, **kwargs)
+
+        # FastAPI's background tasks, like much else, await only what says that it is a coroutine function.
+        made: Any = awaited if inspect.iscoroutinefunction(method) else call
+        made.advice = advice, instead
+        return cast("F", made)
 
     return explained

@@ -104,6 +104,13 @@ def test_an_ensemble_shows_every_setting_with_its_type_and_default(ensemble: typ
     assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for name, one in shown.items() if name != "endpoints")
 
 
+@pytest.mark.parametrize("method", ["ask", "ask_many", "feedback"])
+def test_what_is_to_be_awaited_says_so(method: str) -> None:
+    """A background task of FastAPI called it, and dropped what it gave: the feedback was lost."""
+    assert inspect.iscoroutinefunction(getattr(AsyncEnsemble, method))
+    assert not inspect.iscoroutinefunction(getattr(Ensemble, method))
+
+
 @pytest.fixture
 def jedi_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of this test's own: two processes that write the common one at a time spoil it."""
