@@ -169,6 +169,8 @@ def _asked(body: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     if wanted.get("type") == "json_schema":
         holder = wanted.get("json_schema")
         yield "json_schema", as_mapping(holder).get("schema", holder)
+    if wanted.get("type") == "json_object":
+        yield "json_schema", {"properties": {"answer": {"type": "string"}}}
 
 
 def _choice(value: Any, _: Prompt) -> Allowed:
@@ -235,8 +237,8 @@ def _filled(schema: Any, root: Mapping[str, Any], value: Any, depth: int = 0) ->
     schema = _resolved(schema, root)
     if "const" in schema:
         return schema["const"]
-    if "enum" in schema:
-        return value if value in schema["enum"] else schema["enum"][0]
+    if listed := as_list(schema.get("enum")):
+        return value if value in listed else listed[0]
     if isinstance(schema.get("properties"), Mapping):
         kept = schema["properties"].keys() if depth < _DEEPEST else schema.get("required", ())
         return {key: _filled(part, root, value, depth + 1) for key, part in schema["properties"].items() if key in kept}
@@ -273,7 +275,7 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
     """The tool that a request's question calls for; None: it offers none, or none that fits.
 
     The first that fits is called: all that it requires can be found in the text. One that has to be called is called
-    with what there is.
+    with what there is, and something that fits for the rest.
     """
     choice = body.get("tool_choice")
     if choice == "none":
@@ -282,9 +284,13 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
     for function in _functions(body.get("tools")):
         if wanted not in (None, function["name"]):
             continue
-        found = _found(function, text)
-        required = as_list(as_mapping(function.get("parameters")).get("required"))
-        if all(name in found for name in required if isinstance(name, str)) or wanted or choice == "required":
+        parameters = as_mapping(function.get("parameters"))
+        properties = as_mapping(parameters.get("properties"))
+        found = _found(properties, text)
+        required = [name for name in as_list(parameters.get("required")) if isinstance(name, str)]
+        missing = [name for name in required if name not in found]
+        if not missing or wanted or choice == "required":
+            found |= {name: _filled(properties.get(name), parameters, "") for name in missing}
             right = json.dumps(found)
             wrong = [json.dumps(other) for other in _wrong(found)]
             return Calling(function["name"], (right, *dict.fromkeys(o for o in wrong if o != right)))
@@ -298,12 +304,11 @@ def _functions(tools: object) -> Iterator[Mapping[str, Any]]:
             yield function
 
 
-def _found(function: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _found(properties: Mapping[str, Any], text: str) -> dict[str, Any]:
     """The arguments that the text has for a function's parameters, in order."""
     numbers: list[str] = _NUMBER.findall(text)
     words: list[str] = _QUOTED.findall(text) or _NAMED.findall(text)
     found: dict[str, Any] = {}
-    properties = as_mapping(as_mapping(function.get("parameters")).get("properties"))
     for name, described in properties.items():
         schema = as_mapping(described)
         listed = [item for item in as_list(schema.get("enum")) if str(item).casefold() in text.casefold()]

@@ -227,6 +227,22 @@ def test_a_tool_may_be_described_in_any_way(client: Client, function: dict[str, 
         assert client.post(ASKED, "openai", tools=tools, tool_choice=choice).status_code == 200
 
 
+def test_a_tool_that_has_to_be_called_gets_all_that_it_requires(client: Client) -> None:
+    """Arguments that the question does not hold were left out, which no schema allows."""
+    team = {"type": "string", "enum": ["billing", "shipping"]}
+    properties = {"team": team, "urgent": {"type": "boolean"}, "note": {"type": "string"}}
+    parameters = {"type": "object", "properties": properties, "required": ["team", "urgent"]}
+    tools = [{"type": "function", "function": {"name": "file", "parameters": parameters}}]
+    choice = client.post(ASKED, "openai", tools=tools, tool_choice="required", temperature=0).json()["choices"][0]
+    arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+    assert (arguments["team"], arguments["urgent"]) == ("billing", True)
+
+
+def test_a_reply_in_json_mode_is_an_object(client: Client) -> None:
+    reply = client.post(ASKED, "openai", response_format={"type": "json_object"}).json()
+    assert json.loads(reply["choices"][0]["message"]["content"]).keys() == {"answer"}
+
+
 def test_a_body_that_is_no_request_is_refused(client: Client) -> None:
     url = f"http://127.0.0.1:{client.pool.port}/openai/v1/chat/completions"
     for body in (b"", b"[1]", b"{", b'{"model": "sure"}', b'{"model": "sure", "messages": []}'):
