@@ -259,7 +259,7 @@ def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
     if extras.tags is not None and tags is not None:
         message = "focalroute.tags: come with your key; leave them out"
         raise Refused(400, message, param="focalroute.tags")
-    messages: Sequence[Mapping[str, Any]] = raw["messages"]
+    messages: Sequence[Mapping[str, Any]] = [_without_null(message) for message in raw["messages"]]
     for i, one in enumerate(chat.messages):
         if one.role == "user" and not one.content:
             param = f"messages.{i}.content"
@@ -288,6 +288,11 @@ def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
         include_usage=chat.stream_options is not None and bool(chat.stream_options.include_usage),
         receipt=extras.receipt,
     )
+
+
+def _without_null(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without what is null in it, as clients send replies back: some services refuse a refusal of null."""
+    return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 def read_feedback(body: object) -> FeedbackRequest:

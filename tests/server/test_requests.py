@@ -128,3 +128,15 @@ def test_a_field_that_is_null_is_as_if_left_out() -> None:
     bare = read_chat(ask(), None)
     assert read_chat(ask(**unset, top_logprobs=None, of_a_later_api=None), None) == bare
     assert read_chat(ask(focalroute=own), None) == bare
+
+
+def test_a_reply_that_comes_back_as_a_message_is_without_its_nulls() -> None:
+    """Groq and Mistral refuse the "refusal": null that every reply has, and which the openai library sends back."""
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    asked = ask()
+    asked["messages"] += [
+        {**said, "refusal": None, "audio": None},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    assert list(read_chat(asked, None).query)[1:] == [said, asked["messages"][2]]
