@@ -46,10 +46,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-if os.environ.get("FOCALROUTE_LOG"):
-    from focalroute.core.logs import show_logs
 
-    show_logs(os.environ["FOCALROUTE_LOG"])
+def _show_logs(level: str) -> None:
+    """Show the log of this level on standard error, unless the program has handlers of its own for that."""
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logger = logging.getLogger("focalroute")
+    if level.strip().lower() in ("debug", "info", "warning", "error"):
+        logger.setLevel(level.strip().upper())
+    else:
+        logger.warning("FOCALROUTE_LOG is none of debug, info, warning, error: left as it is")
+
+
+if os.environ.get("FOCALROUTE_LOG"):
+    _show_logs(os.environ["FOCALROUTE_LOG"])
 
 __all__ = [
     "Answer",

@@ -25,6 +25,7 @@ from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.json_schema import MAX_NODES, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
+from focalroute.core.shapes import as_object
 
 #: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (To mypy
 #: ``Literal["a", "b"]`` and ``Optional[int]`` are no types where a value is meant.)
@@ -173,8 +174,7 @@ def _of_type(wanted: Any) -> Structure:
 
 @functools.lru_cache(maxsize=256)
 def _of_schema(schema: str) -> Structure:
-    value = parsed(schema)
-    return Structure(value if isinstance(value, Mapping) else {})
+    return Structure(as_object(parsed(schema)))
 
 
 def _values(text: str) -> Iterator[object]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.core.errors import ConfigError
+from focalroute.core.shapes import as_list, as_object, objects_in
 
 ToolCall = Mapping[str, Any]
 
@@ -39,15 +40,13 @@ class ToolOffer:
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> ToolOffer:
         """Read the parameters of a request."""
-        tools = params.get("tools")
-        listed = tools if isinstance(tools, list | tuple) else ()
-        functions = [tool.get("function") for tool in listed if isinstance(tool, Mapping)]
-        named = {f["name"]: f for f in functions if isinstance(f, Mapping) and isinstance(f.get("name"), str)}
+        listed = as_list(params.get("tools"))
+        functions = [as_object(tool.get("function")) for tool in objects_in(listed)]
+        named = {function["name"]: function for function in functions if isinstance(function.get("name"), str)}
         schemas = {name: f["parameters"] for name, f in named.items() if isinstance(f.get("parameters"), Mapping)}
         choice = params.get("tool_choice")
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-            allowed = choice.get("allowed_tools")
-            choice = allowed.get("mode") if isinstance(allowed, Mapping) else None
+            choice = as_object(choice.get("allowed_tools")).get("mode")
         required = choice in ("required", "any") or isinstance(choice, Mapping)
         return cls(frozenset(named) or None, schemas, required, bool(listed) and choice != "none")
 

@@ -14,6 +14,7 @@ from typing import Any
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Query, Usage
+from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.paid_call import most_generated, most_prompted
 from focalroute.endpoints.quirks import with_room
@@ -68,7 +69,7 @@ class Capabilities:
     @classmethod
     def from_dict(cls, values: object) -> Capabilities:
         """From plain values; what is not there, or of another type, is not there."""
-        known = values if isinstance(values, Mapping) else {}
+        known = as_object(values)
         top = known.get("top_logprobs")
         flags = ("logprobs", "n", "structured_choice", "stream_usage", "thinks")
         return cls(top_logprobs=top if type(top) is int else 0, **{name: known.get(name) is True for name in flags})
@@ -122,7 +123,7 @@ class Needs:
     def __init__(self, query: Query) -> None:
         params, wanted = query.params, query.params.get("response_format")
         contents = [message.get("content") for message in query.messages]
-        parts = [part for content in contents if not isinstance(content, str) for part in _parts(content)]
+        parts = [part for content in contents if not isinstance(content, str) for part in objects_in(content)]
         found: list[Feature] = []
         if any(part.get("type") in _IMAGES for part in parts):
             found.append("images")
@@ -145,11 +146,6 @@ class Needs:
     def surely_exceeds(self, tokens: int) -> bool:
         """Whether the prompt has more than twice as many tokens: listed lengths may be out of date."""
         return self.characters > 4 * tokens and self.words > 2 * tokens
-
-
-def _parts(content: Any) -> list[Mapping[str, Any]]:
-    parts = content if isinstance(content, list | tuple) else ()
-    return [part for part in parts if isinstance(part, Mapping)]
 
 
 async def call_trial(client: EndpointClient) -> Completion:
@@ -209,10 +205,10 @@ class _CapabilityCheck:
         if whole:
             found = _measured(whole, whole, whole, _MAX_TOP)
         else:
-            found = await self._by_parts()
+            found = await self._byobjects_in()
         return replace(found, stream_usage=await self._streams_usage(), thinks=self._client.quirks.thinks)
 
-    async def _by_parts(self) -> Capabilities:
+    async def _byobjects_in(self) -> Capabilities:
         """Something was refused: find out what. A service that takes none of the parts must take a plain call."""
         for top in (_MAX_TOP, _FEWER_TOP, 0):
             if (scored := await self._try(top_logprobs=top)) is not None or "logprobs" in self._lacking:

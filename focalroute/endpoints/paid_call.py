@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
+from focalroute.core.shapes import objects_in
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import AskBudget, HeldAmount
 from focalroute.money.cost import Bill, bill_of
@@ -137,11 +138,11 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
     for name in _UNBOUNDED_PARAMS:
         if params.get(name) is not None:
             return f"params: {name}: nothing bounds what it costs; leave it out"
-    for tool in _parts(params.get("tools")):
+    for tool in objects_in(params.get("tools")):
         if tool.get("type", "function") not in _OWN_TOOLS:
             return "params: tools: nothing bounds what a tool costs that runs at the service; give functions only"
     for message in messages:
-        for part in _parts(message.get("content")):
+        for part in objects_in(message.get("content")):
             if not _is_bounded(part):
                 kind = str(part.get("type"))[:40]
                 return (
@@ -153,10 +154,6 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
 def unknown_param(params: Mapping[str, Any]) -> str | None:
     """The first parameter of a caller whose cost is not known: it may search, or call other models."""
     return next((name for name, value in params.items() if value is not None and name not in _BOUNDED_PARAMS), None)
-
-
-def _parts(value: object) -> list[Mapping[str, Any]]:
-    return [part for part in value if isinstance(part, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def most_generated(params: Mapping[str, Any], request: Request) -> int | None:
@@ -195,7 +192,7 @@ def _json_tokens(value: object, *, escaped: bool = True) -> int:
 def _content_tokens(content: Any) -> int:
     if isinstance(content, str):
         return len(content.encode(errors="surrogatepass"))
-    parts = _parts(content)
+    parts = objects_in(content)
     counted = [part for part in parts if part.get("type") != "image_url"]
     return _PER_IMAGE * (len(parts) - len(counted)) + _json_tokens(counted, escaped=False)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from focalroute.core.shapes import objects_in
 from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
 from focalroute.sim.faults import Fault, ServedModel
 from focalroute.sim.models import SimulatedModel, uniforms
@@ -23,7 +24,6 @@ from focalroute.sim.prompt import (
     Calling,
     Prompt,
     allowed_replies,
-    as_list,
     calling,
     last_user_text,
     read_prompt,
@@ -113,7 +113,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
 
 
 def _require_able(body: Mapping[str, Any], messages: list[Any], dialect: Dialect, model: SimulatedModel) -> None:
-    parts = [part for message in messages for part in as_list(message.get("content")) if isinstance(part, dict)]
+    parts = [part for message in messages for part in objects_in(message.get("content"))]
     if body.get("tools") and dialect.tools and not model.tools:
         raise RequestRefused(*dialect.unable("tools", "tool use", model.name))
     if any(part.get("type") == "image_url" for part in parts) and not model.images:
@@ -131,7 +131,7 @@ def _json_tokens(value: Any) -> int:
 def _tokens(content: Any) -> int:
     if isinstance(content, str):
         return count_tokens(content)
-    parts = [part for part in as_list(content) if isinstance(part, dict)]
+    parts = objects_in(content)
     seen = sum(_PER_IMAGE for part in parts if part.get("type") == "image_url")
     return seen + sum(count_tokens(str(part.get("text", ""))) for part in parts)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from focalroute.core.shapes import as_list, as_object, objects_in
 from focalroute.sim.prose import Brief, drafts_in, find_brief
 from focalroute.sim.questions import FoundQuestion, alternatives, find
 
@@ -52,24 +53,14 @@ class Prompt:
     drafts: tuple[str, ...] = ()
 
 
-def as_list(value: Any) -> list[Any]:
-    """A list; empty for anything else."""
-    return value if isinstance(value, list) else []
-
-
-def as_mapping(value: Any) -> Mapping[str, Any]:
-    """A mapping; empty for anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
 def last_user_text(messages: Any) -> str:
     """The text of the last user message, text parts joined; empty if there is none."""
-    for message in map(as_mapping, reversed(as_list(messages))):
+    for message in reversed(objects_in(messages)):
         if message.get("role") == "user":
             content = message.get("content")
             if isinstance(content, str):
                 return content
-            return "\n".join(str(part.get("text", "")) for part in as_list(content) if isinstance(part, Mapping))
+            return "\n".join(str(part.get("text", "")) for part in objects_in(content))
     return ""
 
 
@@ -161,14 +152,14 @@ def allowed_replies(body: Mapping[str, Any], forms: frozenset[str], prompt: Prom
 
 def _asked(body: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Each constraint of the request, by form. vLLM's old ``guided_*`` fields are ignored, as vLLM itself does."""
-    outputs, wanted = as_mapping(body.get("structured_outputs")), as_mapping(body.get("response_format"))
+    outputs, wanted = as_object(body.get("structured_outputs")), as_object(body.get("response_format"))
     names = {"choice": "choice", "regex": "regex", "json": "json_schema"}
     yield from ((names[key], value) for key, value in outputs.items() if key in names and value is not None)
     if wanted.get("type") == "regex":
         yield "regex", wanted.get("regex") or wanted.get("pattern")
     if wanted.get("type") == "json_schema":
         holder = wanted.get("json_schema")
-        yield "json_schema", as_mapping(holder).get("schema", holder)
+        yield "json_schema", as_object(holder).get("schema", holder)
     if wanted.get("type") == "json_object":
         yield "json_schema", {"properties": {"answer": {"type": "string"}}}
 
@@ -218,7 +209,7 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
             schema = next((part for part in schema["anyOf"] if part.get("type") != "null"), {})
         else:
             schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    return as_mapping(schema)
+    return as_object(schema)
 
 
 def _enum(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any]:
@@ -226,13 +217,13 @@ def _enum(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any]:
     schema = _resolved(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
-    parts = as_mapping(schema.get("properties")).values() if depth < _DEEPEST else ()
+    parts = as_object(schema.get("properties")).values() if depth < _DEEPEST else ()
     return next((values for part in parts if (values := _enum(part, root, depth + 1))), [])
 
 
 def _filled(schema: Any, root: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
     """An instance of a schema that says ``value`` wherever it may."""
-    if depth > _DEEPEST and {"type": "null"} in as_mapping(schema).get("anyOf", ()):
+    if depth > _DEEPEST and {"type": "null"} in as_object(schema).get("anyOf", ()):
         return None
     schema = _resolved(schema, root)
     if "const" in schema:
@@ -280,12 +271,12 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
     choice = body.get("tool_choice")
     if choice == "none":
         return None
-    wanted = as_mapping(as_mapping(choice).get("function")).get("name")
+    wanted = as_object(as_object(choice).get("function")).get("name")
     for function in _functions(body.get("tools")):
         if wanted not in (None, function["name"]):
             continue
-        parameters = as_mapping(function.get("parameters"))
-        properties = as_mapping(parameters.get("properties"))
+        parameters = as_object(function.get("parameters"))
+        properties = as_object(parameters.get("properties"))
         found = _found(properties, text)
         required = [name for name in as_list(parameters.get("required")) if isinstance(name, str)]
         missing = [name for name in required if name not in found]
@@ -298,8 +289,8 @@ def calling(body: Mapping[str, Any], text: str) -> Calling | None:
 
 
 def _functions(tools: object) -> Iterator[Mapping[str, Any]]:
-    for tool in as_list(tools):
-        function = as_mapping(as_mapping(tool).get("function"))
+    for tool in objects_in(tools):
+        function = as_object(tool.get("function"))
         if isinstance(function.get("name"), str):
             yield function
 
@@ -310,7 +301,7 @@ def _found(properties: Mapping[str, Any], text: str) -> dict[str, Any]:
     words: list[str] = _QUOTED.findall(text) or _NAMED.findall(text)
     found: dict[str, Any] = {}
     for name, described in properties.items():
-        schema = as_mapping(described)
+        schema = as_object(described)
         listed = [item for item in as_list(schema.get("enum")) if str(item).casefold() in text.casefold()]
         if listed:
             found[name] = listed[0]

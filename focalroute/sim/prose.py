@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.shapes import objects_in
 
 #: What requests ask for, and their replies are good at or not.
 AXES = ("helpful", "safe", "truthful")
@@ -114,8 +115,7 @@ def find_brief(text: str) -> Brief | None:
 def drafts_in(text: str) -> tuple[str, ...]:
     """The replies of others that a prompt shows: a line with a JSON list of objects with a "reply"."""
     found = _json_line(text, "[{")
-    rows = found if isinstance(found, list) else []
-    said = (row.get("reply") for row in rows if isinstance(row, dict))
+    said = (row.get("reply") for row in objects_in(found))
     return tuple(reply for reply in said if isinstance(reply, str))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from focalroute.core import json_text
 from focalroute.core.config import Dialect
 from focalroute.core.records import Usage
+from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.wire.fields import (
     Token,
     answer_tokens,
@@ -219,16 +220,16 @@ def decode(payload: object) -> Completion:
 
 
 def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict):
+    choice = as_object(choice)
+    message = choice.get("message")
+    if not isinstance(message, dict):
         raise protocol_error("a choice has no message", usage)
     if choice.get("finish_reason") == "error":
         raise reported_error(choice.get("error"), usage)
     text = content_of(message.get("content"))
     if text is None:
         raise protocol_error("a message's content is not text", usage)
-    calls = message.get("tool_calls")
-    calls = tuple(c for c in calls if isinstance(c, dict)) if isinstance(calls, list) else ()
+    calls = tuple(objects_in(message.get("tool_calls")))
     unopened = begins_thinking(text)
     within, text = split_thinking(text)
     reasoning, tokens = thinking_of(message) or within, tokens_of(choice.get("logprobs"))

@@ -11,6 +11,7 @@ from typing import Any
 from focalroute.core.dollars import parse_decimal
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Usage
+from focalroute.core.shapes import as_object, objects_in
 
 _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
@@ -41,7 +42,7 @@ def protocol_error(message: str, usage: Usage | None = None) -> CallFailed:
 
 def reported_error(error: object, usage: Usage | None) -> CallFailed:
     """An error that came in the body of a successful response, as OpenRouter sends them."""
-    code = error.get("code") if isinstance(error, dict) else None
+    code = as_object(error).get("code")
     if isinstance(code, str) and len(code) == 3 and code.isdecimal():
         code = int(code)
     if type(code) is int and 400 <= code <= 599:
@@ -105,8 +106,7 @@ def _first_count(*told: object) -> int:
 
 
 def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
-    inner = usage.get(details)
-    return inner.get(name) if isinstance(inner, dict) else None
+    return as_object(usage.get(details)).get(name)
 
 
 def count_of(value: object) -> int | None:
@@ -118,8 +118,8 @@ def count_of(value: object) -> int | None:
 
 def told_cost(payload: object) -> Decimal | None:
     """The cost of a call that was looked up by its id, as OpenRouter tells it, USD; None: it does not, or not yet."""
-    call = payload.get("data") if isinstance(payload, dict) else None
-    return _cost({**call, "cost": call.get("total_cost"), "cost_details": call}) if isinstance(call, dict) else None
+    call = as_object(as_object(payload).get("data"))
+    return _cost({**call, "cost": call.get("total_cost"), "cost_details": call})
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
@@ -178,7 +178,7 @@ def answer_tokens(tokens: Sequence[Token], text: str) -> tuple[Token, ...] | Non
 
 def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:
     """The tokens of an echoed prompt but for its first, which nothing stands before; None if any is missing."""
-    entries = _together_entries(logprobs)[1:] if isinstance(logprobs, dict) else []
+    entries = _together_entries(as_object(logprobs))[1:]
     tokens = [_token(text, value, ()) for text, value, _ in entries]
     known = tuple(token for token in tokens if token is not None)
     return known if any(token.logprob for token in known) and len(known) == len(tokens) else None
@@ -190,10 +190,9 @@ _Entry = tuple[object, object, Sequence[tuple[object, object]]]
 def _openai_entries(content: Sequence[object]) -> list[_Entry]:
     entries: list[_Entry] = []
     for item in content:
-        item = item if isinstance(item, dict) else {}
-        top = item.get("top_logprobs")
-        tops = [t for t in top if isinstance(t, dict)] if isinstance(top, list) else []
-        entries.append((item.get("token"), item.get("logprob"), [(t.get("token"), t.get("logprob")) for t in tops]))
+        item = as_object(item)
+        tops = [(top.get("token"), top.get("logprob")) for top in objects_in(item.get("top_logprobs"))]
+        entries.append((item.get("token"), item.get("logprob"), tops))
     return entries
 
 
@@ -204,7 +203,7 @@ def _together_entries(logprobs: Mapping[str, Any]) -> list[_Entry]:
         return []
     if not isinstance(tops, list):
         tops = [tops]
-    alternatives = [list(top.items()) if isinstance(top, dict) else [] for top in tops]
+    alternatives = [list(as_object(top).items()) for top in tops]
     alternatives += [[]] * len(texts)
     return list(zip(texts, values, alternatives, strict=False))
 

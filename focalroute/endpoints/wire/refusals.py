@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from focalroute.core.records import Failure
+from focalroute.core.shapes import as_object
 
 #: Each is a field of `Endpoint`.
 Feature = Literal["tools", "images", "json_schema"]
@@ -121,8 +122,7 @@ def _message(payload: object, depth: int = _DEEPEST) -> str:
         return f"{place[-1]}: {said}" if isinstance(place, list) and place else said
     found = (payload.get(name) for name in ("message", "error", "detail", "errors"))
     said = next(filter(None, (_message(inner, depth - 1) for inner in found)), "")
-    metadata = payload.get("metadata")
-    raw = metadata.get("raw") if isinstance(metadata, dict) else None  # OpenRouter: what the service behind it said
+    raw = as_object(payload.get("metadata")).get("raw")  # OpenRouter: what the service behind it said
     return f"{said}: {_message(raw, depth - 1)}" if raw else said
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
+from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
 from focalroute.endpoints.wire.fields import (
     answer_tokens,
@@ -184,30 +185,27 @@ class _Part:
         self._thoughts.append(thinking_of(delta))
         self._refused = self._refused or bool(delta.get("refusal"))
         self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
-        logprobs = choice.get("logprobs")
-        content = logprobs.get("content") if isinstance(logprobs, dict) else None
+        content = as_object(choice.get("logprobs")).get("content")
         if isinstance(content, list) and self._entries is not None:
             self._entries += content
         elif text:  # text without its log-probabilities: the rest is of no use
             self._entries = None
-        calls = delta.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
+        for call in objects_in(delta.get("tool_calls")):
             self._add_call(call)
         if self.finish_reason is not None:
             said += self._splitter.finish(cut=self.finish_reason == "length")
         self._texts.append(said)
         return said
 
-    def _add_call(self, call: object) -> None:
+    def _add_call(self, call: Mapping[str, Any]) -> None:
         """Tool calls come in pieces too: the first names it, the others add to its arguments.
 
         Some services (Gemini) number none of them, or all alike: another id with a name is another call. An id alone is
         not, as others (vLLM) give every piece its own.
         """
-        if not isinstance(call, dict) or (index := count_of(call.get("index") or 0)) is None:
+        index, function = count_of(call.get("index") or 0), as_object(call.get("function"))
+        if index is None:
             return
-        found = call.get("function")
-        function = found if isinstance(found, dict) else {}
         place = self._places.get(index)
         if place is None or (function.get("name") and _differ(self._calls[place], call)):
             place = self._places[index] = (index, len(self._calls))

@@ -8,6 +8,7 @@ from typing import Any
 
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Usage
+from focalroute.core.shapes import as_object
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request, open_reply, parse_json
 from focalroute.endpoints.wire.fields import echoed_tokens, protocol_error, text_of
 
@@ -40,7 +41,7 @@ def decode_embeddings(body: bytes | bytearray, count: int) -> Embeddings:
         raise protocol_error("the reply does not have an embedding for each text", usage)
     vectors: dict[int, Sequence[float]] = {}
     for place, item in enumerate(data):
-        item = item if isinstance(item, dict) else {}
+        item = as_object(item)
         index = item.get("index", place)
         if type(index) is not int or not _is_vector(item.get("embedding")):
             raise protocol_error("an embedding is not a list of finite numbers", usage)
@@ -83,7 +84,7 @@ def decode_scored(body: bytes | bytearray, count: int) -> Completion:
         raise _about_something_else("the reply does not have a completion for each text", usage)
     found: dict[int, CompletionChoice] = {}
     for place, item in enumerate(choices):
-        item = item if isinstance(item, dict) else {}
+        item = as_object(item)
         index, text = item.get("index", place), text_of(item.get("text"))
         if type(index) is not int or text is None:
             raise _about_something_else("a completion has no text", usage)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from focalroute.core.shapes import objects_in
 from focalroute.endpoints.wire.fields import text_of
 
 _FINAL = "<|channel|>final<|message|>"
@@ -46,14 +47,12 @@ def thinking_of(message: Mapping[str, Any]) -> str:
     for name in _FIELDS:
         if text := text_of(message.get(name)):
             return text
-    content = message.get("content")
-    parts = [part.get("thinking") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return "".join(_flat(part) for part in parts)
+    return "".join(_flat(part.get("thinking")) for part in objects_in(message.get("content")))
 
 
 def _flat(part: object) -> str:
     if isinstance(part, list):
-        return "".join(text_of(inner.get("text")) or "" for inner in part if isinstance(inner, dict))
+        return "".join(text_of(inner.get("text")) or "" for inner in objects_in(part))
     return text_of(part) or ""
 
 

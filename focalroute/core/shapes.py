@@ -1,0 +1,25 @@
+"""Reads parsed JSON that somebody else wrote: what is of another type than looked for is an empty one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def as_object(value: object) -> Mapping[str, Any]:
+    """An object; empty for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def as_list(value: object) -> Sequence[Any]:
+    """A list; empty for anything else."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def objects_in(value: object) -> list[Mapping[str, Any]]:
+    """The objects of a list.
+
+    >>> objects_in([{"a": 1}, None, "b"]), objects_in("b")
+    ([{'a': 1}], [])
+    """
+    return [item for item in as_list(value) if isinstance(item, Mapping)]
