@@ -362,7 +362,7 @@ def _is_message(message: object) -> bool:
 
 
 def _tags(tags: Sequence[str]) -> tuple[str, ...]:
-    if tags == ():
+    if isinstance(tags, tuple) and not tags:
         return ()
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
     if listed is None or not all(isinstance(tag, str) for tag in listed):

@@ -127,8 +127,9 @@ def test_tags_are_a_list_of_texts(tags: Any) -> None:
         make_query("q", tags=tags)
 
 
-def test_tags_may_come_from_an_iterator() -> None:
-    assert make_query("q", tags=(tag for tag in ("a", "b"))).tags == ("a", "b")  # type: ignore[arg-type]
+def test_tags_may_come_from_an_iterator_or_an_array() -> None:
+    for tags in ((tag for tag in ("a", "b")), np.array(["a", "b"])):
+        assert make_query("q", tags=tags).tags == ("a", "b")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("params", ["seed", 5, ["seed"]])
