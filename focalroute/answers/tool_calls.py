@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ ToolCall = Mapping[str, Any]
 MOST_CALLS = 256
 #: Begins the normal form of tool calls, and of nothing else.
 CALLS = "\0"
+
+_ID = re.compile("[A-Za-z0-9]{9}")  # of a call, as Mistral and the templates of its models want it back
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,7 +80,7 @@ def _checker(schema: str) -> Callable[[object], bool]:
 def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
     """Return a reply's calls in OpenAI's shape, each with an id of its own; None if one of them cannot be read.
 
-    Arguments must be a JSON object, or nothing at all.
+    Arguments must be a JSON object, or nothing at all. An id that not every service would take back is replaced.
     """
     shaped: dict[str, ToolCall] = {}
     for call in calls:
@@ -86,8 +89,8 @@ def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
             return None
         name, arguments = read
         call_id = call.get("id")
-        if not isinstance(call_id, str) or not call_id or call_id in shaped:
-            call_id = f"call_{secrets.token_hex(8)}"
+        if not isinstance(call_id, str) or not _ID.fullmatch(call_id) or call_id in shaped:
+            call_id = secrets.token_hex(5)[:9]
         function = {"name": name, "arguments": canonical(arguments)}
         shaped[call_id] = {"id": call_id, "type": "function", "function": function}
     return tuple(shaped.values())

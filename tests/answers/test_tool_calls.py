@@ -95,12 +95,14 @@ def test_a_call_that_cannot_be_read_spoils_the_reply(bad: Any) -> None:
 
 
 def test_every_call_has_an_id_of_its_own() -> None:
-    """Whatever the service calls them."""
-    shaped = parse_calls([call("{}"), call("{}"), call("{}", id=None), call("{}", id="")])
+    """Whatever the service calls them, it is one that Mistral, too, takes back: a member may be asked to go on."""
+    named = [call("{}", id=id) for id in ("3Xk9vQz0a", "3Xk9vQz0a", None, "", "call_9qWmFz", "call_49c8")]
+    shaped = parse_calls(named)
     assert shaped is not None
     ids = [one["id"] for one in shaped]
-    assert ids[0] == "call_1"
-    assert len(set(ids)) == 4
+    assert ids[0] == "3Xk9vQz0a"
+    assert len(set(ids)) == len(named)
+    assert all(len(one) == 9 and one.isascii() and one.isalnum() for one in ids)
     assert all(one["type"] == "function" and one["function"]["arguments"] == "{}" for one in shaped)
 
 
@@ -159,14 +161,14 @@ def ask(service: Service, server: Server, *replies: Any, **options: Any) -> Answ
 
 
 def test_equal_calls_are_one_candidate_and_one_members_own_are_given(service: Service, server: Server) -> None:
-    two = calling(call('{"b": 25, "a": 17}', id="mine"))
+    two = calling(call('{"b": 25, "a": 17}', id="mine00001"))
     other = calling(call('{"a":17,"b":25}', id="other"))
     answer = ask(service, server, calling(call('{"a": 1, "b": 2}')), two, other)
     assert answer.candidates == (
         '[{"arguments":{"a":1,"b":2},"name":"add"}]',
         '[{"arguments":{"a":17,"b":25},"name":"add"}]',
     )
-    assert answer.tool_calls == (call('{"a":17,"b":25}', id="mine"),)
+    assert answer.tool_calls == (call('{"a":17,"b":25}', id="mine00001"),)
     assert (answer.text, answer.value) == ("", answer.candidates[1])
     assert answer.message == {"role": "assistant", "content": None, "tool_calls": [dict(answer.tool_calls[0])]}
     assert [c.candidate for c in answer.receipt.calls] == [0, 1, 1]
