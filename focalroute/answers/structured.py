@@ -25,7 +25,7 @@ from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.json_schema import MAX_NODES, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
-from focalroute.core.shapes import as_object
+from focalroute.core.shapes import as_list, as_object
 
 #: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (To mypy
 #: ``Literal["a", "b"]`` and ``Optional[int]`` are no types where a value is meant.)
@@ -327,53 +327,47 @@ class _Unfolded:
     """Follows the references of a schema, in bounded time: two to each level below make a million of twenty levels."""
 
     def __init__(self, root: object) -> None:
-        self._root = root
+        self._root = as_object(root)
         self._parts = 0
 
-    def part(self, schema: object, followed: frozenset[str]) -> tuple[object, frozenset[str]]:
-        """A part of the schema, a reference followed; None if it leads outside, or round in a circle."""
+    def part(self, schema: object, followed: frozenset[str]) -> tuple[Mapping[str, Any], frozenset[str]]:
+        """A part of the schema, a reference followed; empty if it leads outside, or round in a circle."""
         self._parts += 1
         if self._parts > MAX_NODES:
             raise ConfigError(
                 f"answer: the JSON schema's references unfold to more than {MAX_NODES} parts; simplify it"
             )
-        while isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
-            reference = schema["$ref"]
+        found = as_object(schema)
+        while isinstance(reference := found.get("$ref"), str):
             if reference in followed or not reference.startswith("#"):
-                return None, followed
+                return {}, followed
             followed |= {reference}
-            schema = self._root
+            found = self._root
             for name in reference[1:].split("/")[1:]:
-                if not isinstance(schema, Mapping):
-                    return None, followed
-                schema = schema.get(name.replace("~1", "/").replace("~0", "~"))
-        return schema, followed
+                found = as_object(found.get(name.replace("~1", "/").replace("~0", "~")))
+        return found, followed
 
 
 def _walk(unfolded: _Unfolded, schema: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
-    schema, followed = unfolded.part(schema, followed)
-    if not isinstance(schema, Mapping):
-        return
-    if _closed(unfolded, schema, followed):
+    part, followed = unfolded.part(schema, followed)
+    if _closed(unfolded, part, followed):
         yield path
-    elif isinstance(schema.get("properties"), Mapping):
-        for name, part in schema["properties"].items():
-            yield from _walk(unfolded, part, (*path, name), followed)
+    elif isinstance(part.get("properties"), Mapping):
+        for name, held in part["properties"].items():
+            yield from _walk(unfolded, held, (*path, name), followed)
     else:  # an object or null
-        objects = [option for option in _options(schema) if not (isinstance(option, Mapping) and _null(option))]
+        objects = [option for option in _options(part) if not _null(as_object(option))]
         if len(objects) == 1:
             yield from _walk(unfolded, objects[0], path, followed)
 
 
 def _closed(unfolded: _Unfolded, schema: object, followed: frozenset[str]) -> bool:
-    schema, followed = unfolded.part(schema, followed)
-    if not isinstance(schema, Mapping):
-        return False
-    types = schema.get("type")
-    options = _options(schema)
+    part, followed = unfolded.part(schema, followed)
+    types = part.get("type")
+    options = _options(part)
     return (
-        "const" in schema
-        or isinstance(schema.get("enum"), list)
+        "const" in part
+        or isinstance(part.get("enum"), list)
         or (isinstance(types, str) and types in _CLOSED_TYPES)
         or (isinstance(types, list) and bool(types) and _CLOSED_TYPES.issuperset(types))
         or (bool(options) and all(_closed(unfolded, option, followed) for option in options))
@@ -384,10 +378,9 @@ def _options(schema: Mapping[str, Any]) -> Sequence[object]:
     """The alternatives of a schema; a lone part of ``allOf`` is another way to write the schema itself."""
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
-            listed: list[object] = schema[name]
-            return listed
-    parts = schema.get("allOf")
-    return parts if isinstance(parts, list) and len(parts) == 1 else ()
+            return as_list(schema[name])
+    parts = as_list(schema.get("allOf"))
+    return parts if len(parts) == 1 else ()
 
 
 def _null(schema: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -19,6 +19,7 @@ from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.records import Failure
+from focalroute.core.shapes import as_object
 from focalroute.core.spelling import did_you_mean
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities
@@ -187,7 +188,7 @@ def _service(endpoint: Endpoint) -> _Service:
     names = (model["id"] for model in listed_models(payload))
     return _Service(
         "ok", accepted=_lists_for_key_only(endpoint) or None, models=frozenset(filter(str.isprintable, names)),
-        more=isinstance(payload, Mapping) and payload.get("has_more") is True,
+        more=as_object(payload).get("has_more") is True,
     )  # fmt: skip
 
 

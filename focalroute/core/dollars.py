@@ -15,6 +15,8 @@ PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 Amount = Decimal | float | str
 
 _MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
+_MOST_TOLD = Decimal(100_000)
+_MOST_DECIMALS = 30  # one of a million decimals would be written out somewhere: "0e-999999999"
 _PRINTABLE_BITS = 1000  # Python refuses to print integers of thousands of digits
 
 
@@ -54,6 +56,15 @@ def parse_decimal(amount: object) -> Decimal | None:
     if value is None or not value.is_finite() or len(value.as_tuple().digits) > _MAX_AMOUNT_DIGITS:
         return None
     return value if not value or abs(value.adjusted()) <= _MAX_AMOUNT_EXPONENT else None
+
+
+def told_usd(amount: object, most: Decimal = _MOST_TOLD) -> Decimal | None:
+    """Return what a service says that something costs, exactly as written; None if no such thing costs that."""
+    value = parse_decimal(amount)
+    if value is None or not 0 <= value <= most:
+        return None
+    exponent = value.as_tuple().exponent
+    return value if isinstance(exponent, int) and exponent >= -_MOST_DECIMALS else None
 
 
 def positive_usd(amount: object) -> Decimal:

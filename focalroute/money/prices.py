@@ -23,10 +23,11 @@ from typing import Any, Literal
 
 from focalroute.core.config import Dialect, Endpoint, Price
 from focalroute.core.daemon_threads import DaemonThreads
-from focalroute.core.dollars import parse_decimal
+from focalroute.core.dollars import told_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.proxies import proxy_of
 from focalroute.core.services import service_at
+from focalroute.core.shapes import as_object, objects_in
 from focalroute.money.price_library import installed, look_up
 
 _log = logging.getLogger("focalroute")
@@ -37,7 +38,6 @@ _TIMEOUT_S = 20.0  # without a byte
 _LONGEST_S = 20.0  # in all
 _MOST_BYTES = 16 * 2**20
 _HIGHEST = Decimal(100_000)
-_MOST_DECIMALS = 30  # one of a million decimals would be written into the pool file
 
 
 class NotListed(Exception):
@@ -200,9 +200,7 @@ def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
 def listed_models(payload: object) -> list[Mapping[str, Any]]:
     """Return the models with a name in a service's answer to ``GET /models``, each as the service describes it."""
     models = payload.get("data") if isinstance(payload, Mapping) else payload
-    if not isinstance(models, list):
-        return []
-    return [model for model in models if isinstance(model, Mapping) and isinstance(model.get("id"), str)]
+    return [model for model in objects_in(models) if isinstance(model.get("id"), str)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +213,9 @@ class _Shape:
     free: bool  # whether zero means free; elsewhere it stands for what is not sold by the token
 
     def read(self, model: Mapping[str, Any]) -> Price | None:
-        table: Any = model
         for step in self.path:
-            table = table.get(step) if isinstance(table, Mapping) else None
-        if not isinstance(table, Mapping):
-            return None
-        prompt, completion, cached = (self._per_million(table.get(name)) for name in self.names)
+            model = as_object(model.get(step))
+        prompt, completion, cached = (self._per_million(model.get(name)) for name in self.names)
         if prompt is None or completion is None or (prompt == completion == 0 and not self.free):
             return None
         if cached is None:
@@ -228,13 +223,8 @@ class _Shape:
         return Price(prompt, completion, cached)
 
     def _per_million(self, amount: object) -> Decimal | None:
-        value = parse_decimal(amount)
-        if value is None or not 0 <= value <= _HIGHEST * self.tokens / 1_000_000:
-            return None
-        exponent = value.as_tuple().exponent
-        if not isinstance(exponent, int) or exponent < -_MOST_DECIMALS:
-            return None
-        return value * 1_000_000 / self.tokens
+        value = told_usd(amount, _HIGHEST * self.tokens / 1_000_000)
+        return None if value is None else value * 1_000_000 / self.tokens
 
 
 _SHAPES: Mapping[Dialect, _Shape] = {

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.config import MOST_CHOICES
 from focalroute.core.errors import ConfigError
+from focalroute.core.shapes import as_object
 from focalroute.core.spelling import advice, did_you_mean, first_problem
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.openai_api.refusals import Refused
@@ -351,7 +352,6 @@ _OF_A_CHOICE = {"type", "enum", "title", "description"}
 _OF_ITS_OBJECT = {
     "type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions", "$schema",
 }  # fmt: skip
-_NO_SCHEMA: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,8 +395,7 @@ def read_format(response_format: Mapping[str, Any] | None, *, tools: bool) -> An
         return AnswerFormat()
     if response_format.get("type") == "json_object":
         return AnswerFormat(structure=structure_of(dict[str, Any]), params={"response_format": dict(response_format)})
-    holder = response_format.get("json_schema")
-    schema = holder.get("schema") if isinstance(holder, dict) else None
+    schema = as_object(response_format.get("json_schema")).get("schema")
     if response_format.get("type") != "json_schema" or not isinstance(schema, dict):
         message = (
             'response_format: give {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, or the type '
@@ -432,16 +431,14 @@ def _closed_format(schema: Mapping[str, Any]) -> AnswerFormat | None:
 
 def _resolved(schema: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
     """A field's schema, or the one of the same document that it refers to."""
-    if not isinstance(given, dict):
-        return _NO_SCHEMA
-    reference = given.get("$ref")
+    field = as_object(given)
+    reference = field.get("$ref")
     if not isinstance(reference, str):
-        return given
+        return field
     _, _, path = reference.partition("#/")
     holder, _, name = path.partition("/")
     found = schema.get(holder) if holder in ("$defs", "definitions") else None
-    target = found.get(name) if isinstance(found, dict) else None
-    return target if isinstance(target, dict) else _NO_SCHEMA
+    return as_object(as_object(found).get(name))
 
 
 def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:

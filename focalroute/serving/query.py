@@ -20,6 +20,7 @@ from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, ch
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
+from focalroute.core.shapes import as_object
 from focalroute.core.spelling import by_keyword
 
 T = TypeVar("T")
@@ -343,12 +344,10 @@ def _check_tool_choice(params: Mapping[str, Any]) -> None:
     """Refuse a choice that no reply can follow: each member would be paid for one that cannot be used."""
     if params.get("tool_choice") is None:
         return
-    offer, function = ToolOffer.of(params), None
+    offer = ToolOffer.of(params)
     if offer.required and not params.get("tools"):
         raise ConfigError("tool_choice: requires a call, and there are no tools; give tools, or leave it out")
-    if isinstance(params["tool_choice"], Mapping):
-        function = params["tool_choice"].get("function")
-    name = function.get("name") if isinstance(function, Mapping) else None
+    name = as_object(as_object(params["tool_choice"]).get("function")).get("name")
     if isinstance(name, str) and offer.names is not None and name not in offer.names:
         raise ConfigError("tool_choice: names a function that is not among the tools; name one that is")
 

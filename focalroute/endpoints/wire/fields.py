@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
 
-from focalroute.core.dollars import parse_decimal
+from focalroute.core.dollars import told_usd
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Usage
 from focalroute.core.shapes import as_object, objects_in
@@ -16,8 +16,6 @@ from focalroute.core.shapes import as_object, objects_in
 _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
 _MAX_TOKEN_COUNT = 10**9
-_MAX_COST = Decimal(100_000)
-_MOST_DECIMALS = 30  # one of a million decimals would be written out somewhere
 _EXACT = Context(prec=50)  # adds two such amounts without rounding
 
 
@@ -124,21 +122,12 @@ def told_cost(payload: object) -> Decimal | None:
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
     """USD. OpenRouter adds what a caller's own key was charged upstream, unless `is_byok` is false."""
-    cost = _usd(usage.get("cost", usage.get("estimated_cost")))
+    cost = told_usd(usage.get("cost", usage.get("estimated_cost")))
     upstream = None if cost is None else _within(usage, "cost_details", "upstream_inference_cost")
     if cost is None or upstream is None or usage.get("is_byok") is False:
         return cost
-    upstream_cost = _usd(upstream)
-    return None if upstream_cost is None else _usd(_EXACT.add(cost, upstream_cost))
-
-
-def _usd(value: object) -> Decimal | None:
-    """USD, exactly as written: a float's shortest decimal form is what the service sent."""
-    amount = parse_decimal(value)
-    if amount is None or not 0 <= amount <= _MAX_COST:
-        return None
-    exponent = amount.as_tuple().exponent
-    return amount if isinstance(exponent, int) and exponent >= -_MOST_DECIMALS else None
+    upstream_cost = told_usd(upstream)
+    return None if upstream_cost is None else told_usd(_EXACT.add(cost, upstream_cost))
 
 
 def _number(value: object) -> float | None:
