@@ -85,10 +85,10 @@ def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
     shaped: dict[str, ToolCall] = {}
     for call in calls:
         read = _read(call)
-        if read is None or not isinstance(call, Mapping):
+        if read is None:
             return None
         name, arguments = read
-        call_id = call.get("id")
+        call_id = as_object(call).get("id")
         if not isinstance(call_id, str) or not _ID.fullmatch(call_id) or call_id in shaped:
             call_id = secrets.token_hex(5)[:9]
         function = {"name": name, "arguments": canonical(arguments)}
@@ -124,11 +124,8 @@ def calls_form(calls: Iterable[ToolCall]) -> str:
 
 def _read(call: object) -> tuple[str, Mapping[str, Any]] | None:
     """Read the name and arguments of a call; None if it is not one."""
-    if not isinstance(call, Mapping):
-        return None
-    function = call.get("function", call)
-    if not isinstance(function, Mapping):
-        return None
+    call = as_object(call)
+    function = as_object(call.get("function", call))
     name, arguments = function.get("name"), function.get("arguments") or {}  # a function may take none
     try:
         if isinstance(arguments, str):
