@@ -19,7 +19,7 @@ import typer
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
 from focalroute.core.dollars import Dollars, dollars
 from focalroute.core.errors import ConfigError, FocalrouteError, PoolError
-from focalroute.core.files import hold_file, naming
+from focalroute.core.files import hold_file, naming, refusing
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import error_text
 
@@ -92,10 +92,8 @@ def _read(path: Path) -> list[_Line]:
     from focalroute.core.spelling import did_you_mean
     from focalroute.serving.query import ARGUMENTS, INSTEAD, make_query
 
-    try:
+    with refusing(path, "read"):
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     found: list[_Line] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -147,7 +145,7 @@ class _Answers:
         self.usd, self.unpriced = Decimal(0), 0
         self._failed_usd: dict[int, Decimal] = {}  # USD of a question's asks that failed, by its index
         with contextlib.ExitStack() as opened:
-            try:
+            with refusing(path, "written"):
                 hold_file(opened.enter_context(path.open("ab")), path)
                 kept = self._kept()
                 beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -156,8 +154,6 @@ class _Answers:
                 self._file.writelines(kept)  # without those that failed, and a half line at its end
                 self._file.flush()
                 beside.replace(path)
-            except OSError as error:
-                raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
             self._opened = opened.pop_all()
 
     def _kept(self) -> list[bytes]:

@@ -10,7 +10,7 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from focalroute.core.errors import ConfigError
 
@@ -66,6 +66,15 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextlib.contextmanager
+def refusing(path: Path, action: Literal["read", "written"]) -> Iterator[None]:
+    """Have what goes wrong in reading or writing this file be a `ConfigError` that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be {action}: {error.strerror or error}") from None
 
 
 def hold_file(file: IO[bytes], path: Path) -> None:

@@ -17,7 +17,7 @@ from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import hold_file, naming
+from focalroute.core.files import hold_file, naming, refusing
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.records import Reply, Usage
@@ -91,15 +91,13 @@ class LogFile:
         self._questions = {question.id: question for question in questions}
         there: Sequence[LoggedQuery] = ()
         with ExitStack() as opened:
-            try:
+            with refusing(path, "written"):
                 self._file = opened.enter_context(path.open("ab+"))
                 hold_file(self._file, path)
                 self._file.seek(0)
                 self._file.truncate(self._file.read().rfind(b"\n") + 1)  # a process that died may have left half a line
                 if self._file.seek(0, os.SEEK_END):
                     there = read_log(path)
-            except OSError as error:
-                raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
             for query in there:
                 question = self._questions.get(query.id)
                 if question is None:

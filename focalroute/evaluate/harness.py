@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.files import refusing
 from focalroute.evaluate.dataset import json_objects
 from focalroute.evaluate.outcomes import read_log
 from focalroute.policy.decider import posterior
@@ -188,12 +189,11 @@ def _label(target: object, choices: tuple[str, ...]) -> int:
 
 def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     beside = target.with_name(f".{target.name}.part.jsonl")
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     try:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        beside.write_bytes(text.encode("utf-8", "replace"))  # as collect: a lone surrogate is a question mark
-        read_log(beside)
-        beside.replace(target)
-    except OSError as error:
-        raise ConfigError(f"{target}: cannot be written: {error.strerror or error}") from None
+        with refusing(target, "written"):
+            beside.write_bytes(text.encode("utf-8", "replace"))  # as collect: a lone surrogate is a question mark
+            read_log(beside)
+            beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.files import refusing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,10 +46,8 @@ def write_file(file: Path, content: str | bytes) -> None:
     if isinstance(content, str) and file == STANDARD_OUTPUT:
         sys.stdout.write(content)
         return
-    try:
+    with refusing(file, "written"):
         file.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
 def put_out(report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None) -> None:

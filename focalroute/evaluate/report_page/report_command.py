@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.core.errors import ConfigError
+from focalroute.core.files import refusing
 from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
 from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
@@ -176,10 +177,8 @@ def _page(evaluation: Path | None, store: str | None, last: int, updates: Sectio
 
 
 def _json(file: Path) -> object:
-    try:
+    with refusing(file, "read"):
         content = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     if content.startswith(_SQLITE):
         raise ConfigError(f"{file}: is a store; give it as --store {file}")
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from focalroute.core.errors import ConfigError, PolicyError
+from focalroute.core.files import refusing
 from focalroute.core.records import F32
 from focalroute.policy.onnx_model import open_model
 
@@ -90,11 +91,8 @@ class OnnxEmbedder:
 
 
 def _digest(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").digest()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    with refusing(file, "read"), file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
 
 
 def _tokenizer(file: str | Path, max_tokens: int) -> Any:
