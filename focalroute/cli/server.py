@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, given
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, needing
 from focalroute.core.files import raise_limit
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ async def _serve(
     shutdown_s: int,
     as_json: bool,
 ) -> None:
-    from focalroute.server import create_app, needing_extra
+    from focalroute.server import NEEDED, create_app
     from focalroute.serving.ensemble import AsyncEnsemble
 
-    with needing_extra():
+    with needing(*NEEDED):
         import uvicorn
 
         from focalroute.server.connections import server_config

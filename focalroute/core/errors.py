@@ -19,7 +19,8 @@ A member's failure is *not* an exception: it is data, ``Reply.error`` (see `foca
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
@@ -35,6 +36,21 @@ def field_of(message: str) -> str | None:
     """The field that an error's message begins with, as in "field: do this"; None: it begins with something else."""
     found = _FIELD.match(message)
     return None if found is None else found[1]
+
+
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Have an import that fails say which extra to install, after ``what`` is needed by whom.
+
+    Raises:
+        ConfigError: another package than this one is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] == "focalroute":
+            raise
+        raise ConfigError(f"{what}; pip install 'focalroute[{extra}]'") from None
 
 
 class FocalrouteError(Exception):

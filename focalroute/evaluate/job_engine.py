@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from focalroute.core.errors import ConfigError, FocalrouteError
+from focalroute.core.errors import ConfigError, FocalrouteError, needing
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -135,13 +135,11 @@ def _ray(address: str) -> Iterator[Any]:
     """Ray, connected; it prints nothing, reports nothing, and opens no page."""
     cluster: Any = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {}
     with _environment({**_QUIET, **(_private() if address == "local" else {})}):
-        try:
+        with needing("engine: needs Ray", "ray"):
             import ray
-
+        try:
             with warnings.catch_warnings(action="ignore"):  # what is wrong is said below
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **cluster)
-        except ImportError:
-            raise ConfigError("engine: Ray is not installed: pip install 'focalroute[ray]'") from None
         except Exception as error:  # noqa: BLE001 - Ray raises that itself where a cluster does not start in time
             said = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise ConfigError(f"engine: no Ray cluster at {address}: {said}") from None

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, needing
 
 if TYPE_CHECKING:
     from focalroute.serving.sync import Ensemble
@@ -84,10 +84,8 @@ def rouge(kind: str = "rouge-l") -> Quality:
 
 @cache
 def _rouge_scorer(name: str) -> Any:
-    try:
+    with needing("quality: ROUGE needs rouge-score", "rouge"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise ConfigError("quality: ROUGE needs rouge-score; pip install 'focalroute[rouge]'") from None
     return RougeScorer([name], use_stemmer=True)
 
 
@@ -110,10 +108,8 @@ def bertscore(model: str = "distilbert-base-uncased") -> Quality:
 
 @cache
 def _bert_scorer(model: str) -> Any:
-    try:
+    with needing("quality: BERTScore needs bert-score", "bertscore"):
         from bert_score import BERTScorer
-    except ImportError:
-        raise ConfigError("quality: BERTScore needs bert-score; pip install 'focalroute[bertscore]'") from None
     return BERTScorer(model_type=model)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, needing
 from focalroute.learn.nets import (
     CriticNet,
     DeciderNet,
@@ -93,10 +93,8 @@ class TorchBackend:
     """
 
     def __init__(self, device: str) -> None:
-        try:
+        with needing("backend: needs torch", "train"):
             import torch
-        except ImportError:
-            raise ConfigError("backend: torch is not installed; pip install 'focalroute[train]'") from None
         try:
             self._device = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it

@@ -6,11 +6,9 @@ may hold and what comes back is in `docs/server.md`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, needing
 from focalroute.server.callers import Caller, Callers
 from focalroute.serving.ensemble import AsyncEnsemble
 
@@ -20,17 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Callers", "create_app"]
 
 
-@contextlib.contextmanager
-def needing_extra() -> Iterator[None]:
-    """Say which extra is missing, where an import fails."""
-    try:
-        yield
-    except ImportError as error:
-        if error.name is None or error.name.split(".")[0] == "focalroute":
-            raise
-        raise ConfigError(
-            "the server needs starlette, uvicorn and prometheus-client; pip install 'focalroute[server]'"
-        ) from None
+#: Who needs what, and the extra that has it.
+NEEDED = "the server needs starlette, uvicorn and prometheus-client", "server"
 
 
 def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local_only: bool = False) -> Starlette:
@@ -52,6 +41,6 @@ def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local
         raise ConfigError(f"ensemble: give an AsyncEnsemble, got {type(ensemble).__name__}")
     if callers is not None:
         callers.require_limits(ensemble.budget)
-    with needing_extra():
+    with needing(*NEEDED):
         from focalroute.server.app import Service
     return Service(ensemble, callers, local_only=local_only).app()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import needing
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.cost_curve import draw_cost_quality, short_name
 
@@ -74,12 +74,8 @@ def check_extra() -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
+    with needing("the page needs matplotlib, which draws it", "report"):
         import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise ConfigError(
-            "the page is drawn by matplotlib, which is not installed; pip install 'focalroute[report]'"
-        ) from None
 
 
 _WIDTH = 4.6

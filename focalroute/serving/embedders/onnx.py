@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.core.errors import ConfigError, PolicyError
+from focalroute.core.errors import ConfigError, PolicyError, needing
 from focalroute.core.files import refusing
 from focalroute.core.records import F32
 from focalroute.policy.onnx_model import open_model
@@ -96,10 +96,8 @@ def _digest(file: Path) -> bytes:
 
 
 def _tokenizer(file: str | Path, max_tokens: int) -> Any:
-    try:
+    with needing("OnnxEmbedder: needs the package tokenizers", "embed"):
         from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError("OnnxEmbedder: needs the package tokenizers; pip install 'focalroute[embed]'") from None
     try:
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.enable_truncation(max_tokens)

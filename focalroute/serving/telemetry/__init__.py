@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from focalroute.core.config import Endpoint
 from focalroute.core.daemon_threads import DaemonThreads
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, needing
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from focalroute.serving.telemetry.recorder import Recorder
 
-_NEEDED = "telemetry: needs OpenTelemetry; pip install 'focalroute[otel]'"
+_NEEDED = "telemetry: needs OpenTelemetry", "otel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,8 @@ def make_recorder(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) ->
         return None
     if telemetry is not True and not isinstance(telemetry, Telemetry):
         raise ConfigError(f"telemetry: give True, False or a Telemetry, got {type(telemetry).__name__}")
-    try:
+    with needing(*_NEEDED):
         from focalroute.serving.telemetry.recorder import Recorder
-    except ImportError as error:
-        if error.name is None or error.name.split(".")[0] != "opentelemetry":
-            raise
-        raise ConfigError(_NEEDED) from None
     return Recorder(Telemetry() if telemetry is True else telemetry, endpoints)
 
 
@@ -71,7 +67,7 @@ def exporting() -> Iterator[Telemetry]:
     Raises:
         ConfigError: OpenTelemetry is not installed, or refuses a variable.
     """
-    try:
+    with needing(*_NEEDED):
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -82,8 +78,6 @@ def exporting() -> Iterator[Telemetry]:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        raise ConfigError(_NEEDED) from None
     resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "focalroute")})
     tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

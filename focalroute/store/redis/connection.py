@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from focalroute.core.errors import ConfigError, FocalrouteError, StoreError
+from focalroute.core.errors import ConfigError, FocalrouteError, StoreError, needing
 from focalroute.store.redis.address import RedisAddress
 
 if TYPE_CHECKING:
@@ -111,10 +111,8 @@ class RedisConnection:
 
     @cached_property
     def _redis(self) -> Any:
-        try:
+        with needing("store: a Redis store needs redis-py", "redis"):
             import redis
-        except ImportError:
-            raise ConfigError("store: a Redis store needs redis-py: pip install 'focalroute[redis]'") from None
         return redis
 
     def _make_pool(self, url: str, **changed: Any) -> redis.ConnectionPool:
