@@ -93,6 +93,8 @@ def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
             call_id = secrets.token_hex(5)[:9]
         function = {"name": name, "arguments": canonical(arguments)}
         shaped[call_id] = {"id": call_id, "type": "function", "function": function}
+        if signature := as_object(call.get("extra_content")):  # Gemini's, which wants it back
+            shaped[call_id] = {**shaped[call_id], "extra_content": signature}
     return tuple(shaped.values())
 
 

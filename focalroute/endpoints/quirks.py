@@ -9,7 +9,8 @@ from typing import Any
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import Failure
-from focalroute.core.services import thinks
+from focalroute.core.services import service_at, thinks
+from focalroute.core.shapes import as_list, as_object
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 from focalroute.endpoints.wire.refusals import ROOM
 
@@ -47,6 +48,7 @@ class Quirks:
         self._fixed = told is not None or not endpoint.params.keys().isdisjoint(_CAPS)
         self._cap: str | None = None  # what the token limit is called; None: as the address says
         self._refused: set[str] = set()
+        self._foreign = (endpoint.service or service_at(endpoint.base_url)) not in (None, "gemini", "litellm")
 
     @property
     def room(self) -> int:
@@ -63,7 +65,9 @@ class Quirks:
         return tuple(rooms)
 
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A request's body without what is refused."""
+        """A request's body without what is refused, or means nothing to a service that may refuse it."""
+        if self._foreign:
+            body = {**body, "messages": [*map(_unsigned, body["messages"])]}
         if not self._refused and self._cap is None:
             return dict(body)
         fitting = {name: value for name, value in body.items() if name not in self._refused}
@@ -113,6 +117,15 @@ class Quirks:
             return None
         self._room = min(max(self.room, _LEAST) * _GROWTH, _MOST)
         return self._room
+
+
+def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without Gemini's signatures of tool calls (https://ai.google.dev/gemini-api/docs/thought-signatures)."""
+    calls = as_list(message.get("tool_calls"))
+    if not any("extra_content" in as_object(call) for call in calls):
+        return message
+    named = [{name: value for name, value in as_object(call).items() if name != "extra_content"} for call in calls]
+    return {**message, "tool_calls": named}
 
 
 def _without_cut_thinking(sample: CompletionChoice) -> CompletionChoice:

@@ -209,3 +209,23 @@ def test_every_parameter_and_message_goes_on_unchanged(server: Server, asked: An
     assert body["min_p"] == 0.1
     assert body["messages"][:4] == messages[:4]
     assert body["messages"][4] == messages[4] or asked
+
+
+@pytest.mark.parametrize(("service", "signed"), [(None, True), ("gemini", True), ("openai", False)])
+def test_what_gemini_signs_a_call_with_goes_back_to_it_alone(service: str | None, signed: bool) -> None:
+    """It refuses a conversation without the signature; services that know no such field may refuse one with it."""
+    call: dict[str, Any] = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call["extra_content"] = {"google": {"thought_signature": "AY89"}}
+
+    async def calls(_: web.Request, __: Any) -> web.StreamResponse:
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return json_reply(completion(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}]))
+
+    with serving(calls) as server:
+        member = Endpoint("m", base_url=server.url, model="m", service=service, api_key="unused-in-this-test")
+        with Ensemble([member]) as ensemble:
+            answer = ensemble.ask("What is it?", params={"tools": [TOOL]})
+            assert answer.tool_calls == (call,)
+            done = {"role": "tool", "tool_call_id": call["id"], "content": "17"}
+            ensemble.ask([{"role": "user", "content": "What is it?"}, answer.message, done], params={"tools": [TOOL]})
+        assert ("extra_content" in server.received[-1].body["messages"][1]["tool_calls"][0]) is signed
