@@ -18,7 +18,7 @@ import typer
 
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
 from focalroute.core.dollars import Dollars, dollars
-from focalroute.core.errors import ConfigError, FocalrouteError, PoolError
+from focalroute.core.errors import ConfigError, FocalrouteError, PoolError, locating
 from focalroute.core.files import hold_file, naming, refusing
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import error_text
@@ -98,20 +98,18 @@ def _read(path: Path) -> list[_Line]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise ConfigError(f"{path}:{number}: is not JSON; write a text in quotes, or an object") from None
-        arguments = {"query": value} if isinstance(value, str | list) else value
-        if not isinstance(arguments, dict) or not {"query", "messages"} & set(arguments):
-            raise ConfigError(f'{path}:{number}: query: required; write a text, or {{"query": "...", ...}}')
-        if unknown := sorted(set(arguments) - set(ARGUMENTS)):
-            meant = did_you_mean(unknown[0], ARGUMENTS, INSTEAD)
-            raise ConfigError(f"{path}:{number}: {unknown[0]}: unknown key; {meant}")
-        try:
+        with locating(f"{path}:{number}"):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                raise ConfigError("is not JSON; write a text in quotes, or an object") from None
+            arguments = {"query": value} if isinstance(value, str | list) else value
+            if not isinstance(arguments, dict) or not {"query", "messages"} & set(arguments):
+                raise ConfigError('query: required; write a text, or {"query": "...", ...}')
+            if unknown := sorted(set(arguments) - set(ARGUMENTS)):
+                meant = did_you_mean(unknown[0], ARGUMENTS, INSTEAD)
+                raise ConfigError(f"{unknown[0]}: unknown key; {meant}")
             make_query(**arguments)
-        except ConfigError as error:
-            raise ConfigError(f"{path}:{number}: {error}") from None
         found.append(_Line(len(found), arguments, hashlib.sha256(line.strip()).hexdigest()[:16]))
     return found
 

@@ -53,6 +53,15 @@ def needing(what: str, extra: str) -> Iterator[None]:
         raise ConfigError(f"{what}; pip install 'focalroute[{extra}]'") from None
 
 
+@contextmanager
+def locating(where: object, instead_of: str = "") -> Iterator[None]:
+    """Have a `ConfigError` begin with where the mistake stands, instead of with the class that found it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {str(error).removeprefix(instead_of)}") from None
+
+
 class FocalrouteError(Exception):
     """Base of everything focalroute raises.
 

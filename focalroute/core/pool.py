@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from focalroute.core.config import INSTEAD, Budget, Endpoint
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, locating
 from focalroute.core.files import read_file, read_toml
 from focalroute.core.services import is_within
 from focalroute.core.spelling import did_you_mean
@@ -122,45 +122,45 @@ def load_pool(path: str | Path) -> PoolFile:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a file that this user may read") from None
     except ValueError as error:  # such as a NUL in its name
         raise ConfigError(f"{str(path)!a}: not a path: {error}") from None
+    with locating(path):
+        return _parsed(content)
+
+
+def _parsed(content: bytes) -> PoolFile:
     try:
         data = read_toml(content)
     except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+        raise ConfigError(f"not valid TOML: {error}") from None
     unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})
     if unknown:
         known = "[[endpoint]], [ensemble], [budget] and [embedder]"
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a pool file has {known}")
+        raise ConfigError(f"unknown key {unknown[0]!r}; a pool file has {known}")
     tables = data.get("endpoint", [])
     if not isinstance(tables, list):
-        raise ConfigError(f"{path}: endpoint: write [[endpoint]], with two brackets")
-    endpoints = [_table(path, f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
-    budget = _table(path, "budget", Budget, data["budget"]) if "budget" in data else None
+        raise ConfigError("endpoint: write [[endpoint]], with two brackets")
+    endpoints = [_table(f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
+    budget = _table("budget", Budget, data["budget"]) if "budget" in data else None
     ensemble, embedder = data.get("ensemble", {}), data.get("embedder")
     for name, table in {"ensemble": ensemble, "embedder": embedder or {}}.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {name}: write it as a table, [{name}]")
-    try:
-        return PoolFile(validate_pool(endpoints), ensemble, budget, embedder)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(f"{name}: write it as a table, [{name}]")
+    return PoolFile(validate_pool(endpoints), ensemble, budget, embedder)
 
 
-def _table(path: Path, where: str, make: Callable[..., _C], table: object) -> _C:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {where}: write it as a table of keys and values")
+def _table(where: str, make: Callable[..., _C], table: object) -> _C:
     known = {f.name for f in fields(make)} - {"client", "http_client", "api_key"}  # type: ignore[arg-type]
-    if "api_key" in table:
-        raise ConfigError(f"{path}: {where}: api_key: a file must not hold a key; name its variable in api_key_env")
-    unknown = sorted(set(table) - known)
-    if unknown:
-        meant = did_you_mean(unknown[0], known, INSTEAD.get(make.__name__))
-        raise ConfigError(f"{path}: {where}: unknown key {unknown[0]!r}; {meant}")
-    if make is Endpoint and "name" not in table:
-        raise ConfigError(f"{path}: {where}: name: required")
-    try:
+    with locating(where, f"{make.__name__}: "):
+        if not isinstance(table, dict):
+            raise ConfigError("write it as a table of keys and values")
+        if "api_key" in table:
+            raise ConfigError("api_key: a file must not hold a key; name its variable in api_key_env")
+        unknown = sorted(set(table) - known)
+        if unknown:
+            meant = did_you_mean(unknown[0], known, INSTEAD.get(make.__name__))
+            raise ConfigError(f"unknown key {unknown[0]!r}; {meant}")
+        if make is Endpoint and "name" not in table:
+            raise ConfigError("name: required")
         return make(**table)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {where}: {str(error).removeprefix(f'{make.__name__}: ')}") from None
 
 
 def _check_keys(pool: Iterable[Endpoint]) -> None:
@@ -202,10 +202,8 @@ def _check_tls(endpoint: Endpoint) -> None:
         return
     from focalroute.core.tls import tls_context
 
-    try:
+    with locating(f"endpoints: {endpoint.name}"):
         tls_context(endpoint.verify, endpoint.cert)
-    except ConfigError as error:
-        raise ConfigError(f"endpoints: {endpoint.name}: {error}") from None
 
 
 def _service_at(host: str) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form, normaliser
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, locating
 from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines
 from focalroute.serving.query import make_query
 
@@ -76,12 +76,10 @@ def read_dataset(
     questions: list[LabelledQuestion] = []
     seen: set[str] = set()
     for where, row in _rows(source):
-        try:
+        with locating(where):
             question = _question(row, names, str(len(questions)), kind)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-        if question.id in seen:
-            raise ConfigError(f"{where}: id: {question.id!r} is not unique")
+            if question.id in seen:
+                raise ConfigError(f"id: {question.id!r} is not unique")
         seen.add(question.id)
         questions.append(question)
     if not questions:

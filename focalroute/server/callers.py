@@ -21,7 +21,7 @@ from typing import Any
 
 from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, locating
 from focalroute.core.files import MAX_BYTES, read_file, read_toml
 
 #: Holds the key of the only caller, where there is no file of keys.
@@ -98,10 +98,8 @@ class Callers:
         """
         path = Path(path)
         seen = _stamp(path)  # before reading: a change meanwhile is not missed
-        try:
+        with locating(path):
             callers = cls(_read(path))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
         callers._path, callers._seen = path, seen
         return callers
 

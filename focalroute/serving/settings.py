@@ -22,7 +22,7 @@ from focalroute.core.config import (
     check_http_client,
     raises_config_error,
 )
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, locating
 from focalroute.core.pool import find_pool, load_pool, validate_pool
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
@@ -205,13 +205,11 @@ def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, A
     pool = load_pool(path)
     known = {field.name for field in fields(Settings)} - _NO_FILE_KEYS
     unknown = sorted(set(pool.ensemble) - known)
-    if unknown:
-        meant = did_you_mean(unknown[0], known, INSTEAD[Settings.shown_as])
-        raise ConfigError(f"{path}: ensemble: unknown key {unknown[0]!r}; {meant}")
-    try:
+    with locating(f"{path}: ensemble", f"{Settings.shown_as}: "):
+        if unknown:
+            meant = did_you_mean(unknown[0], known, INSTEAD[Settings.shown_as])
+            raise ConfigError(f"unknown key {unknown[0]!r}; {meant}")
         Settings(**{name: value for name, value in pool.ensemble.items() if name not in overrides})
-    except ConfigError as error:
-        raise ConfigError(f"{path}: ensemble: {str(error).removeprefix(f'{Settings.shown_as}: ')}") from None
     settings = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **overrides}
     if "embedder" not in settings:
         settings["embedder"] = embedder_from_pool_file(pool, path)

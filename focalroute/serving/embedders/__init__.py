@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from focalroute.core.config import Endpoint
 from focalroute.core.daemon_threads import DaemonThreads
-from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.errors import CallFailed, ConfigError, locating
 from focalroute.core.pool import PoolFile
 from focalroute.core.records import F32, Failure, Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients
@@ -186,10 +186,8 @@ def embedder_from_pool_file(pool: PoolFile, path: str | Path) -> TextEmbedder | 
     if pool.embedder is None:
         return None
     table = dict(pool.embedder)
-    try:
+    with locating(f"{path}: embedder"):
         return _local(table, Path(path).parent) if _LOCAL & table.keys() else _service(table)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: embedder: {error}") from None
 
 
 def _service(table: dict[str, Any]) -> Endpoint:
