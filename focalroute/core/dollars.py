@@ -85,9 +85,9 @@ def parse_usd(amount: object, field: str) -> Decimal:
 
 
 def parse_usd_per_period(limits: object) -> dict[str, Decimal]:
-    """Return period -> USD; ValueError (a ConfigError, where it is about an amount) if it is anything else."""
+    """Return period -> USD; ConfigError if it is anything else."""
     if not isinstance(limits, Mapping) or not limits.keys() <= PERIODS.keys():
-        raise ValueError('give USD for each "minute", "hour" or "day", such as {"hour": 1, "day": 10}')
+        raise ConfigError('give USD for each "minute", "hour" or "day", such as {"hour": 1, "day": 10}')
     return {str(period): parse_usd(amount, str(period)) for period, amount in limits.items()}
 
 

@@ -220,46 +220,42 @@ def _read(path: Path) -> list[Caller]:
     heads = [number for number, line in enumerate(lines, 1) if line.split("#")[0].strip() == "[[key]]"]
     callers = []
     for i, table in enumerate(keys):
-        try:
-            callers.append(_caller(i, table))
-        except ConfigError as error:
-            where = f"line {heads[i]}: " if len(heads) == len(keys) else ""
-            raise ConfigError(f"{where}{error}") from None
+        where = f"key[{i}]"
+        if len(heads) == len(keys):
+            where = f"line {heads[i]}: {where}"
+        with locating(where):
+            callers.append(_caller(table))
     return callers
 
 
-def _caller(number: int, table: object) -> Caller:
-    where = f"key[{number}]"
+def _caller(table: object) -> Caller:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}: write [[key]], with two brackets, and keys and values below it")
+        raise ConfigError("write [[key]], with two brackets, and keys and values below it")
     if "key" in table:
-        raise ConfigError(f"{where}: key: never write a key itself here; give its sha256, or key_env")
+        raise ConfigError("key: never write a key itself here; give its sha256, or key_env")
     unknown = sorted(set(table) - set(_FIELDS))
     if unknown:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known keys: {', '.join(_FIELDS)}")
+        raise ConfigError(f"unknown key {unknown[0]!r}; known keys: {', '.join(_FIELDS)}")
     name, tags = table.get("name"), table.get("tags", [])
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise ConfigError(f"{where}: name: give a name")
+        raise ConfigError("name: give a name")
     if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
-        raise ConfigError(f"{where}: tags: give a list of strings")
+        raise ConfigError("tags: give a list of strings")
     if any(tag.startswith("key:") for tag in tags):
-        raise ConfigError(f'{where}: tags: those that begin with "key:" are the keys\' own')
-    concurrency = _whole(where, "max_concurrency", table.get("max_concurrency", _MAX_CONCURRENCY))
+        raise ConfigError('tags: those that begin with "key:" are the keys\' own')
+    concurrency = _whole("max_concurrency", table.get("max_concurrency", _MAX_CONCURRENCY))
     rate = table.get("requests_per_minute")
     if rate is not None:
-        _whole(where, "requests_per_minute", rate)
+        _whole("requests_per_minute", rate)
     metrics = table.get("metrics", False)
     if not isinstance(metrics, bool):
-        raise ConfigError(f"{where}: metrics: give true or false")
-    try:
-        return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags), concurrency, rate, metrics)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError("metrics: give true or false")
+    return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags), concurrency, rate, metrics)
 
 
-def _whole(where: str, name: str, value: object) -> int:
+def _whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_BOUND:
-        raise ConfigError(f"{where}: {name}: give a whole number from 1 to {_LARGEST_BOUND}")
+        raise ConfigError(f"{name}: give a whole number from 1 to {_LARGEST_BOUND}")
     return value
 
 
@@ -289,7 +285,9 @@ def _digest_of(variable: str) -> bytes:
 def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
     if given is None:
         return None
-    return parse_usd_per_period(given) if isinstance(given, Mapping) else parse_usd(given, "usd")
+    if isinstance(given, Mapping):
+        return parse_usd_per_period(given)
+    return parse_usd(given, "usd")
 
 
 def new_key(name: str) -> tuple[str, str]:
