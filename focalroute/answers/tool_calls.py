@@ -83,12 +83,12 @@ def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
     Arguments must be a JSON object, or nothing at all. An id that not every service would take back is replaced.
     """
     shaped: dict[str, ToolCall] = {}
-    for call in calls:
+    for call in map(as_object, calls):
         read = _read(call)
         if read is None:
             return None
         name, arguments = read
-        call_id = as_object(call).get("id")
+        call_id = call.get("id")
         if not isinstance(call_id, str) or not _ID.fullmatch(call_id) or call_id in shaped:
             call_id = secrets.token_hex(5)[:9]
         function = {"name": name, "arguments": canonical(arguments)}
