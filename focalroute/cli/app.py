@@ -310,6 +310,8 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of an answer that was paid for
+    if sys.stdin is None:  # it was closed: there is nothing to read
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
     sys.argv = _with_bare_json(sys.argv)
     try:
         app()

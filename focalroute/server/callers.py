@@ -23,6 +23,7 @@ from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError, locating
 from focalroute.core.files import MAX_BYTES, read_file, read_toml
+from focalroute.serving.query import MAX_TAG_LENGTH, MAX_TAGS
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
@@ -30,6 +31,8 @@ KEY_VARIABLE = "FOCALROUTE_KEY"
 _SHORTEST = 16  # characters of a key: shorter ones can be guessed
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _FIELDS = ("name", "sha256", "key_env", "usd", "tags", "max_concurrency", "requests_per_minute", "metrics")
+_TAG = "key:"
+_LONGEST_NAME = MAX_TAG_LENGTH - len(_TAG)
 _MAX_CONCURRENCY = 100
 _LARGEST_BOUND = 1_000_000
 _CHECK_EVERY_S = 1.0
@@ -63,7 +66,7 @@ class Caller:
     @property
     def tag(self) -> str:
         """Return the tag of its asks in the store."""
-        return f"key:{self.name}"
+        return _TAG + self.name
 
 
 class Callers:
@@ -241,8 +244,12 @@ def _caller(table: object) -> Caller:
         raise ConfigError("name: give a name")
     if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
         raise ConfigError("tags: give a list of strings")
-    if any(tag.startswith("key:") for tag in tags):
+    if any(tag.startswith(_TAG) for tag in tags):
         raise ConfigError('tags: those that begin with "key:" are the keys\' own')
+    if len(name) > _LONGEST_NAME:
+        raise ConfigError(f"name: give one of at most {_LONGEST_NAME} characters")
+    if len(tags) >= MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
+        raise ConfigError(f"tags: give at most {MAX_TAGS - 1}, each of at most {MAX_TAG_LENGTH} characters")
     concurrency = _whole("max_concurrency", table.get("max_concurrency", _MAX_CONCURRENCY))
     rate = table.get("requests_per_minute")
     if rate is not None:

@@ -177,6 +177,12 @@ def test_a_chat_as_json_is_a_line_for_each_thing(pool_file: Path) -> None:
     assert json.loads(failed.stdout).keys() == {"error"}
 
 
+def test_a_chat_without_standard_input_ends_at_once(pool_file: Path) -> None:
+    command = [sys.executable, "-m", "focalroute", "chat", "--pool", str(pool_file)]
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_probe_measures_and_is_remembered(pool_file: Path, tmp_path: Path) -> None:
     store = str(tmp_path / "s.db")
     result = focalroute("pool", "probe", str(pool_file), "--store", store, "--json")

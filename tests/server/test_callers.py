@@ -63,6 +63,8 @@ def bearing(key: str) -> dict[str, str]:
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nmetrics = 1", r"key\[0\]: metrics: give true or false"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = 'x'", r"key\[0\]: tags: give a list of strings"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = ['key:b']", r"key\[0\]: tags: those that begin"),
+        (f"[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\ntags = {['b'] * 64}", r"key\[0\]: tags: give at most 63"),
+        (f"[[key]]\nname = '{'a' * 253}'\nkey_env = 'FR_LONG'", r"key\[0\]: name: give one of at most 252"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\n[[key]]\nname = 'a'\nkey_env = 'FR_OTHER'", "the same name"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\n[[key]]\nname = 'b'\nkey_env = 'FR_LONG'", "the same key"),
     ],
