@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_OBJECT = (dict, Mapping)  # dict first, as nearly all are: to look through an abstract class takes ten times as long
+
 
 def as_object(value: object) -> Mapping[str, Any]:
     """An object; empty for anything else."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, _OBJECT) else {}
 
 
 def as_list(value: object) -> Sequence[Any]:
@@ -22,4 +24,4 @@ def objects_in(value: object) -> list[Mapping[str, Any]]:
     >>> objects_in([{"a": 1}, None, "b"]), objects_in("b")
     ([{'a': 1}], [])
     """
-    return [item for item in as_list(value) if isinstance(item, Mapping)]
+    return [item for item in as_list(value) if isinstance(item, _OBJECT)]
