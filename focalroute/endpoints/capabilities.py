@@ -205,10 +205,10 @@ class _CapabilityCheck:
         if whole:
             found = _measured(whole, whole, whole, _MAX_TOP)
         else:
-            found = await self._byobjects_in()
+            found = await self._by_parts()
         return replace(found, stream_usage=await self._streams_usage(), thinks=self._client.quirks.thinks)
 
-    async def _byobjects_in(self) -> Capabilities:
+    async def _by_parts(self) -> Capabilities:
         """Something was refused: find out what. A service that takes none of the parts must take a plain call."""
         for top in (_MAX_TOP, _FEWER_TOP, 0):
             if (scored := await self._try(top_logprobs=top)) is not None or "logprobs" in self._lacking:
