@@ -127,7 +127,6 @@ class FeedbackPlan:
         bias: ``negative``: wrong answers (worth less than a half) get it five times as often as right ones. The share
             stays ``share`` in the mean, or is as near as five times allows.
         seed: of what is random.
-
     """
 
     kind: FeedbackKind = "label"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -70,6 +70,8 @@ class EvalOptions(ReplayOptions):
     Raises:
         ConfigError: a value is wrong.
     """
+
+    shown_as: ClassVar[str] = "eval"
 
     split_by: SplitKind = "stream"
     operating_points: Annotated[Sequence[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] | None = None
