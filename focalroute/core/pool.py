@@ -27,14 +27,17 @@ _C = TypeVar("_C")
 #: How a variable for the key of a service begins, and the domains of that service.
 _SERVICES: Mapping[str, tuple[str, ...]] = {
     "ANTHROPIC": ("anthropic.com",),
+    "CEREBRAS": ("cerebras.ai",),
     "DEEPINFRA": ("deepinfra.com",),
     "DEEPSEEK": ("deepseek.com",),
     "FIREWORKS": ("fireworks.ai",),
+    "GEMINI": ("googleapis.com",),
     "GROQ": ("groq.com",),
     "MISTRAL": ("mistral.ai",),
     "OPENAI": ("openai.com", "azure.com"),
     "OPENROUTER": ("openrouter.ai",),
     "TOGETHER": ("together.xyz", "together.ai"),
+    "XAI": ("x.ai",),
 }
 _VARIABLE = re.compile(rf"({'|'.join(_SERVICES)})(?:_?AI)?_(?:API_)?(?:KEY|TOKEN)(?:_.*)?")
 _OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")

@@ -13,6 +13,7 @@ import pytest
 
 from focalroute import ConfigError, Endpoint, Ensemble
 from focalroute.core.pool import load_pool, validate_pool
+from focalroute.core.services import SERVICES
 from tests.paired import assert_cpu_at_most
 
 TOGETHER, DEEPINFRA = "https://api.together.xyz/v1", "https://api.deepinfra.com/v1/openai"
@@ -56,6 +57,17 @@ def test_a_key_may_go_to_its_own_service_and_to_own_hosts(variable: str, url: st
 def test_a_key_at_another_service_or_in_the_clear_is_refused(variable: str, url: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"endpoints: e: .*{re.escape(why)}"):
         validate_pool([Endpoint("e", model="m", base_url=url, api_key_env=variable)])
+
+
+@pytest.mark.parametrize("name", [name for name, one in SERVICES.items() if one.base_url and one.api_key_env])
+def test_the_key_of_a_known_service_goes_to_it_alone_and_encrypted(name: str) -> None:
+    own = Endpoint("e", service=name, model="m")
+    assert own.base_url is not None
+    assert validate_pool([own]) == (own,)
+    with pytest.raises(ConfigError, match=f"{own.api_key_env} is not a key for llm.example.org"):
+        validate_pool([Endpoint("e", service=name, model="m", base_url="https://llm.example.org/v1")])
+    with pytest.raises(ConfigError, match="unencrypted; use https://"):
+        validate_pool([Endpoint("e", service=name, model="m", base_url=own.base_url.replace("https", "http"))])
 
 
 def test_one_variable_goes_to_one_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
