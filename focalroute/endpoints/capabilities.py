@@ -27,8 +27,9 @@ _MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a 
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
-#: As large as all calls of a capability check together, for an upper bound of its cost.
-CHECK = Request(7 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
+#: As large as all calls of a capability check together, for an upper bound of its cost: seven questions, and as much
+#: again for what a template adds to each call.
+CHECK = Request(14 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: an answer with one of them was held to them.
 _HELD = ("Q", "Z")
 #: The smallest useful call: a sign of life.

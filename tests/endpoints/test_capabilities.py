@@ -13,14 +13,14 @@ from aiohttp import web
 
 from focalroute import Ensemble
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import CallFailed
+from focalroute.core.errors import CallFailed, PoolError
 from focalroute.core.records import Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
-from tests.loopback import Received, Server, completion, json_reply, serving, sse, until
+from tests.loopback import Received, Server, completion, json_reply, serving, sse, until, until_checked
 from tests.paired import assert_measured_at_most, cpu_s
 
 ALL = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
@@ -264,6 +264,21 @@ def test_checks_keep_to_the_limits_and_are_not_repeated_at_once_where_they_fail(
                 ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
         assert len(server.received) == 5 + 1
     assert most == 1
+
+
+def test_a_check_in_an_outage_costs_no_more_than_was_reserved(caplog: pytest.LogCaptureFixture) -> None:
+    """Each failed call counts as the most that it allows; together they are within the bound, so prices are right."""
+
+    async def down(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply({}, 500)
+
+    with serving(down) as server:
+        one = Endpoint("down", model="m", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        with Ensemble([one]) as ensemble:
+            with pytest.raises(PoolError):
+                ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+            until_checked(ensemble)
+    assert "Check its prices" not in caplog.text
 
 
 @pytest.mark.parametrize("dialect", ["openai", "vllm", "deepinfra", "gpt-5", "deepseek-r1"])
