@@ -62,7 +62,7 @@ def init(
     tables = [*_hosted(found, model), *_local(local)]
     if not tables:
         keys = ", ".join(SERVICES[name].api_key_env or "" for name in _MODELS)
-        raise ConfigError(f"model: set a key ({keys}) or give --local; focalroute demo needs neither")
+        raise ConfigError(f"model: set a key ({keys}), or give --model or --local; focalroute demo needs neither")
     _write(pool, [table for n, table in enumerate(tables) if table not in tables[:n]], usd_total)
     checked = check_pool(load_pool(pool).endpoints)
     problems = [f"{one.endpoint}: {one.remedy} ({one.detail})" for one in checked if one.state != "ok"]

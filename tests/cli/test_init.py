@@ -117,3 +117,11 @@ def test_in_a_terminal_it_asks_three_questions(
     budget = load_pool("pool.toml").budget
     assert budget is not None
     assert budget.usd_total == 1
+
+
+def test_without_a_key_or_a_server_it_says_every_way_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "init") == 2
+    told = capsys.readouterr().err
+    assert all(way in told for way in (*KEYS, "--model", "--local", "focalroute demo"))
