@@ -125,7 +125,7 @@ def _publish(
     root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int = 10, pointer: str = CURRENT
 ) -> int:
     """Add the files that are made for the next version, and make it the current one, or the challenger."""
-    with _changing(root):
+    with _changing(root, make=True):
         version = max(versions(root), default=0) + 1
         _add(root, version, files(version))
         _point(root, version, pointer)
@@ -157,7 +157,7 @@ def install(
     root = Path(root)
     if not files or files.keys() - FILES:
         raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
-    with _changing(root):
+    with _changing(root, make=True):
         folder = folder_of(root, version)
         if _holds(folder, files["manifest.json"]):
             serve(load_served(root, version))
@@ -321,10 +321,11 @@ def lock_folder(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _changing(root: Path, otherwise: str = "the current policy stays") -> Iterator[None]:
-    """Hold ``root``, which is made where it is missing; PolicyError, that says what is so then, if it cannot be."""
+def _changing(root: Path, otherwise: str = "the current policy stays", *, make: bool = False) -> Iterator[None]:
+    """Hold ``root``, which ``make`` creates if it is missing; a PolicyError says ``otherwise`` if it cannot be held."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        if make:
+            root.mkdir(parents=True, exist_ok=True)
         with lock_folder(root):
             remove_leftovers(root)
             yield

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Caller", "Callers", "create_app"]
 
-
 #: Who needs what, and the extra that has it.
 NEEDED = "the server needs starlette, uvicorn and prometheus-client", "server"
 

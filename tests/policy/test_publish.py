@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,15 @@ import pytest
 
 from focalroute.core.errors import PolicyError
 from focalroute.policy.bundle import COLD, CURRENT, cold, current, load, versions
-from focalroute.policy.publish import bundle_files, publish, rollback, temporary_path, write_files
+from focalroute.policy.publish import (
+    bundle_files,
+    end_trial,
+    make_current,
+    publish,
+    rollback,
+    temporary_path,
+    write_files,
+)
 from tests.loopback import until
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
@@ -102,6 +111,15 @@ def test_rollback_goes_to_the_parent_and_a_later_publish_takes_a_new_number(tmp_
     assert versions(tmp_path) == (1, 2, 3)
     assert again(tmp_path, parent=1) == 4
     assert rollback(tmp_path, 2) == current(tmp_path) == 2
+
+
+@pytest.mark.parametrize("change", [lambda folder: make_current(folder, 3), end_trial])
+def test_a_folder_that_is_not_there_is_a_policy_error_and_not_made(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    with pytest.raises(PolicyError, match="nowhere: cannot be written"):
+        change(tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("parent", [None, 0, 7])
