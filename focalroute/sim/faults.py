@@ -179,6 +179,9 @@ SPOILED: Mapping[str, Callable[[dict[str, Any], Fault], str]] = MappingProxyType
 })  # fmt: skip
 
 
+_MODEL_SWITCHES = frozenset({"latency_s", "jitter_s", "input_usd_per_1m", "output_usd_per_1m", "verbosity"})
+
+
 @dataclass(frozen=True, slots=True)
 class ModelStats:
     """The service's counts for one model.
@@ -246,14 +249,18 @@ class ServedModel:
         return cost
 
     def switch(self, values: Mapping[str, Any]) -> None:
-        """Change faults, phase, or fields of the model; all or nothing.
+        """Change faults, phase, latency, prices or verbosity; all or nothing.
 
         Raises:
-            ConfigError: there is no such field, or its value is wrong.
+            ConfigError: a switch is unknown or its value is wrong.
         """
+        unknown = sorted(set(values) - _MODEL_SWITCHES - {"faults", "drifted"})
+        if unknown:
+            known = ", ".join(sorted(_MODEL_SWITCHES | {"faults", "drifted"}))
+            raise ConfigError(f"{unknown[0]}: unknown switch; use one of {known}")
         try:
             faults = [(Fault(**fault), 0) for fault in values.get("faults", ())]
-            changes = {name: value for name, value in values.items() if name not in ("faults", "drifted")}
+            changes = {name: value for name, value in values.items() if name in _MODEL_SWITCHES}
             model = dataclasses.replace(self.model, **changes)
         except TypeError as error:
             raise ConfigError(f"model {self.model.name!r}: {error}") from None

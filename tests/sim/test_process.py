@@ -185,7 +185,14 @@ def test_wrong_switches_are_config_errors_and_change_nothing(own: Client) -> Non
     with pytest.raises(ConfigError, match="output_usd_per_1m"):
         own.pool.set("sure", output_usd_per_1m="cheap")
     url = f"http://127.0.0.1:{own.pool.port}/sim/model/sure"
-    for body in ({"gremlins": 1}, {"faults": [{"kind": "gremlin"}]}, {"faults": [{"k": 1}]}, {"faults": 5}, [1]):
+    for body in (
+        {"gremlins": 1},
+        {"name": "other"},
+        {"faults": [{"kind": "gremlin"}]},
+        {"faults": [{"k": 1}]},
+        {"faults": 5},
+        [1],
+    ):
         assert own.http.post(url, json=body).status_code == 400
     assert own.http.post(url, content=b"{").status_code == 400
     usage = own.ask(ASKED)["usage"]
