@@ -23,7 +23,7 @@ from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
 from focalroute.core.errors import ConfigError, locating
 from focalroute.core.files import MAX_BYTES, read_file, read_toml
-from focalroute.serving.query import MAX_TAG_LENGTH, MAX_TAGS
+from focalroute.serving.query import MAX_TAG_LENGTH, MAX_TAGS, checked_tags
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
@@ -242,14 +242,13 @@ def _caller(table: object) -> Caller:
     name, tags = table.get("name"), table.get("tags", [])
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ConfigError("name: give a name")
-    if not isinstance(tags, list) or not all(isinstance(tag, str) and tag for tag in tags):
+    if not isinstance(tags, list) or not all(tags):
         raise ConfigError("tags: give a list of strings")
+    tags = checked_tags(tags, MAX_TAGS - 1)  # as each ask has the key's own beside them
     if any(tag.startswith(_TAG) for tag in tags):
         raise ConfigError('tags: those that begin with "key:" are the keys\' own')
     if len(name) > _LONGEST_NAME:
         raise ConfigError(f"name: give one of at most {_LONGEST_NAME} characters")
-    if len(tags) >= MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in tags):
-        raise ConfigError(f"tags: give at most {MAX_TAGS - 1}, each of at most {MAX_TAG_LENGTH} characters")
     concurrency = _whole("max_concurrency", table.get("max_concurrency", _MAX_CONCURRENCY))
     rate = table.get("requests_per_minute")
     if rate is not None:
@@ -257,7 +256,7 @@ def _caller(table: object) -> Caller:
     metrics = table.get("metrics", False)
     if not isinstance(metrics, bool):
         raise ConfigError("metrics: give true or false")
-    return Caller(name, _digest(table), _limit(table.get("usd")), tuple(tags), concurrency, rate, metrics)
+    return Caller(name, _digest(table), _limit(table.get("usd")), tags, concurrency, rate, metrics)
 
 
 def _whole(name: str, value: object) -> int:

@@ -201,7 +201,7 @@ def make_query(
         answer=answer,
         samples=samples,
         task=task,
-        tags=_tags(tags),
+        tags=checked_tags(tags),
         params=params,
         metadata=metadata,
         combine=combine,
@@ -360,14 +360,15 @@ def _is_message(message: object) -> bool:
     return isinstance(message.get("content"), str | Sequence | None)
 
 
-def _tags(tags: Sequence[str]) -> tuple[str, ...]:
+def checked_tags(tags: Sequence[str], most: int = MAX_TAGS) -> tuple[str, ...]:
+    """The tags as they are kept; ConfigError if there are more than ``most``, or one is not a string or too long."""
     if isinstance(tags, tuple) and not tags:
         return ()
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
     if listed is None or not all(isinstance(tag, str) for tag in listed):
         raise ConfigError("tags: give a list of strings")
-    if len(listed) > MAX_TAGS or any(len(tag) > MAX_TAG_LENGTH for tag in listed):
-        raise ConfigError(f"tags: give at most {MAX_TAGS}, each of at most {MAX_TAG_LENGTH} characters")
+    if len(listed) > most or any(len(tag) > MAX_TAG_LENGTH for tag in listed):
+        raise ConfigError(f"tags: give at most {most}, each of at most {MAX_TAG_LENGTH} characters")
     try:
         "".join(listed).encode()
     except UnicodeEncodeError:
