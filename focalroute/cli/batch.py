@@ -142,6 +142,7 @@ class _Answers:
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0
         self._failed_usd: dict[int, Decimal] = {}  # USD of a question's asks that failed, by its index
+        self._failed: dict[int, bytes] = {}  # lines of earlier runs, of questions that were not asked again yet
         with contextlib.ExitStack() as opened:
             with refusing(path, "written"):
                 hold_file(opened.enter_context(path.open("ab")), path)
@@ -165,7 +166,9 @@ class _Answers:
             if told["question"] not in self._digests[told["index"] : told["index"] + 1]:
                 raise ConfigError(f"{self._path}: answers another file of questions; give another name")
             self._count_failed(told["index"], Decimal(told.get("failed_usd", 0)))
-            if "error" not in told:
+            if "error" in told:
+                self._failed[told["index"]] = line
+            else:
                 kept.append(line)
                 self._count(told["index"], told["cost"])
         return kept
@@ -199,14 +202,16 @@ class _Answers:
         with naming(self._path):
             self._file.write(json.dumps(row).encode() + b"\n")
             self._file.flush()
+        self._failed.pop(line.index, None)
 
     def __enter__(self) -> _Answers:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        if failed and not self._file.tell():  # the same command, put right, can be given again
-            self._path.unlink()
         with naming(self._path):
+            self._file.writelines(self._failed.values())  # what they cost counts in the next run, too
+            if failed and not self._file.tell():  # the same command, put right, can be given again
+                self._path.unlink()
             self._opened.close()
 
 

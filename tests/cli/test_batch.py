@@ -98,6 +98,11 @@ def test_what_failed_asks_cost_counts_to_the_file_in_later_runs_too(
         for options in ((), ("--resume",), ("--resume",)):
             run(monkeypatch, *batch, *options)
             sums.append(Decimal(json.loads(capsys.readouterr().out)["usd"]))
+            before = (folder / "out.jsonl").read_text("utf-8")
+            if "error" in before:  # a run that asks nothing, as it may not or is stopped, takes nothing away
+                assert run(monkeypatch, *batch, "--resume", "--max-usd", "0.000001") == 2
+                assert "has cost" in capsys.readouterr().err
+                assert (folder / "out.jsonl").read_text("utf-8") == before
     (row,) = answers(folder / "out.jsonl")
     once = Decimal("0.000011")
     assert sums == [once, 2 * once, 3 * once]
