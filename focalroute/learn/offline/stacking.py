@@ -117,7 +117,7 @@ def descend(
 
 
 def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[float, float]:
-    """Mean negative log-likelihood of the right candidate where it was offered, and accuracy over all rows."""
+    """Mean negative log-likelihood of the right candidate where it was offered (0: nowhere), and accuracy over all."""
     everyone = np.arange(len(seen.recorded))
     members, candidates, ids, offered = gathered(seen, everyone, first, later)
     log_q = log_posterior(net.forward(members, candidates, ids), offered)
@@ -125,4 +125,4 @@ def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple
     told = target.sum(axis=1)
     losses = -(target * np.where(offered, log_q, 0)).sum(axis=1)[told > 0] / told[told > 0]
     right = seen.recorded.worth[everyone, log_q.argmax(axis=1)] * offered.any(axis=1)
-    return float(losses.mean()), float(right.mean())
+    return float(losses.sum() / max(len(losses), 1)), float(right.mean())
