@@ -143,8 +143,9 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error.strerror}; give others") from None
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no host has such a name"
+        raise ConfigError(f"host, port: cannot listen on {host}:{port}: {reason}; give others") from None
 
 
 def key(

@@ -250,6 +250,7 @@ def test_an_interrupt_as_soon_as_it_listens_ends_it_in_good_order(pool_file: Pat
         (["--host", "0.0.0.0"], "host: 0.0.0.0 can be reached by others"),
         (["--host", "::"], "host: :: can be reached by others"),
         (["--host", "192.0.2.1", "--keys", "KEYS"], "host, port: cannot listen on 192.0.2.1"),  # nobody has that
+        (["--host", "a..b", "--keys", "KEYS"], "host, port: cannot listen on a..b"),
         (["--port", "BUSY"], "host, port: cannot listen on 127.0.0.1"),
         (["--keys", "missing.toml"], "missing.toml: cannot be read"),
     ],

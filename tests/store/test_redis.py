@@ -41,6 +41,7 @@ def where(redis_server: RedisServer) -> str:
         ("redis://", "needs a host"),
         ("redis://host/name", "number of a database"),
         ("redis://host:port/0", "cannot be read"),
+        ("redis://a..b/0", "cannot be read"),
         ("redis://host/0?prefx=a", "unknown setting 'prefx'"),
         ("redis://host/0?prefix=a{b}", "without braces"),
         ("redis://host/0?keep=0", "from 1, got '0'"),

@@ -54,6 +54,7 @@ class RedisAddress:
         try:
             parts = urlsplit(where)
             host, port = parts.hostname, parts.port or 6379
+            (host or "").encode("idna")  # which connecting would do
         except ValueError:
             raise ConfigError(
                 "store: the address of the Redis store cannot be read; write redis://host:6379/0"
