@@ -307,6 +307,8 @@ def report(
 
 def main() -> None:
     """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
+    if sys.stderr is None:  # it was closed; without one, notes would be printed among what was asked for
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of an answer that was paid for

@@ -323,6 +323,14 @@ def test_output_that_cannot_be_written_is_an_error_and_not_a_traceback() -> None
     assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
+def test_without_standard_error_standard_output_has_only_what_was_asked_for() -> None:
+    """The key was written into the file of keys, which no server reads then."""
+    command = ["sh", "-c", '"$0" -m focalroute key alice 2>&-', sys.executable]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert made.stdout.startswith("[[key]]")
+    assert "fr-" not in made.stdout
+
+
 def test_a_pool_that_does_not_answer_is_exit_code_1(tmp_path: Path) -> None:
     path = tmp_path / "pool.toml"
     path.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
