@@ -51,7 +51,7 @@ class _Sample:
     task: str
     choices: tuple[str, ...]
     label: int
-    digest: str | None = field(compare=False)
+    digest: object = field(compare=False)
     prompt: str = field(compare=False)
 
 
@@ -109,9 +109,13 @@ def _gathered(
             sample, output = _read(row, _task(Path(file)))
             first, outputs = found.setdefault(sample.id, (sample, {}))
             if model in outputs:
-                raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}")
-            if sample != first or len({sample.digest, first.digest} - {None}) > 1:
-                raise ConfigError("doc_id: another model's question of this name has other choices, label or doc_hash")
+                raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}; give each question once")
+            hashes = (sample.digest, first.digest)
+            if sample != first or (None not in hashes and hashes[0] != hashes[1]):
+                raise ConfigError(
+                    "doc_id: another model's question of this name has other choices, label or doc_hash; give samples "
+                    "of one version of the task"
+                )
             outputs[model] = output
         except ConfigError as error:
             if not skip_bad_rows:

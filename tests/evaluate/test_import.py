@@ -96,7 +96,9 @@ def test_what_is_not_of_that_shape_is_refused_whole(tmp_path: Path, changed: dic
     assert (found.questions, found.bad_rows) == (1, 1)
 
 
-@pytest.mark.parametrize("changed", [{"doc_hash": "other"}, {"target": "1", "acc": 0.0}, {"doc_id": 0}])
+@pytest.mark.parametrize(
+    "changed", [{"doc_hash": "other"}, {"doc_hash": ["hash1"]}, {"target": "1", "acc": 0.0}, {"doc_id": 0}]
+)
 def test_models_that_were_asked_other_questions_are_not_joined(tmp_path: Path, changed: dict[str, Any]) -> None:
     (tmp_path / "b").mkdir()
     one = written(tmp_path / "samples_t.jsonl", sample(0), sample(1))
