@@ -59,7 +59,7 @@ def renewed(page: str) -> str:
 def parameters(command: Callable[..., Any]) -> Iterator[Parameter]:
     """As its signature has them."""
     for name, hint in get_type_hints(command, include_extras=True).items():
-        if name == "return":
+        if name in ("context", "return"):
             continue
         kind, info = get_args(hint)
         assert isinstance(info, OptionInfo | ArgumentInfo), name

@@ -192,8 +192,14 @@ def import_(
     import_command(samples, out, skip_bad_rows=skip_bad_rows, as_json=as_json)
 
 
+#: Of eval, by parameter.
+_LIVE_ONLY = frozenset({"queries", "answer", "quality", "max_rounds", "out"})
+_LIVE_TOO = frozenset({"live", "train_fraction", "seed", "seeds", "json_file"})
+
+
 @app.command("eval")
 def evaluate(
+    context: typer.Context,
     log: Annotated[
         Path | None, typer.Argument(help="The outcome log (.jsonl or .jsonl.gz): what a pool answered in the past.")
     ] = None,
@@ -247,6 +253,11 @@ def evaluate(
 
     With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
     """
+    for one in context.command.params:
+        told = context.get_parameter_source(one.name or "")
+        unused = one.name not in _LIVE_TOO and (one.name in _LIVE_ONLY) != bool(live)
+        if told is not None and told.name == "COMMANDLINE" and unused:
+            raise ConfigError(f"eval: {one.opts[0]} counts only with{'out' * bool(live)} --live; leave it out")
     if live:
         from focalroute.evaluate.live import LiveOptions, live_command
 
