@@ -307,8 +307,12 @@ class Answer(Generic[T_co]):
     @property
     def message(self) -> dict[str, Any]:
         """The answer as the assistant's message, to go on from: append it, then what the tools gave."""
-        calls = {"tool_calls": [dict(call) for call in self.tool_calls]} if self.tool_calls else {}
-        return {"role": "assistant", "content": self.text if self.text or not calls else None, **calls}
+        if not self.tool_calls:
+            return {"role": "assistant", "content": self.text}
+        calls = [dict(call) for call in self.tool_calls]
+        message = {"role": "assistant", "content": self.text or None, "tool_calls": calls}
+        details = next((one.reasoning_details for one in self.replies if one.tool_calls == self.tool_calls), ())
+        return {**message, "reasoning_details": [*details]} if details else message
 
     @property
     def degraded(self) -> tuple[str, ...]:

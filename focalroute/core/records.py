@@ -205,6 +205,7 @@ class Reply:
         samples: how many ``shares`` were counted from.
         form: the normal form of the answer in ``text`` to a free-form question; None where it was not looked for.
         reasoning: what the model thought before it answered, as far as its service tells; None: nothing of it.
+        reasoning_details: what OpenRouter wants back with the tool calls, such as signatures of the thinking.
     """
 
     endpoint: str
@@ -230,6 +231,7 @@ class Reply:
     sent: float | None = None
     first_token: float | None = None
     reasoning: str | None = field(default=None, repr=False)
+    reasoning_details: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,9 @@ _GROWTH = 4
 _TALKING_TOKENS = 512
 
 _CAPS = ("max_tokens", "max_completion_tokens")
+#: What tool calls, or their message, are signed with -> the service that wants it back; others may refuse it.
+#: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens
+_SIGNED = {"extra_content": "gemini", "reasoning_details": "openrouter"}
 #: What can be left out without changing what is asked.
 _OPTIONAL = frozenset(
     ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stream_options", "prompt_cache_key")
@@ -48,7 +51,8 @@ class Quirks:
         self._fixed = told is not None or not endpoint.params.keys().isdisjoint(_CAPS)
         self._cap: str | None = None  # what the token limit is called; None: as the address says
         self._refused: set[str] = set()
-        self._foreign = (endpoint.service or service_at(endpoint.base_url)) not in (None, "gemini", "litellm")
+        service = endpoint.service or service_at(endpoint.base_url)
+        self._foreign = {field for field, wanted in _SIGNED.items() if service not in (None, "litellm", wanted)}
 
     @property
     def room(self) -> int:
@@ -67,7 +71,7 @@ class Quirks:
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A request's body without what is refused, or means nothing to a service that may refuse it."""
         if self._foreign:
-            body = {**body, "messages": [*map(_unsigned, body["messages"])]}
+            body = {**body, "messages": [_without(self._foreign, message) for message in body["messages"]]}
         if not self._refused and self._cap is None:
             return dict(body)
         fitting = {name: value for name, value in body.items() if name not in self._refused}
@@ -119,13 +123,13 @@ class Quirks:
         return self._room
 
 
-def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message without Gemini's signatures of tool calls (https://ai.google.dev/gemini-api/docs/thought-signatures)."""
-    calls = as_list(message.get("tool_calls"))
-    if not any("extra_content" in as_object(call) for call in calls):
+def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without these fields, and its tool calls likewise."""
+    parts = [message, *map(as_object, as_list(message.get("tool_calls")))]
+    if all(foreign.isdisjoint(part) for part in parts):
         return message
-    named = [{name: value for name, value in as_object(call).items() if name != "extra_content"} for call in calls]
-    return {**message, "tool_calls": named}
+    bare, *calls = [{name: value for name, value in part.items() if name not in foreign} for part in parts]
+    return {**bare, "tool_calls": calls} if calls else bare
 
 
 def _without_cut_thinking(sample: CompletionChoice) -> CompletionChoice:

@@ -423,6 +423,7 @@ def _parsed(member: _AskedMember, parsed: ParsedReply, completion: Completion) -
         samples=parsed.samples,
         form=parsed.form,
         reasoning=parsed.reasoning,
+        reasoning_details=parsed.reasoning_details,
     )
 
 

@@ -21,9 +21,7 @@ _CUT = ("length", "content_filter")
 def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     """Return a whole reply."""
     content = None if answer.tool_calls and not answer.text else request.content_of(answer.text)
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if answer.tool_calls:
-        message["tool_calls"] = [dict(call) for call in answer.tool_calls]
+    message = {**answer.message, "content": content, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason_of(answer)}
     return {
         "id": completion_id(answer.id),
@@ -59,7 +57,9 @@ class Chunks:
     def end(self, answer: Answer) -> Iterator[str]:
         """Return what follows the text: tool calls, why it ended, its cost, and the usage if it was asked for."""
         if answer.tool_calls:
-            yield self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]})
+            calls = [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]
+            signed = {name: value for name, value in answer.message.items() if name not in ("role", "content")}
+            yield self._chunk({**signed, "tool_calls": calls})
         yield self._chunk({}, finish_reason_of(answer), focalroute=_extras(self._request, answer))
         if self._request.include_usage:
             yield json.dumps({**self._head, "choices": [], "usage": _usage(answer)})

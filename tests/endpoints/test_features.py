@@ -16,7 +16,7 @@ from focalroute.endpoints.wire.refusals import unsupported
 from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
-from tests.loopback import Server, completion, json_reply, serving
+from tests.loopback import Server, completion, json_reply, serving, sse
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -211,21 +211,48 @@ def test_every_parameter_and_message_goes_on_unchanged(server: Server, asked: An
     assert body["messages"][4] == messages[4] or asked
 
 
-@pytest.mark.parametrize(("service", "signed"), [(None, True), ("gemini", True), ("openai", False)])
-def test_what_gemini_signs_a_call_with_goes_back_to_it_alone(service: str | None, signed: bool) -> None:
-    """It refuses a conversation without the signature; services that know no such field may refuse one with it."""
-    call: dict[str, Any] = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    call["extra_content"] = {"google": {"thought_signature": "AY89"}}
+#: What a message with tool calls, or the call, is signed with, and by whom.
+DETAILS = [{"type": "reasoning.text", "text": "It asks what.", "signature": "EqQB", "index": 0}]
+SIGNED: dict[str, Any] = {
+    "gemini": ({}, {"extra_content": {"google": {"thought_signature": "AY89"}}}),
+    "openrouter": ({"reasoning_details": DETAILS}, {}),
+}
 
-    async def calls(_: web.Request, __: Any) -> web.StreamResponse:
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return json_reply(completion(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}]))
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("service", [None, "gemini", "openrouter", "openai"])
+@pytest.mark.parametrize("signer", SIGNED)
+def test_what_a_service_signs_tool_calls_with_goes_back_to_it_alone(
+    signer: str, service: str | None, stream: bool
+) -> None:
+    """It refuses a conversation without the signature; services that know no such field may refuse one with it."""
+    on_message, on_call = SIGNED[signer]
+    call: dict[str, Any] = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call |= on_call
+
+    async def calls(request: web.Request, body: Any) -> web.StreamResponse:
+        message = {"role": "assistant", "content": None, **on_message, "tool_calls": [call]}
+        what = "delta" if body.get("stream") else "message"
+        whole = completion(choices=[{"index": 0, what: message, "finish_reason": "tool_calls"}])
+        return await sse(request, whole, "[DONE]") if body.get("stream") else json_reply(whole)
 
     with serving(calls) as server:
         member = Endpoint("m", base_url=server.url, model="m", service=service, api_key="unused-in-this-test")
-        with Ensemble([member]) as ensemble:
+        with Ensemble([member]) as ensemble, ensemble.as_openai() as client:
             answer = ensemble.ask("What is it?", params={"tools": [TOOL]})
-            assert answer.tool_calls == (call,)
-            done = {"role": "tool", "tool_call_id": call["id"], "content": "17"}
-            ensemble.ask([{"role": "user", "content": "What is it?"}, answer.message, done], params={"tools": [TOOL]})
-        assert ("extra_content" in server.received[-1].body["messages"][1]["tool_calls"][0]) is signed
+            assert answer.message == {"role": "assistant", "content": None, **on_message, "tool_calls": [call]}
+            said: dict[str, Any] = {"role": "assistant"}
+            options: Any = {"model": "focalroute", "tools": [TOOL]}
+            if stream:
+                with client.chat.completions.create(messages=LOOK, stream=True, **options) as chunks:
+                    for chunk in chunks:
+                        for name, value in chunk.choices[0].delta.model_dump(exclude_unset=True).items():
+                            said[name] = value
+            else:
+                said = client.chat.completions.create(messages=LOOK, **options).choices[0].message.model_dump()
+            done = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "17"}
+            ensemble.ask([LOOK[0], said, done], params={"tools": [TOOL]})
+        _, sent, _ = server.received[-1].body["messages"]
+    kept = service in (None, signer)
+    assert {name: sent[name] for name in ("reasoning_details",) if name in sent} == (on_message if kept else {})
+    assert ("extra_content" in sent["tool_calls"][0]) is (kept and signer == "gemini")

@@ -417,6 +417,34 @@ def test_tool_calls_are_told_apart_however_they_are_numbered(pieces: list[Any], 
     assert found == [{"name": "f", "arguments": call} for call in calls]
 
 
+def test_what_openrouter_wants_back_is_put_together() -> None:
+    """Text joined, with its signature; what is encrypted stays apart, and what is none of it is left out."""
+    text = {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1"}
+    pieces: list[Any] = [
+        [{**text, "text": "It ", "signature": None}],
+        [{**text, "text": "asks."}, 5],
+        [{**text, "signature": "EqQB"}],
+        {},
+        [
+            {"type": "reasoning.encrypted", "index": 0, "data": "a"},
+            {"type": "reasoning.encrypted", "index": 0, "data": "b"},
+        ],
+        [
+            {"type": "reasoning.summary", "index": 1, "summary": "What"},
+            {"type": "reasoning.summary", "index": 1, "summary": 7},
+        ],
+    ]
+    decoder = StreamDecoder()
+    for piece in pieces:
+        decoder.event({"choices": [{"index": 0, "delta": {"reasoning_details": piece}, "finish_reason": "tool_calls"}]})
+    assert decoder.finish().choices[0].reasoning_details == (
+        {**text, "text": "It asks.", "signature": "EqQB"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "a"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "b"},
+        {"type": "reasoning.summary", "index": 1, "summary": "What"},
+    )
+
+
 def test_a_stream_may_begin_with_a_mark_of_its_byte_order() -> None:
     """The first words were lost, and the rest was the answer."""
     decoder = StreamDecoder()

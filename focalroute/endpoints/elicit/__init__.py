@@ -72,6 +72,7 @@ class ParsedReply:
         samples: how many they were counted from.
         form: the normal form of the answer in ``text`` to a free-form question.
         reasoning: what was thought before ``text``; None: nothing that is known.
+        reasoning_details: see `Reply`.
     """
 
     text: str
@@ -84,6 +85,7 @@ class ParsedReply:
     samples: int = 1
     form: str | None = None
     reasoning: str | None = None
+    reasoning_details: tuple[Mapping[str, Any], ...] = ()
 
 
 class NotValid(CallFailed):
@@ -249,7 +251,10 @@ def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | 
     refusal = offer.refusal(calls)
     if refusal is not None:
         raise _unusable(completion, _why(first, refusal, refusal))
-    return ParsedReply(first.text, None, None, "text", first.finish_reason, calls) if calls else None
+    if not calls:
+        return None
+    details = first.reasoning_details
+    return ParsedReply(first.text, None, None, "text", first.finish_reason, calls, reasoning_details=details)
 
 
 def _single(completion: Completion, reader: ChoiceParser, method: Method) -> ParsedReply:

@@ -83,6 +83,7 @@ class CompletionChoice:
         tokens: of the answer; None where no (credible) log-probabilities came back.
         reasoning: the thinking, as far as it is told.
         unopened: whether the text began within the thinking, with no mark that said so.
+        reasoning_details: what OpenRouter wants back with the tool calls, as it came.
     """
 
     text: str
@@ -91,6 +92,7 @@ class CompletionChoice:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     reasoning: str = field(default="", repr=False)
     unopened: bool = False
+    reasoning_details: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
@@ -236,4 +238,5 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     if reasoning and tokens:
         tokens = answer_tokens(tokens, text)
     finished = "refusal" if message.get("refusal") and not text else text_of(choice.get("finish_reason"))
-    return CompletionChoice(text, finished, tokens, calls, reasoning, unopened)
+    details = tuple(objects_in(message.get("reasoning_details")))
+    return CompletionChoice(text, finished, tokens, calls, reasoning, unopened, details)

@@ -22,7 +22,7 @@ from focalroute.endpoints.wire.fields import (
     tokens_of,
     usage_of,
 )
-from focalroute.endpoints.wire.thinking import ThinkingSplitter, split_thinking, thinking_of
+from focalroute.endpoints.wire.thinking import ThinkingSplitter, joined_details, split_thinking, thinking_of
 
 _MAX_LINE = 2**20
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -173,6 +173,7 @@ class _Part:
         self._refused = False
         self._splitter = splitter
         self._thoughts: list[str] = []
+        self._details: list[Mapping[str, Any]] = []
         self._texts: list[str] = []
         self._entries: list[object] | None = []
         self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by their number, and in the order they came
@@ -183,6 +184,7 @@ class _Part:
         """Take a piece; what of the answer is new."""
         said = self._splitter.feed(text)
         self._thoughts.append(thinking_of(delta))
+        self._details += objects_in(delta.get("reasoning_details"))
         self._refused = self._refused or bool(delta.get("refusal"))
         self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
         content = as_object(choice.get("logprobs")).get("content")
@@ -227,7 +229,8 @@ class _Part:
         if reasoning and tokens:
             tokens = answer_tokens(tokens, text)
         finished = "refusal" if self._refused and not text else self.finish_reason
-        return CompletionChoice(text, finished, tokens, calls, reasoning, unopened=within != "")
+        details = joined_details(self._details)
+        return CompletionChoice(text, finished, tokens, calls, reasoning, within != "", details)
 
 
 def _differ(begun: Mapping[str, Any], call: Mapping[str, Any]) -> bool:

@@ -14,7 +14,8 @@ A service gives it in a field of its own, which is what most do, or within the t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
 from focalroute.core.shapes import objects_in
@@ -48,6 +49,18 @@ def thinking_of(message: Mapping[str, Any]) -> str:
         if text := text_of(message.get(name)):
             return text
     return "".join(_flat(part.get("thinking")) for part in objects_in(message.get("content")))
+
+
+def joined_details(pieces: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """OpenRouter's ``reasoning_details`` from the pieces of a stream: a text is whole again, with its signature."""
+    whole = []
+    for _, same in groupby(pieces, key=lambda piece: [piece.get(name) for name in ("type", "index", "data")]):
+        parts = list(same)
+        joined = {name: value for part in parts for name, value in part.items() if value is not None}
+        for name in joined.keys() & {"text", "summary"}:
+            joined[name] = "".join(text_of(part.get(name)) or "" for part in parts)
+        whole.append(joined)
+    return tuple(whole)
 
 
 def _flat(part: object) -> str:
