@@ -309,10 +309,16 @@ class Answer(Generic[T_co]):
         """The answer as the assistant's message, to go on from: append it, then what the tools gave."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.text}
-        calls = [dict(call) for call in self.tool_calls]
-        message = {"role": "assistant", "content": self.text or None, "tool_calls": calls}
-        details = next((one.reasoning_details for one in self.replies if one.tool_calls == self.tool_calls), ())
-        return {**message, "reasoning_details": [*details]} if details else message
+        caller = next((one for one in self.replies if one.tool_calls == self.tool_calls), None)
+        thought = {}
+        if caller is not None:
+            thought = {"reasoning_content": caller.reasoning, "reasoning_details": [*caller.reasoning_details]}
+        return {
+            "role": "assistant",
+            "content": self.text or None,
+            "tool_calls": [dict(call) for call in self.tool_calls],
+            **{name: value for name, value in thought.items() if value},
+        }
 
     @property
     def degraded(self) -> tuple[str, ...]:

@@ -25,9 +25,10 @@ _GROWTH = 4
 _TALKING_TOKENS = 512
 
 _CAPS = ("max_tokens", "max_completion_tokens")
-#: What tool calls, or their message, are signed with -> the service that wants it back; others may refuse it.
-#: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens
-_SIGNED = {"extra_content": "gemini", "reasoning_details": "openrouter"}
+#: What comes with tool calls -> the service that wants it back; others may refuse it.
+#: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens,
+#: https://api-docs.deepseek.com/guides/thinking_mode
+_WANTED = {"extra_content": "gemini", "reasoning_details": "openrouter", "reasoning_content": "deepseek"}
 #: What can be left out without changing what is asked.
 _OPTIONAL = frozenset(
     ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stream_options", "prompt_cache_key")
@@ -52,7 +53,8 @@ class Quirks:
         self._cap: str | None = None  # what the token limit is called; None: as the address says
         self._refused: set[str] = set()
         service = endpoint.service or service_at(endpoint.base_url)
-        self._foreign = {field for field, wanted in _SIGNED.items() if service not in (None, "litellm", wanted)}
+        self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", wanted)}
+        self._wants_thinking = service == "deepseek"
 
     @property
     def room(self) -> int:
@@ -72,6 +74,8 @@ class Quirks:
         """A request's body without what is refused, or means nothing to a service that may refuse it."""
         if self._foreign:
             body = {**body, "messages": [_without(self._foreign, message) for message in body["messages"]]}
+        if self._wants_thinking:
+            body = {**body, "messages": [*map(_with_thinking, body["messages"])]}
         if not self._refused and self._cap is None:
             return dict(body)
         fitting = {name: value for name, value in body.items() if name not in self._refused}
@@ -130,6 +134,11 @@ def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]
         return message
     bare, *calls = [{name: value for name, value in part.items() if name not in foreign} for part in parts]
     return {**bare, "tool_calls": calls} if calls else bare
+
+
+def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message as DeepSeek wants it: an assistant's has thinking; of what another model said, a space will do."""
+    return {"reasoning_content": " ", **message} if message.get("role") == "assistant" else message
 
 
 def _without_cut_thinking(sample: CompletionChoice) -> CompletionChoice:

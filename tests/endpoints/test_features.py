@@ -216,11 +216,12 @@ DETAILS = [{"type": "reasoning.text", "text": "It asks what.", "signature": "EqQ
 SIGNED: dict[str, Any] = {
     "gemini": ({}, {"extra_content": {"google": {"thought_signature": "AY89"}}}),
     "openrouter": ({"reasoning_details": DETAILS}, {}),
+    "deepseek": ({"reasoning_content": "It asks what."}, {}),
 }
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("service", [None, "gemini", "openrouter", "openai"])
+@pytest.mark.parametrize("service", [None, "gemini", "openrouter", "deepseek", "openai"])
 @pytest.mark.parametrize("signer", SIGNED)
 def test_what_a_service_signs_tool_calls_with_goes_back_to_it_alone(
     signer: str, service: str | None, stream: bool
@@ -254,5 +255,7 @@ def test_what_a_service_signs_tool_calls_with_goes_back_to_it_alone(
             ensemble.ask([LOOK[0], said, done], params={"tools": [TOOL]})
         _, sent, _ = server.received[-1].body["messages"]
     kept = service in (None, signer)
-    assert {name: sent[name] for name in ("reasoning_details",) if name in sent} == (on_message if kept else {})
+    wanted = {"reasoning_content": " "} if service == "deepseek" else {}  # which it wants of what others said, too
+    wanted |= on_message if kept else {}
+    assert {name: value for name, value in sent.items() if name.startswith("reasoning")} == wanted
     assert ("extra_content" in sent["tool_calls"][0]) is (kept and signer == "gemini")
