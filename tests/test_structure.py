@@ -49,7 +49,7 @@ ENGINES = {
         )
     },
     "starlette": {"server/app.py"},
-    "uvicorn": {"cli/server.py", "server/connections.py"},
+    "uvicorn": {"server/connections.py"},
     "opentelemetry": {
         "serving/telemetry/recorder.py",
         "serving/telemetry/__init__.py",

@@ -20,9 +20,8 @@ from focalroute.core.errors import ConfigError, needing
 from focalroute.core.files import raise_limit
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from focalroute.server import Callers
+    from focalroute.server.connections import BoundedServer
 
 _BACKLOG = 2048
 _FILES = 4096  # that it has to be allowed to open for all of the connections that it takes
@@ -83,20 +82,18 @@ async def _serve(
     from focalroute.serving.ensemble import AsyncEnsemble
 
     with needing(*NEEDED):
-        import uvicorn
-
-        from focalroute.server.connections import server_config
+        from focalroute.server.connections import BoundedServer, server_config
     raise_limit(_FILES)
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:
         app = create_app(ensemble, callers=callers, local_only=callers is None)
         with _listening(*address) as sock:
-            server = uvicorn.Server(server_config(app, shutdown_s))
+            server = BoundedServer(server_config(app, shutdown_s))
             _handle_signals(server)
             _greet(len(ensemble.endpoints), sock, callers, as_json)
             await server.serve(sockets=[sock])
 
 
-def _handle_signals(server: uvicorn.Server) -> None:
+def _handle_signals(server: BoundedServer) -> None:
     """SIGINT, SIGTERM and SIGHUP, unless that is ignored, end the server in good order; a second SIGINT does not wait.
 
     By itself uvicorn would raise them once more at its end, before the ensemble is closed.

@@ -11,6 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from focalroute.core.files import most_files
 
 if TYPE_CHECKING:
+    import socket
+
     from starlette.types import ASGIApp
 
 _MOST_CONNECTIONS = 1000
@@ -20,6 +22,20 @@ _HEAD_S = 10.0  # for the head of a request, from the opening of the connection 
 _IDLE_S = 75.0
 _FLUSH_S = 60.0  # for a client to take what is left of a response, or to make room for more of it
 _BACKLOG = 2048
+_LAST_S = 0.05  # until connections that were accepted as the listening socket was closed are there
+
+
+class BoundedServer(uvicorn.Server):
+    """A server that ends once the requests under way have, also if connections came at the last moment."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close those as well: uvicorn would wait for them for as long as asks may take."""
+        asyncio.get_running_loop().call_later(_LAST_S, self._close_connections)
+        await super().shutdown(sockets)
+
+    def _close_connections(self) -> None:
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()
 
 
 class BoundedProtocol(H11Protocol):

@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from focalroute import AsyncEnsemble, Endpoint
 from focalroute.cli.server import _listening
 from focalroute.server import Callers, create_app
-from focalroute.server.connections import BoundedProtocol, server_config
+from focalroute.server.connections import BoundedProtocol, BoundedServer, server_config
 from tests.interruptible import heed_interrupts
 
 __all__ = ["ask", "command", "get", "post", "served", "started"]
@@ -41,7 +39,7 @@ def served(
     async def serve() -> None:
         async with AsyncEnsemble(endpoints, **settings) as ensemble:
             app = create_app(ensemble, callers=callers, local_only=local_only)
-            servers.append(uvicorn.Server(server_config(app, 30, protocol)))
+            servers.append(BoundedServer(server_config(app, 30, protocol)))
             up.set()
             await servers[0].serve(sockets=[sock])
 

@@ -223,3 +223,23 @@ def test_a_body_that_is_no_http_leaves_one_line_in_the_log(url: str, caplog: pyt
     until(lambda: bool(caplog.records))
     assert get(f"{url}/healthz")[0] == 200
     assert [record.exc_info for record in caplog.records] == [None]
+
+
+def test_a_connection_that_comes_at_the_last_moment_does_not_hold_up_the_end(
+    pool: SimulatedPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not there yet when uvicorn closes the others, which then waited for it as long as for an ask."""
+
+    class Late(BoundedProtocol):
+        there = False
+
+        def shutdown(self) -> None:
+            if self.there:
+                super().shutdown()
+            self.there = True
+
+    with served(pool.endpoints, protocol=Late) as url:
+        connection = connected(url)
+        assert answered(connection, HEALTH)
+    connection.close()
+    assert caplog.records == []
