@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections import Counter
@@ -34,6 +35,8 @@ from focalroute.serving.query import make_query
 from focalroute.store import open_store
 
 _Outputs = Mapping[str, Mapping[str, Any]]
+#: A question that is to be asked, and whom: indexes into the pool.
+_Waiting = tuple[LabelledQuestion, Sequence[int]]
 #: A question that was asked: its id, and by endpoint what the log says of it.
 _Asked = tuple[str, _Outputs]
 
@@ -48,7 +51,7 @@ class Collected:
     """The result of collecting.
 
     Attributes:
-        before: questions whose lines were there at the start; ``asked``: those that were asked now.
+        before: questions that every endpoint had been asked at the start; ``asked``: those that were asked now.
         usd: what was paid now, as far as it is known; trying out what an endpoint can do is part of it.
         right: by endpoint, how many of its answers were right; ``answered``: of how many; ``failed``: its failed calls.
         stopped: why it ended before the last question; None if it did not.
@@ -66,9 +69,12 @@ class Collected:
 class LogFile:
     """The log under way: each line is written as soon as its question is answered, and put in order at the end.
 
+    A question that other endpoints have been asked gets a further line, and the two are one at the end.
+
     Args:
         path: a ``.jsonl`` file.
         questions: what is asked, in order.
+        pool: the names of those who are asked.
         resume: go on with what is there; else nothing may be.
         advance: called with the number of questions done.
 
@@ -81,13 +87,19 @@ class LogFile:
     """
 
     def __init__(
-        self, path: Path, questions: Sequence[LabelledQuestion], *, resume: bool, advance: Callable[[int], object]
+        self,
+        path: Path,
+        questions: Sequence[LabelledQuestion],
+        pool: Sequence[str],
+        *,
+        resume: bool,
+        advance: Callable[[int], object],
     ) -> None:
         if path.suffix != ".jsonl":
             raise ConfigError(f"{path}: give the log a name that ends in .jsonl")
         if path.exists() and not resume:
             raise ConfigError(f"{path}: is there already; resume it, or give another name")
-        self._path, self._advance = path, advance
+        self._path, self._pool, self._advance = path, tuple(pool), advance
         self._questions = {question.id: question for question in questions}
         there: Sequence[LoggedQuery] = ()
         with ExitStack() as opened:
@@ -96,6 +108,12 @@ class LogFile:
                 hold_file(self._file, path)
                 self._file.seek(0)
                 self._file.truncate(self._file.read().rfind(b"\n") + 1)  # a process that died may have left half a line
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that is wrong is named below
+                    if self._put_in_order():
+                        self._file.close()
+                if self._file.closed:  # as it has been replaced
+                    self._file = opened.enter_context(path.open("ab+"))
+                    hold_file(self._file, path)
                 if self._file.seek(0, os.SEEK_END):
                     there = read_log(path)
             for query in there:
@@ -108,25 +126,30 @@ class LogFile:
                         "correct the line, or give another name"
                     )
             opened.pop_all()  # it stays open
-        self._done = {query.id for query in there}
+        self._asked = {query.id: set(query.outputs) for query in there}
         outputs = [output for query in there for output in query.outputs.values()]
         self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
-        self.collected = Collected(len(there))
-        advance(len(there))
+        self.collected = Collected(len(questions) - len(self.waiting))
+        advance(self.collected.before)
 
     @property
-    def waiting(self) -> list[LabelledQuestion]:
-        """The questions that are not in the log yet."""
-        return [question for id_, question in self._questions.items() if id_ not in self._done]
+    def waiting(self) -> list[_Waiting]:
+        """The questions that are not in the log yet, or not with an answer of everybody."""
+        waiting: list[_Waiting] = []
+        for id_, question in self._questions.items():
+            asked = self._asked.get(id_, ())
+            if members := [i for i, name in enumerate(self._pool) if name not in asked]:
+                waiting.append((question, members))
+        return waiting
 
     def take(self, asked: _Asked) -> None:
         """Write the line of a question, and count."""
         id_, outputs = asked
         question = self._questions[id_]
         with naming(self._path):
-            self._file.write(_line(question, outputs).encode("utf-8", "replace") + b"\n")
+            self._file.write(_encoded(_row(question, outputs)))
             self._file.flush()
-        self._done.add(id_)
+        self._asked.setdefault(id_, set()).update(outputs)
         self._advance(1)
         self.collected.asked += 1
         for name, output in outputs.items():
@@ -137,17 +160,30 @@ class LogFile:
                 self.collected.right[name] += output["answer"] == question.label
 
     def close(self) -> None:
-        """Put the lines in order; at any moment the file holds all of them."""
+        """Put the lines in order."""
+        self._put_in_order()
+        self._file.close()
+
+    def _put_in_order(self) -> bool:
+        """One line for each question, in order; whether it is another file now, which at any moment holds all lines."""
         order = {id_: number for number, id_ in enumerate(self._questions)}
         with naming(self._path):
             self._file.seek(0)
             lines = self._file.readlines()
-        ordered = sorted(lines, key=lambda line: order[json.loads(line)["id"]])
-        if lines != ordered:
-            beside = self._path.with_name(self._path.name + ".sorted")
-            beside.write_bytes(b"".join(ordered))
-            beside.replace(self._path)
-        self._file.close()
+        one: dict[str, bytes] = {}
+        for line in lines:
+            row = json.loads(line)
+            if (former := one.get(row["id"])) is not None:
+                row["outputs"] = {**json.loads(former)["outputs"], **row["outputs"]}
+                line = _encoded(row)
+            one[row["id"]] = line
+        ordered = [one[id_] for id_ in sorted(one, key=order.__getitem__)]
+        if lines == ordered:
+            return False
+        beside = self._path.with_name(self._path.name + ".sorted")
+        beside.write_bytes(b"".join(ordered))
+        beside.replace(self._path)
+        return True
 
 
 def _content(question: LabelledQuestion | LoggedQuery) -> bytes:
@@ -156,13 +192,17 @@ def _content(question: LabelledQuestion | LoggedQuery) -> bytes:
     return json.dumps(asked, ensure_ascii=False, sort_keys=True, default=dict).encode("utf-8", "replace")
 
 
-def _line(question: LabelledQuestion, outputs: _Outputs) -> str:
+def _row(question: LabelledQuestion, outputs: _Outputs) -> Mapping[str, Any]:
     row: dict[str, Any] = {"id": question.id, "task": question.task, "choices": question.choices}
     row["prompt"] = question.prompt
     if question.prompt is None:
         row["messages"] = question.messages
     row |= {"label": question.label, "outputs": outputs}
-    return json.dumps({key: value for key, value in row.items() if value is not None}, ensure_ascii=False)
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def _encoded(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
@@ -215,7 +255,7 @@ def collect(
         kind: of free-form answers, as for ``ask(answer=)``.
         concurrency: questions at a time, on each machine.
         max_usd: what the whole log may cost, with what is there already; it stops in time.
-        resume: go on after the questions whose lines are there.
+        resume: go on after what is there; an endpoint that is new in the pool is asked the questions before, too.
         advance: called with the number of questions done.
         engine: whose machines ask.
 
@@ -227,7 +267,8 @@ def collect(
     way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
     if max_usd is not None:
         left = parse_usd(max_usd, "max_usd")
-    with closing(LogFile(Path(out), questions, resume=resume, advance=advance)) as log:
+    names = [endpoint.name for endpoint in way.pool]
+    with closing(LogFile(Path(out), questions, names, resume=resume, advance=advance)) as log:
         collected = log.collected
         if left is not None:
             left -= log.spent
@@ -265,7 +306,7 @@ class _Way:
 
 
 def _share(
-    way: _Way, share: tuple[Sequence[LabelledQuestion], Decimal | None], tell: Callable[[_Asked], object]
+    way: _Way, share: tuple[Sequence[_Waiting], Decimal | None], tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
     """The questions of one machine, as a job; why it ended before the last one (None: it did not), and USD paid.
 
@@ -275,7 +316,7 @@ def _share(
 
 
 async def _ask_all(
-    way: _Way, waiting: Sequence[LabelledQuestion], left: Decimal | None, tell: Callable[[_Asked], object]
+    way: _Way, waiting: Sequence[_Waiting], left: Decimal | None, tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
     """Ask every endpoint these questions, spending no more than is left."""
     budget = None
@@ -318,24 +359,25 @@ class _Asking:
     in_vain: int = 0
     stopped: str | None = None
 
-    async def run(self, waiting: Iterator[LabelledQuestion]) -> None:
+    async def run(self, waiting: Iterator[_Waiting]) -> None:
         """Ask one after the other of those that are waiting."""
-        for question in waiting:
+        for question, members in waiting:
             if self.stopped is None:
-                await self._one(question)
+                await self._one(question, members)
 
-    async def _one(self, question: LabelledQuestion) -> None:
+    async def _one(self, question: LabelledQuestion, members: Sequence[int]) -> None:
         kind = None
         if question.choices is None:
             kind = self.way.kind
         query = make_query(question.messages, choices=question.choices, answer=kind)
         ask_budget = self.guard.ask_budget(None, query.id, (), _DEADLINE_S)
-        bound = sum(await self.pool.upper_bounds(query, ask_budget) or (), Decimal(0))
+        bounds = await self.pool.upper_bounds(query, ask_budget)
+        bound = sum((bounds[i] for i in members), Decimal(0)) if bounds else Decimal(0)
         if not await self._affordable(bound):
             self.stopped = _SPENT
             return
         deadline = asyncio.get_running_loop().time() + _DEADLINE_S
-        replies = await self.pool.ask(range(len(self.way.pool)), self.pool.call_context(query, ask_budget, deadline))
+        replies = await self.pool.ask(members, self.pool.call_context(query, ask_budget, deadline))
         async with self.settled:
             self.promised -= bound
             self.spent += ask_budget.spent

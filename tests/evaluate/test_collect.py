@@ -212,6 +212,37 @@ def test_what_ended_early_is_resumed_and_nobody_is_asked_twice(
     assert [query.id for query in read_log(out)] == [row["id"] for row in ROWS]
 
 
+def test_an_endpoint_that_is_new_in_the_pool_is_asked_what_the_others_were(
+    tmp_path: Path, pool: SimulatedPool, dataset: Path
+) -> None:
+    questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
+    collect(pool.endpoints[:2], questions[:15], out)
+    there, paid = read_log(out), paid_for(out)
+    before = {name: stats.calls for name, stats in pool.stats().items()}
+    limited = collect(pool.endpoints[:3], questions[:15], out, resume=True, max_usd=paid)
+    assert (limited.before, limited.asked, limited.stopped) == (
+        0,
+        0,
+        "the budget leaves too little for another question",
+    )
+    output = {"answer": 0, "prompt_tokens": 36, "completion_tokens": 1}
+    with out.open("ab") as file:  # as a process that died leaves it
+        line = json.loads(out.read_text().splitlines()[0])
+        file.write(json.dumps({**line, "outputs": {pool.endpoints[2].name: output}}).encode() + b"\n")
+    collected = collect(pool.endpoints[:3], questions, out, resume=True)
+    asked = {name: stats.calls - before[name] for name, stats in pool.stats().items()}
+    assert (collected.before, collected.asked) == (1, 39)
+    names = [endpoint.name for endpoint in pool.endpoints]
+    assert all(25 <= asked[name] <= 25 + 7 for name in names[:2])  # what it can do is probed anew
+    assert 39 <= asked[names[2]] <= 39 + 7
+    log = read_log(out)
+    assert [query.id for query in log] == [row["id"] for row in ROWS]
+    assert all(list(query.outputs) == names[:3] for query in log)
+    assert all(
+        new.outputs[name] == old.outputs[name] for new, old in zip(log, there, strict=False) for name in names[:2]
+    )
+
+
 def test_a_log_of_something_else_is_left_alone(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
     collect(pool.endpoints[:1], questions[:2], out)
@@ -234,7 +265,7 @@ def test_a_second_process_does_not_write_into_a_log_that_is_under_way(
 ) -> None:
     log, questions = tmp_path / "log.jsonl", read_dataset(dataset)
     with (
-        closing(LogFile(log, questions, resume=False, advance=lambda _: None)),
+        closing(LogFile(log, questions, [], resume=False, advance=lambda _: None)),
         pytest.raises(ConfigError, match=r"log\.jsonl: another process is writing it; wait for its end"),
     ):
         collect(pool.endpoints, questions, log, resume=True)
