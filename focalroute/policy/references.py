@@ -113,7 +113,9 @@ def resolve_policy(
         raise ConfigError(f"policy: {error.strerror}; give another folder, or a policy's name") from None
     if policy not in ALL_BASELINES and is_file:
         raise ConfigError(f"policy: {policy} is a file; give the folder of the bundles")
-    if policy not in ALL_BASELINES and Path(policy, "manifest.json").is_file():
+    folder, _, version = str(policy).rpartition("@")  # eval and policy show take folder@version
+    referred = version.isdecimal() and not there and bool(bundle.versions(folder))
+    if policy not in ALL_BASELINES and (referred or Path(policy, "manifest.json").is_file()):
         raise ConfigError(
             f"policy: {policy} is one version; give the folder that it is in, and choose by focalroute policy rollback"
         )

@@ -94,6 +94,14 @@ def test_one_version_in_the_place_of_its_folder_is_refused() -> None:
         resolve_policy(COLD, POOL)
 
 
+def test_folder_at_version_is_refused_as_one_version_is(tmp_path: Path) -> None:
+    """It was taken for a new folder of that name: the cold start served, and an update was published there."""
+    (tmp_path / "policy" / "v000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="policy@1 is one version; give the folder that it is in"):
+        resolve_policy(f"{tmp_path}/policy@1", POOL)
+    assert resolve_policy(f"{tmp_path}/new@1", POOL) == f"{tmp_path}/new@1"
+
+
 def test_the_address_of_a_fleet_is_refused_and_not_shown() -> None:
     for refuse in (lambda given: resolve_policy(given, POOL), parse_reference):
         with pytest.raises(ConfigError, match=r"policy: is an address; give a folder, .*fleet's policy$"):
