@@ -253,11 +253,12 @@ def evaluate(
 
     With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
     """
+    beside = "without --live" if live else "with --live"
     for one in context.command.params:
         told = context.get_parameter_source(one.name or "")
         unused = one.name not in _LIVE_TOO and (one.name in _LIVE_ONLY) != bool(live)
         if told is not None and told.name == "COMMANDLINE" and unused:
-            raise ConfigError(f"eval: {one.opts[0]} counts only with{'out' * bool(live)} --live; leave it out")
+            raise ConfigError(f"eval: {one.opts[0]} counts only {beside}; leave it out")
     if live:
         from focalroute.evaluate.live import LiveOptions, live_command
 
