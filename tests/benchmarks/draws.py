@@ -1,12 +1,14 @@
-"""Other draws of the pool: policies trained for a few of a log's endpoints, drawn by chance, as a Markdown table.
+"""Other draws of the pool: trained policies and published routers for a few of a log's endpoints, as a Markdown table.
 
-    python -m tests.benchmarks.draws [--draws 3] [--data ../shared/data] [--rows 3000]
+    python -m tests.benchmarks.draws [--draws 12] [--data ../shared/data] [--rows 3000]
 
 Of each log's training part as many queries, evenly drawn and in its order, with 3 to 6 of its endpoints: the first 80 %
 are learned from, the rest is played, each answered before its label is shown. Costs are held at 0.1, 0.2 and 0.35 of
 asking all, and at that of the best endpoint of what was learned from; those that the cheapest endpoint exceeds are left
-out. What a point is compared with knows the part that is played: of all mixtures by chance of two endpoints, each asked
-alone, at the point's cost the one that is right the most. Runs in two processes.
+out. A cell is the mean over draws, and over the costs of each, of the points by which a method is above a mixture that
+knows the part that is played: of all mixtures by chance of two endpoints, each asked alone, at the method's cost the
+one that is right the most. Bold is surely above focalroute on the same draws, ↓ surely below: by a permutation test of
+the signs of the differences at 5 %, divided by the number of cells. Runs in two processes.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -27,28 +29,19 @@ from focalroute.core.records import F64
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.playing import PolicyReplay
 from focalroute.evaluate.recording import publish_trained, train_on
-from focalroute.evaluate.replay import Training
+from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.table import LogTable, join, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import load
 from tests.benchmarks.harness import Table, markdown_table
+from tests.benchmarks.rivals import OURS, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
 _WARM = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One draw: how many endpoints, how right and dear the best is alone, and its points.
-
-    Each point: what was held, how right and how dear it was, and how right the mixture is.
-    """
-
-    endpoints: int
-    best: tuple[float, float]
-    points: tuple[tuple[float, float, float, float], ...]
+_FLIPS = 20_000
+_LEVEL = 0.05
 
 
 def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
@@ -67,58 +60,80 @@ def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
 def mixture(costs: F64, right: F64, cost: float) -> float:
     """How right two endpoints are that are asked by chance so that a query costs this in the mean, at best."""
     endpoints = sorted(zip(costs.tolist(), right.tolist(), strict=True))
-    found = [
+    cost = max(cost, endpoints[0][0])
+    return max(
         float(np.interp(cost, (cheap, dear), (less, more)))
         for (cheap, less), (dear, more) in combinations_with_replacement(endpoints, 2)
         if cheap <= cost
-    ]
-    return max(found, default=0.0)
+    )
 
 
-def played(data: Path, log: str, seed: int, rows: int) -> Drawn:
-    """Train on a draw, and play its last fifth."""
+def played(data: Path, log: str, seed: int, rows: int) -> dict[str, float]:
+    """By method the points above the mixtures, in the mean of the costs held, on the last fifth of a draw."""
     table = draw(data, log, seed, rows)
     parts = split(table, per_task=False, fraction=_TRAINING)
-    order, settings = learning_order(table, parts.train, "stream"), OfflineSettings()
+    costs, right = table.single_cost_ratios(parts.test), table.accuracy(parts.test)
+    everybody = float(table.usd[parts.test].sum())
+    training = Training(table, parts.train, seed)
+    best = float(costs[table.rank(parts.train)[0]])
+    points = [point for point in sorted({*COSTS, round(best, 3)}) if point > table.cheapest(parts.test)[1]]
+
+    def above(found: ReplayResult) -> float:
+        return 100 * (float(found.worth.mean()) - mixture(costs, right, float(found.usd.sum()) / everybody))
+
+    replay = _trained(training, seed)
+    differences = {OURS: [above(replay.run(point).played) for point in points]}
+    for name, _, (strategy,) in rivals(training, points, everybody / len(parts.test), 1):
+        differences.setdefault(name, []).append(above(play(strategy, table, parts.test)))
+    return {name: float(np.mean(each)) for name, each in differences.items()}
+
+
+def _trained(training: Training, seed: int) -> PolicyReplay:
+    """A policy trained on the training part, ready to be played."""
+    table, settings = training.table, OfflineSettings()
+    parts = split(table, per_task=False, fraction=_TRAINING)
+    order = learning_order(table, parts.train, "stream")
     with tempfile.TemporaryDirectory() as folder:
         publish_trained(Path(folder), train_on(table, order, seed=seed, settings=settings), settings=settings)
         policy = load(Path(folder))
-    costs, right = table.single_cost_ratios(parts.test), table.accuracy(parts.test)
-    best = table.rank(parts.train)[0]
-    everybody = float(table.usd[parts.test].sum())
-    training = Training(table, parts.train, seed)
-    replay = PolicyReplay(policy, table, parts, training, warm=order[-_WARM:], explore=False, advance=lambda _: None)
-    points = []
-    for target in sorted({*COSTS, round(float(costs[best]), 3)}):
-        if target > table.cheapest(parts.test)[1]:
-            found = replay.run(target).played
-            cost = float(found.usd.sum()) / everybody
-            points.append((target, float(found.worth.mean()), cost, mixture(costs, right, cost)))
-    return Drawn(len(table.endpoints), (float(right[best]), float(costs[best])), tuple(points))
+    return PolicyReplay(policy, table, parts, training, warm=order[-_WARM:], explore=False, advance=lambda _: None)
+
+
+def rows_of(drawn: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[list[str]]:
+    """A row for each method, a cell for each log and one for all, of what each draw of it found."""
+    groups = [*drawn.values(), [one for each in drawn.values() for one in each]]
+    methods = list(groups[0][0])
+    for method in methods:
+        row = [method]
+        for group in groups:
+            ours, own = (np.array([one[name] for one in group]) for name in (OURS, method))
+            cell, beside = f"{own.mean():+.1f}", own - ours
+            if method != OURS and chance(beside) < _LEVEL / ((len(methods) - 1) * len(groups)):
+                cell = f"**{cell}**" if beside.mean() > 0 else f"{cell} ↓"
+            row.append(cell)
+        yield row
+
+
+def chance(differences: F64) -> float:
+    """How often a mean as far from 0 is met where each difference might as well have the other sign."""
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), (_FLIPS, len(differences)))
+    return float((np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw, train, play and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.draws")
-    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--rows", type=int, default=3000)
     given = parser.parse_args(arguments)
     logs = [log for log in LOGS if (given.data / f"{log}.jsonl.gz").exists()]
     with ProcessPoolExecutor(2) as pool:
-        runs = [
-            (log, pool.submit(played, given.data, log, seed, given.rows)) for log in logs for seed in range(given.draws)
-        ]
-        drawn = [(log, run.result()) for log, run in runs]
-    rows, behind = [], []
-    for log, one in drawn:
-        shown = []
-        for target, right, cost, mixed in one.points:
-            behind.append(right - mixed)
-            shown.append(f"{target:g}: {right:.3f} @ {cost:.3f} ({100 * behind[-1]:+.1f})")
-        rows.append([log, str(one.endpoints), f"{one.best[0]:.3f} @ {one.best[1]:.3f}", "; ".join(shown)])
-    print(markdown_table(Table(["log", "endpoints", "best of training, alone", "held: accuracy @ cost"], rows)))
-    print(f"\nIn the mean {100 * np.mean(behind):+.1f} points beside the mixtures, at worst {100 * min(behind):+.1f}.")
+        runs = {
+            log: [pool.submit(played, given.data, log, seed, given.rows) for seed in range(given.draws)] for log in logs
+        }
+        drawn = {log: [run.result() for run in each] for log, each in runs.items()}
+    print(markdown_table(Table(["points above the mixtures", *logs, "all"], [*rows_of(drawn)])))
 
 
 if __name__ == "__main__":
