@@ -76,18 +76,22 @@ class BudgetGuard:
         self._per_ask: Decimal | None = None
         self.names: dict[Account, str] = {}
         self.limits: dict[Account, Decimal] = {}
-        if budget is not None:
-            self._take(budget)
         self._store = store
         self._known: dict[Account, Balance] = {}
         self._refreshing: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
         self._held: set[str] = set()  # this process's own reservations
         self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, what they cost and could have
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
-        if self.limits:
-            self._known.update(self._kept.open_accounts(self.limits))
+        if budget is not None:
+            self.keep(budget)
 
-    def _take(self, budget: Budget) -> None:
+    def keep(self, budget: Budget) -> None:
+        """Keep this budget, for asks that begin from now on. Waits for the store.
+
+        Raises:
+            ConfigError: as of the class.
+            StoreError: what was spent cannot be known; nothing is changed.
+        """
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
         if budget.allow_unpriced:
@@ -95,8 +99,13 @@ class BudgetGuard:
         self._require_prices("budget")
         if budget.max_usd_per_ask is not None:
             self._per_ask = parse_usd(budget.max_usd_per_ask, "")
+        names, limits = {}, {}
         for name, account, amount in _limits(budget):
-            self.names[account], self.limits[account] = name, amount
+            names[account], limits[account] = name, amount
+        if limits:
+            self._known.update(self._kept.open_accounts(limits))
+        self.names.update(names)  # those of before are still those of asks under way
+        self.limits = limits
 
     @property
     def _kept(self) -> Store:

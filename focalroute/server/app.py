@@ -144,7 +144,7 @@ class Service:
         if self._callers is None:
             return None
         if self._callers.changed():
-            await asyncio.to_thread(self._callers.reload, self._ensemble.budget)
+            await asyncio.to_thread(self._callers.reload, self._ensemble)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else ""
         caller = self._callers.find(key) if key else None
@@ -152,9 +152,6 @@ class Service:
             said = "no such key" if key else 'give a key, in the header "Authorization: Bearer KEY"'
             headers = {"WWW-Authenticate": "Bearer"}
             raise Refused(401, said, "authentication_error", code="invalid_api_key", extra_headers=headers)
-        if self._callers.bars(caller):
-            message = "the limit of this key is new or was changed; it is served once the server was restarted"
-            raise Refused(403, message, "permission_error", code="limit_changed")
         return caller
 
     async def _not_found(self, _: Request, error: Exception) -> Response:

@@ -17,13 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from focalroute.core.config import Budget
 from focalroute.core.dollars import Amount, parse_usd, parse_usd_per_period
-from focalroute.core.errors import ConfigError, locating
+from focalroute.core.errors import ConfigError, StoreError, locating
 from focalroute.core.files import MAX_BYTES, read_file, read_toml
 from focalroute.serving.query import MAX_TAG_LENGTH, MAX_TAGS, checked_tags
+
+if TYPE_CHECKING:
+    from focalroute.serving.ensemble import AsyncEnsemble
 
 #: Holds the key of the only caller, where there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
@@ -81,7 +84,6 @@ class Callers:
         self._path: Path | None = None  # of the file to follow
         self._seen: object = None
         self._next_check = 0.0
-        self._barred: frozenset[str] = frozenset()  # names of keys whose limit the ensemble does not keep
         if not self._all:
             raise ConfigError("keys: there are none; give at least one")
         for what in ("name", "digest"):
@@ -114,28 +116,27 @@ class Callers:
         self._next_check = now + _CHECK_EVERY_S
         return _stamp(self._path) != self._seen
 
-    def reload(self, budget: Budget | None) -> None:
-        """Read the file again; what is wrong with it goes to the log, and then the keys of before stay.
+    def reload(self, ensemble: AsyncEnsemble) -> None:
+        """Read the file again, and have the ensemble keep the limits in it. Waits for the store.
 
-        A key whose ``usd`` is not what the ensemble keeps is refused until the server is started again.
-
-        Args:
-            budget: of the ensemble.
+        What is wrong goes to the log, and then the keys of before stay; with a store that fails until it works again.
         """
         if self._path is None:
             return
-        self._seen = _stamp(self._path)
+        former, self._seen = self._seen, _stamp(self._path)
         try:
             if self._seen is None:
                 raise ConfigError("is missing, or not a regular file")
             callers = Callers(_read(self._path))
-        except ConfigError as error:
+            if callers._limits != self._limits:
+                kept = {} if ensemble.budget is None else ensemble.budget.usd_per_tag
+                ensemble.limit_tags({tag: kept[tag] for tag in kept.keys() - self._limits.keys()} | callers._limits)
+        except (ConfigError, StoreError) as error:
             _log.error("the keys stay as they were: %s: %s", self._path, error)
+            if isinstance(error, StoreError):
+                self._seen = former
             return
-        self._barred = frozenset(caller.name for caller in callers._unkept(budget))
         self._all = callers._all
-        for name in sorted(self._barred):
-            _log.error("%s: the key of %s is refused: its usd takes effect at a restart", self._path, name)
         _log.info("%s: read again, %d keys", self._path, len(self._all))
 
     @classmethod
@@ -158,21 +159,20 @@ class Callers:
                 found = caller
         return found
 
-    def bars(self, caller: Caller) -> bool:
-        """Whether it is refused until the server is started again, as its ``usd`` was changed."""
-        return caller.name in self._barred
-
     def within(self, budget: Budget | None) -> Budget | None:
         """The budget with every caller's own limit added; what the ensemble has to be made with."""
-        limits: dict[str, Amount | Mapping[str, Amount]] = {
+        if not self._limits:
+            return budget
+        budget = budget or Budget()
+        return replace(budget, usd_per_tag={**budget.usd_per_tag, **self._limits})
+
+    @property
+    def _limits(self) -> dict[str, Amount | Mapping[str, Amount]]:
+        return {
             caller.tag: dict(caller.usd) if isinstance(caller.usd, Mapping) else caller.usd
             for caller in self._all
             if caller.usd is not None
         }
-        if not limits:
-            return budget
-        budget = budget or Budget()
-        return replace(budget, usd_per_tag={**budget.usd_per_tag, **limits})
 
     def require_limits(self, budget: Budget | None) -> None:
         """Make sure that an ensemble with this budget keeps every caller's limit.
@@ -180,16 +180,13 @@ class Callers:
         Raises:
             ConfigError: it does not.
         """
-        missing = [caller.name for caller in self._unkept(budget)]
+        kept = {} if budget is None else budget.usd_per_tag
+        missing = [caller.name for caller in self._all if caller.usd is not None and kept.get(caller.tag) != caller.usd]
         if missing:
             raise ConfigError(
                 f"callers: the ensemble does not keep the limit of {', '.join(missing)}; "
                 "make it with budget=callers.within(budget)"
             )
-
-    def _unkept(self, budget: Budget | None) -> list[Caller]:
-        kept = {} if budget is None else budget.usd_per_tag
-        return [caller for caller in self._all if caller.usd is not None and kept.get(caller.tag) != caller.usd]
 
 
 def _stamp(path: Path) -> object:

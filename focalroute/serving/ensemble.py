@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack,
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
-from focalroute.core.config import Endpoint
+from focalroute.core.config import Budget, Endpoint
+from focalroute.core.dollars import Amount
 from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
@@ -555,6 +556,12 @@ class AsyncEnsemble:
             raise EnsembleClosed(CLOSED)
         if self._process != os.getpid():  # the store's thread stayed behind: what is asked here would be on no ledger
             raise EnsembleClosed("this ensemble was made before a fork; make one after it", forked=True)
+
+    def limit_tags(self, usd_per_tag: Mapping[str, Amount | Mapping[str, Amount]]) -> None:
+        """Keep these limits of tags in place of the budget's, for asks that begin from now on. Waits for the store."""
+        budget = replace(self.budget or Budget(), usd_per_tag=usd_per_tag)
+        self._guard.keep(budget)
+        self.budget = budget
 
     def stats(self) -> Stats:
         """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""

@@ -14,14 +14,17 @@ import urllib.request
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from focalroute import AsyncEnsemble, Budget, ConfigError, Ensemble
+from focalroute import AsyncEnsemble, Budget, ConfigError, Ensemble, StoreError
 from focalroute.server import Caller, Callers, create_app
 from focalroute.server.callers import new_key
 from focalroute.sim import SimulatedPool
 from focalroute.store import open_store
+from focalroute.store.sqlite.store import SqliteStore
 from tests.cli.calling import focalroute
 from tests.loopback import until
 from tests.server.running import ask, command, get, post, served, started
@@ -232,19 +235,34 @@ def test_a_wrong_file_of_keys_changes_nothing_and_is_logged_once(
         assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 401]
 
 
-def test_a_limit_that_the_ensemble_does_not_keep_bars_its_key_until_a_restart(
-    pool: SimulatedPool, keys: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    keys.write_text(table("alice", KEY, "usd = 1") + table("bob", OTHER))
+def test_a_changed_limit_is_kept_without_a_restart(pool: SimulatedPool, keys: Path) -> None:
+    """New, raised and taken away; the limits of the pool itself stay."""
     callers = Callers.from_toml(keys)
-    with served(pool.endpoints, callers=callers, budget=callers.within(None)) as url:
-        keys.write_text(table("alice", KEY, "usd = 1\nmax_concurrency = 3") + table("bob", OTHER, "usd = 1"))
-        assert status_of(url, KEY) == 200
-        status, got = get(f"{url}/v1/models", **bearing(OTHER))
-        assert (status, got["error"]["code"]) == (403, "limit_changed")
-        keys.write_text(table("alice", KEY, "usd = 1") + table("bob", OTHER))
-        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 200]
-    assert "the key of bob is refused: its usd takes effect at a restart" in caplog.text
+
+    def asked(url: str, key: str) -> tuple[Any, ...]:
+        status, got = post(f"{url}/v1/chat/completions", ask(focalroute={"choices": ["32", "42"]}), **bearing(key))
+        return status, *re.findall(r"usd_per_tag\S+ = \S+|server's budget", json.dumps(got.get("error", "")))
+
+    with served(pool.endpoints, callers=callers, budget=Budget(usd_per_tag={"team": "0.0000001"})) as url:
+        assert [asked(url, key) for key in (KEY, OTHER)] == [(200,), (200,)]
+        keys.write_text(table("alice", KEY) + table("bob", OTHER, "usd = 0.000001"))
+        assert [asked(url, key) for key in (KEY, OTHER)] == [(200,), (402, "usd_per_tag.key:bob = 0.000001")]
+        keys.write_text(table("alice", KEY, "usd = {day = 0.000002}") + table("bob", OTHER, "usd = 1"))
+        assert [asked(url, key) for key in (KEY, OTHER)] == [(402, "usd_per_tag.key:alice.day = 0.000002"), (200,)]
+        keys.write_text(table("alice", KEY) + table("bob", OTHER, "tags = ['team']"))
+        assert [asked(url, key) for key in (KEY, OTHER)] == [(200,), (402, "server's budget")]
+
+
+def test_a_limit_that_cannot_be_kept_yet_is_once_the_store_works(
+    pool: SimulatedPool, keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(pool.endpoints, callers=Callers.from_toml(keys)) as url:
+        keys.write_text(table("alice", KEY, "usd = 1"))
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteStore, "open_accounts", Mock(side_effect=StoreError("is locked")))
+            assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 200]
+        assert "the keys stay as they were" in caplog.text
+        assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 401]
 
 
 def test_the_limit_of_a_key_is_its_own(pool: SimulatedPool) -> None:
