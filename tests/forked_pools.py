@@ -89,8 +89,7 @@ def _serve(origin: socket.socket) -> None:
     """Fork a pool for each request, until there are no more to come."""
     import gc
 
-    from examples.paper import passages  # noqa: F401 - which the pools then have
-    from focalroute.sim import __main__, server  # noqa: F401 - likewise
+    from focalroute.sim import __main__, server  # noqa: F401 - which the pools then have
 
     gc.freeze()
     while True:

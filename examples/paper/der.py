@@ -20,13 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
-from examples.paper.passages import PassagePool
+from examples.paper.passages import FACTS, PASSAGES, PassageModel
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.live import LiveOptions, live_report, play_all, show_live
 from focalroute.evaluate.live_environment import LiveResult, in_process, joined, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
-from focalroute.sim import SimulatedModel, relay_models, stream
+from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
+from focalroute.sim.families import Family
 
 FIRST_SEED = 1
 
@@ -36,7 +37,7 @@ def small_models(seed: int) -> tuple[SimulatedModel, ...]:
 
     def model(name: str, usd: str, **skills: float) -> SimulatedModel:
         price = Decimal(usd)
-        return SimulatedModel(
+        return PassageModel(
             name, skills=skills, sharpness=2.5, seed=seed, input_usd_per_1m=price, output_usd_per_1m=2 * price
         )
 
@@ -58,7 +59,7 @@ class Task:
         quality: the metric of these; None: accuracy.
     """
 
-    topics: Sequence[str]
+    topics: Sequence[str | Family]
     models: Callable[[int], tuple[SimulatedModel, ...]]
     answer: AnswerKind | None = None
     quality: str | None = None
@@ -67,9 +68,9 @@ class Task:
 TASKS: Mapping[str, Task] = {
     "multi-hop": Task(("multi-hop",), relay_models, "number"),
     "yes-no": Task(("yes-no",), relay_models),
-    "qa": Task(("who", "where", "cost"), small_models, "short", "f1"),
-    "summary": Task(("summary",), small_models, "text", "rouge-l"),
-    "sentiment": Task(("sentiment",), small_models),
+    "qa": Task([PASSAGES[fact] for fact in FACTS], small_models, "short", "f1"),
+    "summary": Task([PASSAGES["summary"]], small_models, "text", "rouge-l"),
+    "sentiment": Task([PASSAGES["sentiment"]], small_models),
 }
 
 
@@ -77,7 +78,7 @@ def played(task: Task, train: int, test: int, seed: int, plan: LiveOptions) -> d
     """Every strategy on the test queries of one seed."""
     questions = list(stream(train + test, seed=1000 + seed, topics=task.topics))
     asked = of_questions(questions, answer=task.answer, quality=metric(task.quality) if task.quality else None)
-    with PassagePool(task.models(seed)) as pool:
+    with SimulatedPool(task.models(seed)) as pool:
         ask = in_process(pool.models, pool.endpoints, asked[:train])
         return play_all(pool.endpoints, asked[:train], asked[train:], ask, options=plan, seed=seed)
 

@@ -1,7 +1,7 @@
 """Questions on a report, summaries and sentiment, in the shapes of SQuAD, XSum and SST-2, for `examples.paper.der`.
 
-Of a summary a model answers each question behind it by itself, and is swayed in each by what it is shown. To import
-this module is to add these topics to those that simulated models know; a `PassagePool` serves models that do.
+Of a summary a model answers each question behind it by itself, and is swayed in each by what it is shown. A
+`PassageModel` is a simulated model that knows these topics.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from random import Random
 from types import MappingProxyType
 from typing import ClassVar
 
-from focalroute.sim import SimulatedModel, SimulatedPool
-from focalroute.sim.__main__ import main
+from focalroute.sim import SimulatedModel
 from focalroute.sim.families import Family, Match, near, opposite
 from focalroute.sim.questions import KNOWN, find
-from focalroute.sim.replies import OPTIONS, Options, hop_options, seen_answer
+from focalroute.sim.replies import Options, hop_options, seen_answer
 
 #: The topic of summaries.
 SUMMARY = "summary"
@@ -143,6 +142,21 @@ def _mood(match: Match) -> str | None:
     return moods.get((2 * good > len(words)) - (2 * good < len(words)))
 
 
+def _summary_options(model: SimulatedModel, request: str, earlier: str | None, drifted: bool) -> Options:
+    shown = {fact: fact_in(earlier or "", fact) for fact in FACTS}
+    asked = questions_behind(request)
+    each = [
+        zip(*hop_options(model, find(asked[fact], model.families), shown[fact], drifted), strict=True) for fact in FACTS
+    ]
+    combined = [zip(*combination, strict=True) for combination in product(*each)]
+    spoken, p = [], []
+    for texts, masses in combined:
+        spoken.append(summed_up(request, dict(zip(FACTS, texts, strict=True))))
+        p.append(prod(masses))
+    said = [text for text in shown.values() if text is not None]
+    return Options(tuple(spoken), tuple(p), 0, seen_answer(", ".join(said), earlier))
+
+
 def _family_of(fact: str) -> Family:
     asked = re.escape(FACTS[fact][0])
     pattern = re.compile(rf'\bRead this: "(?P<report>[^"\n]{{1,600}})" (?P<asked>{asked})')
@@ -161,32 +175,12 @@ PASSAGES: Mapping[str, Family] = MappingProxyType({
         SUMMARY,
         re.compile(r'\bSum this up in one sentence: "(?P<report>[^"\n]{1,600})"'),
         lambda rng: f'Sum this up in one sentence: "{_report(rng)}"', _solve_summary, _wrong_summary,
+        options=_summary_options,
     ),
 })  # fmt: skip
 
 
-def summary_options(model: SimulatedModel, request: str, earlier: str | None, drifted: bool) -> Options:
-    shown = {fact: fact_in(earlier or "", fact) for fact in FACTS}
-    asked = questions_behind(request)
-    each = [zip(*hop_options(model, find(asked[fact]), shown[fact], drifted), strict=True) for fact in FACTS]
-    combined = [zip(*combination, strict=True) for combination in product(*each)]
-    spoken, p = [], []
-    for texts, masses in combined:
-        spoken.append(summed_up(request, dict(zip(FACTS, texts, strict=True))))
-        p.append(prod(masses))
-    said = [text for text in shown.values() if text is not None]
-    return Options(tuple(spoken), tuple(p), 0, seen_answer(", ".join(said), earlier))
+class PassageModel(SimulatedModel):
+    """A model that knows these topics, too."""
 
-
-KNOWN.update(PASSAGES)
-OPTIONS[SUMMARY] = summary_options
-
-
-class PassagePool(SimulatedPool):
-    """A pool whose models know these topics."""
-
-    module: ClassVar[str] = "examples.paper.passages"
-
-
-if __name__ == "__main__":
-    main()
+    families: ClassVar[tuple[Family, ...]] = (*KNOWN, *PASSAGES.values())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import json
 import sys
 from typing import get_args
@@ -53,7 +54,9 @@ async def _serve_parent() -> None:
     from focalroute.sim.server import PoolServer
 
     spec = json.loads(sys.stdin.buffer.readline())
-    models = [SimulatedModel(**model) for model in spec["models"]]
+    models: list[SimulatedModel] = [
+        getattr(importlib.import_module(module), kind)(**model) for module, kind, model in spec["models"]
+    ]
     async with PoolServer(models, spec["keys"]).listening() as port:
         sys.stdout.write(f"{port}\n")
         sys.stdout.flush()

@@ -83,7 +83,7 @@ def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedMod
     if messages[-1].get("role") == "tool" and (result := messages[-1].get("content")) is not None:
         prompt = read_result(str(result))
     else:
-        prompt = read_prompt(asked)
+        prompt = read_prompt(asked, model.families)
         if dialect.tools:
             called = calling(body, asked)
     options = body.get("stream_options")

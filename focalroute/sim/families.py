@@ -15,6 +15,11 @@ from decimal import Decimal
 from itertools import pairwise
 from random import Random
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from focalroute.sim.models import SimulatedModel
+    from focalroute.sim.replies import Options
 
 Match = re.Match[str]
 
@@ -49,6 +54,8 @@ class Family:
         solve: the right answer to the question found; None if it has none.
         wrong: plausible wrong answers, repeats allowed, possibly without end.
         most: the most choices a question is given.
+        options: what a model may reply, by question, earlier answer in the prompt, and whether the skills after the
+            drift switch hold; None: its plain answers.
     """
 
     topic: str
@@ -57,6 +64,7 @@ class Family:
     solve: Callable[[Match], str | None]
     wrong: Callable[[Match, str, Random], Iterator[str]]
     most: int = 8
+    options: Callable[[SimulatedModel, str, str | None, bool], Options] | None = None
 
 
 def _plain(value: Decimal) -> str:

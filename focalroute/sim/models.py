@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from pathlib import Path
+from typing import ClassVar
 
 from focalroute.core.errors import ConfigError
+from focalroute.sim.families import Family
 from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import KNOWN
 
@@ -52,7 +54,10 @@ class SimulatedModel:
         ending: how it gives its answer where no choices are offered, "{}" being the answer: "\\n#### {}", "**{}**", ...
         convinced: shown an earlier answer that is right, the share of its mass that moves there.
         misled: the same, shown one that is wrong.
+        families: the questions that it can read; a subclass, in a module that can be imported, may know more.
     """
+
+    families: ClassVar[tuple[Family, ...]] = KNOWN
 
     name: str
     skills: Mapping[str, float] = field(default_factory=dict)
@@ -80,7 +85,7 @@ class SimulatedModel:
             raise ConfigError("SimulatedModel: name: is empty")
         for where in ("skill", "correlation", "convinced", "misled"):
             self._check(where, _is_probability(getattr(self, where)), "give a probability between 0 and 1")
-        topics = (*KNOWN, *AXES, JUDGING)
+        topics = (*(family.topic for family in self.families), *AXES, JUDGING)
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
             for topic, value in skills.items():
                 self._check(f"{where}[{topic!r}]", topic in topics, f"unknown topic; use one of {', '.join(topics)}")

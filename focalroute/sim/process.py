@@ -13,7 +13,7 @@ from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from urllib.parse import quote
 
 from focalroute.core.errors import ConfigError, FocalrouteError
@@ -56,8 +56,6 @@ class SimulatedPool:
         ['swift-8b', 'swift-24b']
     """
 
-    module: ClassVar[str] = "focalroute.sim"  # what the process runs
-
     def __init__(
         self,
         models: Sequence[SimulatedModel] | None = None,
@@ -88,7 +86,8 @@ class SimulatedPool:
         self._port = 0
 
     def __enter__(self) -> Self:
-        spec = {"models": [asdict(model) for model in self.models], "keys": self._secrets()}
+        models = [(type(model).__module__, type(model).__name__, asdict(model)) for model in self.models]
+        spec = {"models": models, "keys": self._secrets()}
         self._process = self._begun()
         try:
             self._port = self._started(self._process, json.dumps(spec, default=str))
@@ -199,12 +198,12 @@ class SimulatedPool:
             raise ConfigError(f"keys: the environment variable {unset[0]} is not set; set it to any key")
         return {name: os.environ[variable] for name, variable in self._keys.items()}
 
-    @classmethod
-    def _begun(cls) -> subprocess.Popen[str]:
+    @staticmethod
+    def _begun() -> subprocess.Popen[str]:
         """Start the process."""
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return subprocess.Popen(  # noqa: S603 - a module of ours
-            [sys.executable, "-m", cls.module, "--from-stdin"],
+        return subprocess.Popen(
+            [sys.executable, "-m", "focalroute.sim", "--from-stdin"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

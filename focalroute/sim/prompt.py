@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from focalroute.core.shapes import as_list, as_object, objects_in
+from focalroute.sim.families import Family
 from focalroute.sim.prose import Brief, drafts_in, find_brief
-from focalroute.sim.questions import FoundQuestion, alternatives, find
+from focalroute.sim.questions import KNOWN, FoundQuestion, alternatives, find
 
 _LETTERED = re.compile(r"^[ \t]*\(?([A-Z])(?:\)|\.|:)[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _LISTED = re.compile(r"\bone of (?:these|the following)\b[^:\n]{0,40}:\s*([^\n]+)", re.IGNORECASE)
@@ -65,8 +66,8 @@ def last_user_text(messages: Any) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def read_prompt(text: str) -> Prompt:
-    """Understand a prompt.
+def read_prompt(text: str, families: tuple[Family, ...] = KNOWN) -> Prompt:
+    """Understand a prompt, by one who knows these families of questions.
 
     >>> read_prompt("What is 2 + 3?\\nA) 6\\nB) 5\\nReply with the letter only.").letters
     ('A', 'B')
@@ -74,7 +75,7 @@ def read_prompt(text: str) -> Prompt:
     shown = _EARLIER.search(text)
     if shown:
         text = text[: shown.start()] + text[shown.end() :]
-    found, brief, told, after, key = find(text), None, None, 0, text
+    found, brief, told, after, key = find(text, families), None, None, 0, text
     drafts: tuple[str, ...] = ()
     if found:
         after, key = found.end, found.question

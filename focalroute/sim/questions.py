@@ -144,8 +144,8 @@ TOPICS: tuple[str, ...] = tuple(FAMILIES)
 #: The names of all topics: those, and the ones made for free-form answers and for chains of models.
 ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED)
 
-#: All families, in the order in which they are looked for. What is added has to be added where a pool is served, too.
-KNOWN: dict[str, Family] = {**STORIES, **HOPPED, **FAMILIES}
+#: All families, in the order in which they are looked for.
+KNOWN: tuple[Family, ...] = (*STORIES.values(), *HOPPED.values(), *FAMILIES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +172,17 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class FoundQuestion:
-    """A question found in a text: its own words, its right answer, and where in the text it ends."""
+    """A question found in a text: its own words, its right answer, where in the text it ends, and the family."""
 
     topic: str
     question: str
     answer: str
     end: int
+    family: Family | None = None
 
 
-def generate(topic: str, rng: Random) -> Question:
-    """A new question of a topic; all randomness comes from ``rng``.
+def generate(topic: str | Family, rng: Random) -> Question:
+    """A new question of a topic, or of a family of one's own; all randomness comes from ``rng``.
 
     Raises:
         ConfigError: there is no such topic.
@@ -200,10 +201,12 @@ def generate(topic: str, rng: Random) -> Question:
         if len(choices) > 1:
             rng.shuffle(choices)
             digest = blake2b("\n".join((text, *choices)).encode(), digest_size=8).hexdigest()
-            return Question(f"{topic}-{digest}", topic, text, tuple(choices), choices.index(found.answer))
+            return Question(f"{family.topic}-{digest}", family.topic, text, tuple(choices), choices.index(found.answer))
 
 
-def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float | None = None) -> Iterator[Question]:
+def stream(
+    n: int, seed: int = 0, topics: Sequence[str | Family] = TOPICS, drift: float | None = None
+) -> Iterator[Question]:
     """``n`` questions of mixed topics; the same seed gives the same stream.
 
     Args:
@@ -227,7 +230,7 @@ def stream(n: int, seed: int = 0, topics: Sequence[str] = TOPICS, drift: float |
     return _stream(n, Random(seed), tuple(topics), drift)  # noqa: S311 - no secret
 
 
-def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -> Iterator[Question]:
+def _stream(n: int, rng: Random, topics: tuple[str | Family, ...], drift: float | None) -> Iterator[Question]:
     half = len(topics) // 2
     early, late = [4] * (len(topics) - half) + [1] * half, [1] * (len(topics) - half) + [4] * half
     weights: list[int] | None = None
@@ -237,47 +240,52 @@ def _stream(n: int, rng: Random, topics: tuple[str, ...], drift: float | None) -
         yield generate(rng.choices(topics, weights)[0], rng)
 
 
-def find(text: str) -> FoundQuestion | None:
-    """The first question of a known family in a text, or None; where a text shows a reply to be graded, which grade."""
+def find(text: str, families: Sequence[Family] = KNOWN) -> FoundQuestion | None:
+    """The first question of these families in a text, or None; where a text shows a reply to be graded, which grade."""
     graded = grade_in(text)
     if graded is not None:
         return FoundQuestion(JUDGING, *graded)
-    for family in KNOWN.values():
+    for family in families:
         found = _found(family, text)
         if found is not None:
             return found
     return None
 
 
-def solve(text: str) -> tuple[str, str] | None:
+def solve(text: str, families: Sequence[Family] = KNOWN) -> tuple[str, str] | None:
     """Topic and right answer of the question in a text, or None if there is none it can read.
 
     >>> solve("Answer briefly. What is 17 + 25?")
     ('arithmetic', '42')
     """
-    found = find(text)
+    found = find(text, families)
     return None if found is None else (found.topic, found.answer)
 
 
 @functools.lru_cache(maxsize=4096)
 def alternatives(found: FoundQuestion, n: int) -> tuple[str, ...]:
     """The right answer and up to ``n - 1`` plausible wrong ones, always the same for the same question."""
-    if found.topic == JUDGING:
+    if found.family is None:
         return (found.answer, *[grade for grade in GRADES if grade != found.answer][: n - 1])
     rng = Random(found.question)  # noqa: S311 - no secret
-    return (found.answer, *_wrong(KNOWN[found.topic], found, rng, n - 1))
+    return (found.answer, *_wrong(found.family, found, rng, n - 1))
 
 
-def _family(topic: str) -> Family:
-    if topic not in KNOWN:
-        raise ConfigError(f"topic: unknown topic {topic!r}; use one of {', '.join(ALL_TOPICS)}")
-    return KNOWN[topic]
+def _family(topic: str | Family) -> Family:
+    if isinstance(topic, Family):
+        return topic
+    for family in KNOWN:
+        if family.topic == topic:
+            return family
+    raise ConfigError(f"topic: unknown topic {topic!r}; use one of {', '.join(ALL_TOPICS)}")
 
 
 def _found(family: Family, text: str) -> FoundQuestion | None:
     match = family.pattern.search(text)
     answer = None if match is None else family.solve(match)
-    return None if match is None or answer is None else FoundQuestion(family.topic, match[0], answer, match.end())
+    if match is None or answer is None:
+        return None
+    return FoundQuestion(family.topic, match[0], answer, match.end(), family)
 
 
 def _wrong(family: Family, found: FoundQuestion, rng: Random, n: int) -> list[str]:

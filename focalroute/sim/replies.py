@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -66,8 +66,10 @@ def options(
         spoken, texts = [text for _, text in allowed], [behind.get(value, value) for value, _ in allowed]
     elif prompt.letters:
         spoken, texts = list(prompt.letters), list(prompt.texts)
-    elif found and found.topic in OPTIONS:
-        return OPTIONS[found.topic](model, found.question, prompt.earlier, drifted)
+    elif found and found.topic == TWO_HOPS:
+        return _two_hops(model, found.question, prompt.earlier, drifted)
+    elif found and found.family and found.family.options:
+        return found.family.options(model, found.question, prompt.earlier, drifted)
     elif found:
         texts = list(alternatives(found, _FREE_CHOICES))
         spoken = [model.ending.replace("{}", text) for text in texts]
@@ -114,11 +116,6 @@ def hop_options(
     texts = alternatives(found, _HOP_CHOICES)
     p = distribution(model, found.question, found.topic, texts, 0, drifted=drifted)
     return texts, swayed(model, p, None if shown is None else _at(texts, shown), 0)
-
-
-#: The options of topics that have no plain answers, by topic; from the question, an earlier answer in the prompt, and
-#: whether the skills after the drift switch hold.
-OPTIONS: dict[str, Callable[[SimulatedModel, str, str | None, bool], Options]] = {TWO_HOPS: _two_hops}
 
 
 def _shown(earlier: str | None, letters: Sequence[str], texts: Sequence[str]) -> int | None:

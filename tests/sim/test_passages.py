@@ -8,11 +8,12 @@ from random import Random
 import httpx
 import pytest
 
-from examples.paper.passages import FACTS, PASSAGES, PassagePool, fact_in, questions_behind, summed_up
+from examples.paper.passages import FACTS, PASSAGES, PassageModel, fact_in, questions_behind, summed_up
+from focalroute import ConfigError
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.elicit.messages import transfer
 from focalroute.evaluate.quality import metric
-from focalroute.sim import Question, SimulatedModel, generate, solve, stream
+from focalroute.sim import Question, SimulatedModel, SimulatedPool, generate, solve, stream
 from tests.sim.conftest import Client
 
 REPORT = (
@@ -33,32 +34,32 @@ KNOWN = [
     ('Read this: "It rained." Where is it?', None),
 ]  # fmt: skip
 #: Good at one fact each, and all but surely so.
-SCRIBE = SimulatedModel("scribe", skill=0.4, skills={"who": 0.99}, sharpness=3)
-GUIDE = SimulatedModel("guide", skill=0.4, skills={"where": 0.99}, sharpness=3, convinced=1.0, misled=0.0)
+SCRIBE = PassageModel("scribe", skill=0.4, skills={"who": 0.99}, sharpness=3)
+GUIDE = PassageModel("guide", skill=0.4, skills={"where": 0.99}, sharpness=3, convinced=1.0, misled=0.0)
 
 
 @pytest.fixture(scope="module")
 def pool(http: httpx.Client) -> Iterator[Client]:
-    with PassagePool([SCRIBE, GUIDE]) as running:
+    with SimulatedPool([SCRIBE, GUIDE]) as running:
         yield Client(running, http)
 
 
 @pytest.mark.parametrize(("text", "answer"), KNOWN)
 def test_they_are_solved_from_their_text(text: str, answer: tuple[str, str] | None) -> None:
-    assert solve(f"Think.\n{text}\nBe brief.") == answer
+    assert solve(f"Think.\n{text}\nBe brief.", PassageModel.families) == answer
 
 
 @pytest.mark.parametrize("topic", sorted(PASSAGES))
 def test_their_labels_are_true_and_their_choices_sound(topic: str) -> None:
     rng = Random(3)
     for _ in range(100):
-        question = generate(topic, rng)
-        assert solve(question.text) == (topic, question.answer)
+        question = generate(PASSAGES[topic], rng)
+        assert solve(question.text, PassageModel.families) == (topic, question.answer)
         assert 2 <= len(set(question.choices)) == len(question.choices)
 
 
 def test_a_summary_says_the_answers_of_the_questions_behind_it() -> None:
-    answers = {fact: solve(question) for fact, question in questions_behind(REQUEST).items()}
+    answers = {fact: solve(question, PassageModel.families) for fact, question in questions_behind(REQUEST).items()}
     said = {fact: fact_in(SUMMARY, fact) for fact in FACTS}
     assert answers == {fact: (fact, right) for fact, right in said.items()}
     assert summed_up(REQUEST, {fact: right or "" for fact, right in said.items()}) == SUMMARY
@@ -70,7 +71,7 @@ def test_wrong_answers_may_be_right_in_part(topic: str, name: str) -> None:
     quality = metric(name)
     worth = {
         quality(choice, question.answer)
-        for question in stream(50, seed=2, topics=[topic])
+        for question in stream(50, seed=2, topics=[PASSAGES[topic]])
         for choice in question.choices
         if choice != question.answer
     }
@@ -81,13 +82,19 @@ def test_wrong_answers_may_be_right_in_part(topic: str, name: str) -> None:
 def shares(pool: Client, model: str, shown: Callable[[Question], str | None]) -> dict[str, float]:
     """How often each fact of 100 summaries is right."""
     right = dict.fromkeys(FACTS, 0)
-    for question in stream(100, seed=4, topics=["summary"]):
+    for question in stream(100, seed=4, topics=[PASSAGES["summary"]]):
         query, before = Query("q", ({"role": "user", "content": question.text},)), shown(question)
         put = query if before is None else transfer(query, Reply("other", text=before))
         reply = pool.ask(str(put.messages[0]["content"]), model=model)["choices"][0]["message"]["content"]
         for fact in FACTS:
             right[fact] += fact_in(reply, fact) == fact_in(question.answer, fact)
     return {fact: count / 100 for fact, count in right.items()}
+
+
+def test_no_other_model_knows_them() -> None:
+    assert solve(KNOWN[0][0]) is None
+    with pytest.raises(ConfigError, match=r"skills\['who'\]: unknown topic"):
+        SimulatedModel("scribe", skills={"who": 0.99})
 
 
 def test_a_model_has_each_fact_right_by_its_own_skill(pool: Client) -> None:
