@@ -194,10 +194,10 @@ def _label(target: object, choices: tuple[str, ...]) -> int:
 def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     beside = target.with_name(f".{target.name}.part.jsonl")
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    try:
-        with refusing(target, "written"):
+    with refusing(target, "written"):
+        try:
             beside.write_bytes(text.encode("utf-8", "replace"))  # as collect: a lone surrogate is a question mark
             read_log(beside)
             beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+        finally:
+            beside.unlink(missing_ok=True)  # fails where nothing may be written

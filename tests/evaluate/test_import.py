@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,19 @@ def test_models_that_were_asked_other_questions_are_not_joined(tmp_path: Path, c
 def test_a_question_that_one_model_has_twice_is_not_laid_on_another_model(tmp_path: Path) -> None:
     file = written(tmp_path / "samples_t.jsonl", sample(0), sample(0, target="1", acc=0.0))
     with pytest.raises(ConfigError, match=r"samples_t\.jsonl:2: doc_id: 't/0' is there twice of a"):
+        import_samples({"a": [file]}, tmp_path / "log.jsonl")
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the file beside it: on a file system that is read-only removing it fails, too."""
+
+    def fails(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    file = written(tmp_path / "samples_t.jsonl", sample(0))
+    monkeypatch.setattr(Path, "write_bytes", fails)
+    monkeypatch.setattr(Path, "unlink", fails)
+    with pytest.raises(ConfigError, match=r"/log\.jsonl: cannot be written: Read-only file system"):
         import_samples({"a": [file]}, tmp_path / "log.jsonl")
 
 
