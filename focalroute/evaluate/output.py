@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,12 +28,14 @@ def check_writable(file: Path | None, *used: str | Path | None) -> None:
         used: the files that are read, or also written.
 
     Raises:
-        ConfigError: it is a folder, in one that does not exist, or a file that is used.
+        ConfigError: it is a folder, in one that does not exist, may not be written, or is a file that is used.
     """
     if file is None or file == STANDARD_OUTPUT:
         return
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"{file}: cannot be written: give a file in a folder that exists")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"{file}: cannot be written: give a file that you may write")
     if any(file.resolve() == Path(other).resolve() for other in used if other is not None):
         raise ConfigError(f"{file}: is read or written for something else, too; give another name")
 

@@ -321,9 +321,13 @@ def test_nothing_that_is_read_is_written_over_and_nothing_twice(
 
 
 @pytest.mark.parametrize("option", ["json_file", "html_file"])
-def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_played(tmp_path: Path, option: str) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_played(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log, which is missing, is not even looked for."""
-    for file in (tmp_path / "nowhere" / "report", tmp_path):
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "locked")
+    (tmp_path / "locked").mkdir()
+    for file in (tmp_path / "nowhere" / "report", tmp_path, tmp_path / "locked" / "report"):
         files: dict[str, Any] = {option: file}
         with pytest.raises(ConfigError, match="cannot be written"):
             evaluate_command(tmp_path / "log.jsonl", tmp_path / "pool.toml", **files)
