@@ -242,7 +242,8 @@ class Shuffled(Serving):
         if not 0 <= at < len(self._plan):
             return super()._decide(ask, observation, turn)
         wanted = self._plan[at][done] if done < len(self._plan[at]) else ()
-        picked = tuple(i for i in wanted if i in turn.available)
+        # After a planned endpoint that the log lacks here, it may have decided by itself on one that is planned next.
+        picked = tuple(i for i in wanted if i in turn.available and i not in ask.view.asked)
         if not picked and not ask.view.backs:  # somebody has to answer
             return super()._decide(ask, observation, turn)
         return Decision(done + 1, False, (), (), (0.0,) * len(self._names), picked, None)
