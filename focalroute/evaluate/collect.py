@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Budget, Endpoint
@@ -104,16 +104,15 @@ class LogFile:
         there: Sequence[LoggedQuery] = ()
         with ExitStack() as opened:
             with refusing(path, "written"):
-                self._file = opened.enter_context(path.open("ab+"))
-                hold_file(self._file, path)
+                self._file = self._held(opened)
                 self._file.seek(0)
                 self._file.truncate(self._file.read().rfind(b"\n") + 1)  # a process that died may have left half a line
+                replaced = False
                 with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that is wrong is named below
-                    if self._put_in_order():
-                        self._file.close()
-                if self._file.closed:  # as it has been replaced
-                    self._file = opened.enter_context(path.open("ab+"))
-                    hold_file(self._file, path)
+                    replaced = self._put_in_order()
+                if replaced:
+                    self._file.close()
+                    self._file = self._held(opened)
                 if self._file.seek(0, os.SEEK_END):
                     there = read_log(path)
             for query in there:
@@ -131,6 +130,11 @@ class LogFile:
         self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
         self.collected = Collected(len(questions) - len(self.waiting))
         advance(self.collected.before)
+
+    def _held(self, opened: ExitStack) -> BinaryIO:
+        file = opened.enter_context(self._path.open("ab+"))
+        hold_file(file, self._path)
+        return file
 
     @property
     def waiting(self) -> list[_Waiting]:
