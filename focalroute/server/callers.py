@@ -289,7 +289,8 @@ def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
-        return parse_usd_per_period(given)
+        with locating("usd"):
+            return parse_usd_per_period(given)
     return parse_usd(given, "usd")
 
 
