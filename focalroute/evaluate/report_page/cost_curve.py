@@ -140,13 +140,16 @@ def _cost_axis(axes: Axes, costs: Sequence[float], axis: CostAxis) -> None:
     least = next((cost for cost in costs if cost > 0), None)
     if axis == "calls" or least is None:
         return
-    if costs[0] > 0:
-        axes.set_xscale("log")
-    else:  # something is free
+    shown = [tick for tick in _TICKS if least / 1.5 <= tick <= costs[-1] * 1.5]
+    if costs[0] <= 0:  # something is free
         axes.set_xscale("symlog", linthresh=least)
-    shown = [0.0] * (costs[0] <= 0) + [tick for tick in _TICKS if least / 1.5 <= tick <= costs[-1] * 1.5]
+        shown = [0.0, *shown]
+    else:
+        axes.set_xscale("log")
+        if sum(least <= tick <= costs[-1] for tick in shown) < 2:  # all cost much the same
+            shown = sorted({least, costs[-1]})
     unit = 100 if axis == "share" else 1
-    axes.set_xticks(shown, [f"{tick * unit:g}" for tick in shown])
+    axes.set_xticks(shown, [f"{float(f'{tick * unit:.3g}'):g}" for tick in shown])
     axes.set_xticks([], minor=True)
 
 

@@ -309,6 +309,7 @@ def _timelines(drawing: drawings.Timelines, figure: Figure, ink: Palette) -> Non
         axes.set_yticks(range(len(ask.calls)), [short_name(call.endpoint) for call in ask.calls])
         axes.set_ylim(len(ask.calls) - 0.4, -0.6)
         axes.set_xlim(left=0)
+        axes.locator_params(axis="x", nbins=6)
         axes.grid(False, axis="y")
     every[-1].set_xlabel("seconds since it was asked")
 

@@ -12,9 +12,15 @@ import pytest
 from focalroute.evaluate.report_page.cost_curve import place_labels, short_name
 from focalroute.evaluate.report_page.drawings import (
     AskedByRound,
+    AskTimeline,
+    CallSpan,
+    CostAxis,
+    CostQuality,
     ErrorComparison,
     ErrorCorrection,
     Heatmap,
+    MethodPoint,
+    Timelines,
     rolling_means,
     rolling_series,
     thinned_indices,
@@ -73,6 +79,21 @@ def test_nothing_spoilt_has_no_figure_on_the_bar_of_what_is_corrected() -> None:
     drawn = as_svg("errors", ErrorComparison({"a": ErrorCorrection(0.25, 0.0, 0.5, 40)}))
     assert ">25.0<" in drawn
     assert ">0.0<" not in drawn
+
+
+@pytest.mark.parametrize("axis", ["usd", "share"])
+def test_costs_that_are_much_the_same_have_their_figures_on_the_axis(axis: CostAxis) -> None:
+    """There was none, as no round figure lies between them."""
+    dots = [MethodPoint(name, cost, 0.8, 0.7, 0.9) for name, cost in (("a", 0.00662), ("b", 0.007158))]
+    drawn = as_svg("curve", CostQuality(dots, "accuracy", axis))
+    for figure in ("0.00662", "0.00716") if axis == "usd" else ("0.662", "0.716"):
+        assert f">{figure}<" in drawn
+
+
+def test_figures_below_a_quick_answer_keep_off_each_other() -> None:
+    call = CallSpan("a", 0.0, 0.0005, None, 0.0014, "done")
+    drawn = as_svg("timelines", Timelines((AskTimeline("median", (call,), 0.00167),)))
+    assert 3 < len(re.findall(r">0\.\d{4}<", drawn)) < 8
 
 
 def test_long_names_above_a_grid_leave_its_rows_their_height() -> None:
