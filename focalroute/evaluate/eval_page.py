@@ -13,7 +13,7 @@ from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
 _TIMELINE = "An evaluation replays recorded replies; the receipts in a store have it: focalroute report --store STORE."
-_UPDATES = "An evaluation is of one policy: it plays no updates. Give --policy FOLDER for what updates did to a folder."
+_UPDATES = "An evaluation is of one policy, without updates; those of a folder: focalroute report --policy FOLDER."
 
 
 def eval_page(report: Report, updates: Section | None = None) -> Page:
@@ -42,7 +42,7 @@ def _facts(report: Report) -> dict[str, str]:
         "test queries": f"{report.n_test:,}",
         "before them": f"{report.n_train:,}",
         "split": report.split,
-        "seeds": seeds,
+        "seeds" if report.seeds > 1 else "seed": seeds,
         "feedback": str(report.feedback_plan),
         "task": task,
         "policy": report.policy,

@@ -130,6 +130,8 @@ def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> N
     page = eval_page(read_eval(evaluate(log, pool, policy=cold()).to_dict(), "it"))
     assert page.sections.keys() == SECTIONS.keys()
     assert page.sections["tasks"].caption == "This log names no tasks."
+    assert page.facts["seed"] == "0"  # "seeds 0" reads as none
+    assert "focalroute report --policy" in page.sections["updates"].caption  # eval's --policy is another
     curve, over_time = (page.sections[name].drawing for name in ("curve", "over-time"))
     assert curve is not None
     assert over_time is not None
