@@ -125,7 +125,7 @@ class LogFile:
                         "correct the line, or give another name"
                     )
             opened.pop_all()  # it stays open
-        self._asked = {query.id: set(query.outputs) for query in there}
+        self._asked = {query.id: set(query.outputs) for query in there if not _in_vain(query)}
         outputs = [output for query in there for output in query.outputs.values()]
         self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
         self.collected = Collected(len(questions) - len(self.waiting))
@@ -188,6 +188,11 @@ class LogFile:
         beside.write_bytes(b"".join(ordered))
         beside.replace(self._path)
         return True
+
+
+def _in_vain(query: LoggedQuery) -> bool:
+    """Whether every call failed and cost nothing, as in an outage: it is asked again, and nothing is paid twice."""
+    return all(output.error is not None and not output.cost_usd for output in query.outputs.values())
 
 
 def _content(question: LabelledQuestion | LoggedQuery) -> bytes:

@@ -27,7 +27,7 @@ from focalroute.evaluate.collect import LogFile, collect
 from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join
-from focalroute.sim import SimulatedPool, stream
+from focalroute.sim import Fault, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from tests.cli.calling import focalroute
 from tests.evaluate.logs import billed, paid_for
@@ -334,6 +334,19 @@ def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
     assert collected.asked == 10
     assert "every call failed" in (collected.stopped or "")
     assert collected.usd == Decimal(0)
+
+
+def test_what_failed_in_an_outage_is_asked_again(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+    """All of it stayed in the log as failed, though it was said that resuming goes on from there."""
+    questions, out = read_dataset(dataset)[:12], tmp_path / "log.jsonl"
+    for endpoint in pool.endpoints[:2]:
+        pool.set(endpoint.name, faults=Fault("status", status=401))
+    assert collect(pool.endpoints[:2], questions, out, concurrency=1).asked == 10
+    pool.reset()
+    collected = collect(pool.endpoints[:2], questions, out, resume=True)
+    assert (collected.before, collected.asked, collected.stopped) == (0, 12, None)
+    assert all(output.error is None for query in read_log(out) for output in query.outputs.values())
+    assert collect(pool.endpoints[:2], questions, out, resume=True).before == 12
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
