@@ -172,13 +172,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class FoundQuestion:
-    """A question found in a text: its own words, its right answer, where in the text it ends, and the family."""
+    """A question found in a text: its own words, its right answer, where in the text it ends, and its family.
 
-    topic: str
+    A reply to be graded has no family.
+    """
+
     question: str
     answer: str
     end: int
     family: Family | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic of its family; of a reply to be graded, `JUDGING`."""
+        return JUDGING if self.family is None else self.family.topic
 
 
 def generate(topic: str | Family, rng: Random) -> Question:
@@ -244,7 +251,7 @@ def find(text: str, families: Sequence[Family] = KNOWN) -> FoundQuestion | None:
     """The first question of these families in a text, or None; where a text shows a reply to be graded, which grade."""
     graded = grade_in(text)
     if graded is not None:
-        return FoundQuestion(JUDGING, *graded)
+        return FoundQuestion(*graded)
     for family in families:
         found = _found(family, text)
         if found is not None:
@@ -285,7 +292,7 @@ def _found(family: Family, text: str) -> FoundQuestion | None:
     answer = None if match is None else family.solve(match)
     if match is None or answer is None:
         return None
-    return FoundQuestion(family.topic, match[0], answer, match.end(), family)
+    return FoundQuestion(match[0], answer, match.end(), family)
 
 
 def _wrong(family: Family, found: FoundQuestion, rng: Random, n: int) -> list[str]:

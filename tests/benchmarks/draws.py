@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -27,19 +26,16 @@ import numpy as np
 from focalroute.core.pool import load_pool
 from focalroute.core.records import F64
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.playing import PolicyReplay
-from focalroute.evaluate.recording import publish_trained, train_on
+from focalroute.evaluate.playing import PolicyReplay, trained
 from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.table import LogTable, join, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
-from focalroute.policy.bundle import load
 from tests.benchmarks.harness import Table, markdown_table
-from tests.benchmarks.rivals import OURS, rivals
+from tests.benchmarks.rivals import OURS, WARM, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
-_WARM = 500
 _FLIPS = 20_000
 _LEVEL = 0.05
 
@@ -81,22 +77,13 @@ def played(data: Path, log: str, seed: int, rows: int) -> dict[str, float]:
     def above(found: ReplayResult) -> float:
         return 100 * (float(found.worth.mean()) - mixture(costs, right, float(found.usd.sum()) / everybody))
 
-    replay = _trained(training, seed)
+    order = learning_order(table, parts.train, "stream")
+    policy = trained(table, order, seed=seed, settings=OfflineSettings(), advance=lambda _: None)
+    replay = PolicyReplay(policy, table, parts, training, warm=order[-WARM:], explore=False, advance=lambda _: None)
     differences = {OURS: [above(replay.run(point).played) for point in points]}
     for name, _, (strategy,) in rivals(training, points, everybody / len(parts.test), 1):
         differences.setdefault(name, []).append(above(play(strategy, table, parts.test)))
     return {name: float(np.mean(each)) for name, each in differences.items()}
-
-
-def _trained(training: Training, seed: int) -> PolicyReplay:
-    """A policy trained on the training part, ready to be played."""
-    table, settings = training.table, OfflineSettings()
-    parts = split(table, per_task=False, fraction=_TRAINING)
-    order = learning_order(table, parts.train, "stream")
-    with tempfile.TemporaryDirectory() as folder:
-        publish_trained(Path(folder), train_on(table, order, seed=seed, settings=settings), settings=settings)
-        policy = load(Path(folder))
-    return PolicyReplay(policy, table, parts, training, warm=order[-_WARM:], explore=False, advance=lambda _: None)
 
 
 def rows_of(drawn: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[list[str]]:

@@ -77,11 +77,11 @@ def test_a_step_goes_down_the_gradient_of_the_loss() -> None:
     check_gradients(loss, parameters(net), found)
 
 
-def test_where_nobody_is_right_there_is_no_loss() -> None:
+def test_where_no_endpoint_was_asked_there_is_no_loss() -> None:
     """As in the validation part of a short log; it was NaN, with a warning, and nothing could be chosen by it."""
     log = random_history(2)
-    nobody = np.zeros((2, 4), np.bool_)
-    assert log_loss(fusion(4), seen_of(log), nobody, nobody)[0] == 0
+    unasked = np.zeros((2, 4), np.bool_)
+    assert log_loss(fusion(4), seen_of(log), unasked, unasked)[0] == 0
 
 
 def test_learning_beats_plurality_where_one_is_always_right() -> None:
