@@ -303,7 +303,9 @@ def report(
     policy: Annotated[
         str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
     ] = None,
-    last: Annotated[int, typer.Option(min=1, help="Of a store: how many of the latest answers.")] = 10_000,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Of a store: how many of the latest answers; else 10,000.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
     as_json: JsonOption = False,

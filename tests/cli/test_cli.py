@@ -117,6 +117,7 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["chat", "--pool", "missing.toml"], "missing.toml"),
         (["pool", "check", "missing.toml"], "missing.toml"),
         (["report"], "give EVAL.json"),
+        (["report", "eval.json", "--last", "50"], "--last counts only with --store"),
         (["nonsense"], "nonsense"),
     ],
 )

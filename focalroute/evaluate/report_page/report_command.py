@@ -118,7 +118,7 @@ def report_command(
     store: str | None,
     *,
     policy: str | None = None,
-    last: int = LATEST,
+    last: int | None = None,
     out: Path,
     png: Path | None = None,
     as_json: bool = False,
@@ -129,7 +129,7 @@ def report_command(
         evaluation: what ``focalroute eval --json`` wrote.
         store: a SQLite file, or a redis:// address; one of both is given.
         policy: a policy folder, for what its updates did.
-        last: of the store, how many of the latest answers.
+        last: of the store, how many of the latest answers; None: 10,000.
         out: the page; "-" is standard output, which then has nothing else.
         png: folder for the PNGs; made if missing.
         as_json: print it as JSON.
@@ -163,17 +163,19 @@ def report_command(
         print(f"without data, each says what it needs: {', '.join(missing)}")
 
 
-def _page(evaluation: Path | None, store: str | None, last: int, updates: Section | None) -> Page:
+def _page(evaluation: Path | None, store: str | None, last: int | None, updates: Section | None) -> Page:
     if (evaluation is None) == (store is None):
         raise ConfigError("report: give EVAL.json, what focalroute eval --json wrote, or --store STORE")
     if evaluation is not None:
+        if last is not None:
+            raise ConfigError("report: --last counts only with --store; leave it out")
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - one of both is there
     with closing(open_store(require_existing(store), to_read=True)) as opened:
         name = display_name(store)
         if not is_redis(store):
             name = Path(store).name
-        return store_page(read_history(opened.recent(last)), name, updates)
+        return store_page(read_history(opened.recent(last or LATEST)), name, updates)
 
 
 def _json(file: Path) -> object:
