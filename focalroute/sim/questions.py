@@ -17,10 +17,15 @@ from hashlib import blake2b
 from itertools import chain, islice
 from random import Random
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from focalroute.core.errors import ConfigError
 from focalroute.sim.families import CLAIMS, FAMILIES, Family, Match, near, one_more
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
+
+if TYPE_CHECKING:
+    from focalroute.sim.models import SimulatedModel
+    from focalroute.sim.replies import Options
 
 #: The topic of questions of two hops.
 TWO_HOPS = "multi-hop"
@@ -79,9 +84,15 @@ def _wrong_two(match: Match, right: str, rng: Random) -> Iterator[str]:
         yield next(slipped)
 
 
+def _options_two(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
+    from focalroute.sim.replies import two_hops  # which imports this module
+
+    return two_hops(model, question, earlier, drifted)
+
+
 #: By name, as `focalroute.sim.families.FAMILIES`; looked for before these, whose questions they contain.
 HOPPED: Mapping[str, Family] = MappingProxyType(
-    {TWO_HOPS: Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two), CLAIMS.topic: CLAIMS}
+    {TWO_HOPS: Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two, options=_options_two), CLAIMS.topic: CLAIMS}
 )
 
 

@@ -17,7 +17,7 @@ from itertools import cycle, islice
 from focalroute.sim.models import SimulatedModel, distribution, sample, swayed, uniforms
 from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.prose import Brief
-from focalroute.sim.questions import TWO_HOPS, FoundQuestion, alternatives, find, hops
+from focalroute.sim.questions import FoundQuestion, alternatives, find, hops
 
 _GREETING = "Hello! I am a simulated model. How can I help you?"
 _FREE_CHOICES = 4  # answers a model wavers between where none are offered
@@ -66,8 +66,6 @@ def options(
         spoken, texts = [text for _, text in allowed], [behind.get(value, value) for value, _ in allowed]
     elif prompt.letters:
         spoken, texts = list(prompt.letters), list(prompt.texts)
-    elif found and found.topic == TWO_HOPS:
-        return _two_hops(model, found.question, prompt.earlier, drifted)
     elif found and found.family and found.family.options:
         return found.family.options(model, found.question, prompt.earlier, drifted)
     elif found:
@@ -86,7 +84,8 @@ def options(
     return Options(tuple(spoken), swayed(model, p, shown, right), right, said)
 
 
-def _two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
+def two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
+    """Return this model's possible replies to a question of two hops."""
     first = find(hops(question, "0")[0])
     x_shown = _STATED_X.search(earlier or "")
     y_shown = _STATED.search(earlier or "")

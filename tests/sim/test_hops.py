@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 import httpx
@@ -14,6 +15,8 @@ from focalroute.core.records import Query, Reply
 from focalroute.endpoints.elicit.messages import transfer
 from focalroute.sim import ALL_TOPICS, TOPICS, Question, SimulatedModel, SimulatedPool, generate, solve, stream
 from focalroute.sim.prompt import read_prompt
+from focalroute.sim.questions import HOPPED
+from focalroute.sim.replies import Options, options
 from tests.sim.conftest import Client
 
 KNOWN = [
@@ -51,6 +54,12 @@ def accuracy(pool: Client, model: str, topic: str, shown: Callable[[Question], s
     ]
     right = [reply.endswith(f" is {q.answer}.") for reply, q in zip(replies, questions, strict=True)]
     return sum(right) / len(right)
+
+
+def test_a_family_of_one_s_own_says_what_may_be_replied_whatever_its_name() -> None:
+    family = replace(HOPPED["multi-hop"], options=lambda *_: Options(("Both.",), (1.0,), 0, ""))
+    prompt = read_prompt(KNOWN[0][0], (family,))
+    assert options(PLAIN, prompt, None, drifted=False).spoken == ("Both.",)
 
 
 @pytest.mark.parametrize(("text", "answer"), KNOWN)
