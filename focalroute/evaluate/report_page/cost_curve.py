@@ -147,9 +147,9 @@ def _cost_axis(axes: Axes, costs: Sequence[float], axis: CostAxis) -> None:
     else:
         axes.set_xscale("log")
         if sum(least <= tick <= costs[-1] for tick in shown) < 2:  # all cost much the same
-            shown = sorted({least, costs[-1]})
+            shown = sorted({float(f"{cost:.3g}") for cost in (least, costs[-1])})
     unit = 100 if axis == "share" else 1
-    axes.set_xticks(shown, [f"{float(f'{tick * unit:.3g}'):g}" for tick in shown])
+    axes.set_xticks(shown, [f"{tick * unit:g}" for tick in shown])
     axes.set_xticks([], minor=True)
 
 
