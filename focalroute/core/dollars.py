@@ -97,7 +97,7 @@ def parse_usd_per_tag(limits: object) -> dict[str, Decimal | dict[str, Decimal]]
         raise ValueError('give USD for each tag, such as {"team-a": 5, "team-b": {"day": 1}}')
     parsed: dict[str, Decimal | dict[str, Decimal]] = {}
     for tag, limit in limits.items():
-        if isinstance(limit, Mapping):
+        if isinstance(limit, Mapping) and limit:
             parsed[tag] = parse_usd_per_period(limit)
         else:
             parsed[tag] = parse_usd(limit, tag)

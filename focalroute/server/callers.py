@@ -288,7 +288,7 @@ def _digest_of(variable: str) -> bytes:
 def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
     if given is None:
         return None
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and given:
         with locating("usd"):
             return parse_usd_per_period(given)
     return parse_usd(given, "usd")

@@ -392,6 +392,7 @@ def test_what_is_no_budget_is_not_taken_for_none(store: SqliteStore, budget: Any
         ({"usd_per_tag": {"": 1}}, "usd_per_tag: give USD for each tag"),
         ({"usd_per_tag": ["a"]}, "usd_per_tag: give USD for each tag"),
         ({"usd_per_tag": {"team": "much"}}, "team: give a positive amount of USD"),
+        ({"usd_per_tag": {"team": {}}}, "team: give a positive amount of USD"),
         ({"usd_per_tag": {"team": {"year": 1}}}, 'usd_per_tag: give USD for each "minute"'),
         ({"usd_per_query": -1}, "usd_per_query: give a positive amount"),
     ],

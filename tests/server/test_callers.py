@@ -60,6 +60,7 @@ def bearing(key: str) -> dict[str, str]:
         ("[[key]]\nname = 'a'\nkey_env = 'FR_NOT_SET'", r"variable FR_NOT_SET is not set"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_SHORT'", r"FR_SHORT: a key has at least 16 printable"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = -1", r"key\[0\]: usd: give a positive amount"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = {}", r"key\[0\]: usd: give a positive amount"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = {week = 1}", r'key\[0\]: usd: give USD for each "minute"'),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nmax_concurrency = 0", r"max_concurrency: give a whole number"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nrequests_per_minute = true", r"requests_per_minute: give a whole"),
