@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import signal
@@ -18,6 +17,7 @@ import typer
 from focalroute.cli import JsonOption, PolicyOption, PoolOption, given
 from focalroute.core.errors import ConfigError, needing
 from focalroute.core.files import raise_limit
+from focalroute.core.services import is_loopback
 
 if TYPE_CHECKING:
     from focalroute.server import Callers
@@ -56,7 +56,7 @@ def serve(
 
     pool = pool or find_pool()
     callers = Callers.from_environment() if keys is None else Callers.from_toml(keys)
-    if callers is None and not _is_local(host):
+    if callers is None and not is_loopback(host):
         raise ConfigError(
             f"host: {host} can be reached by others, who could spend your money: give --keys, set {KEY_VARIABLE}, or "
             "leave --host out"
@@ -120,15 +120,6 @@ def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json
         return
     who = "anybody on this machine" if keys is None else f"{keys} key(s)"
     print(f"{endpoints} endpoints as the model focalroute on {url} for {who}", file=sys.stderr, flush=True)
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listening(host: str, port: int) -> socket.socket:

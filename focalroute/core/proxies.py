@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from focalroute.core.config import Endpoint, is_http
 from focalroute.core.errors import ConfigError
-from focalroute.core.services import LOOPBACK
+from focalroute.core.services import is_loopback
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
@@ -17,7 +17,8 @@ def proxy_of(endpoint: Endpoint) -> str | None:
         ConfigError: what the environment names cannot be used.
     """
     parts = urlsplit(endpoint.base_url or "")
-    if endpoint.proxy or parts.hostname in LOOPBACK or urllib.request.proxy_bypass(parts.hostname or ""):
+    host = parts.hostname or ""
+    if endpoint.proxy or is_loopback(host) or urllib.request.proxy_bypass(host):
         return endpoint.proxy
     named = urllib.request.getproxies()
     kind = parts.scheme if named.get(parts.scheme) else "all"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -127,8 +128,16 @@ def service_at(base_url: str | None) -> str | None:
     return None
 
 
-#: Hosts that are this machine: no proxy of the environment leads there.
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine: no proxy of the environment leads there.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("127.0.0.1.evil.example")
+    (True, True, True, False)
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_within(host: str, domains: Iterable[str]) -> bool:

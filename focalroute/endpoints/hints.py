@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from focalroute.core.config import Endpoint
 from focalroute.core.records import WITHHELD, Failure
-from focalroute.core.services import LOOPBACK
+from focalroute.core.services import is_loopback
 from focalroute.endpoints.wire.refusals import REFUSING
 
 _CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
@@ -47,7 +47,7 @@ def host_of(endpoint: Endpoint) -> str | None:
 
 def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     if failure.kind == "connection":
-        down = "is its server running" if host.rpartition(":")[0] in LOOPBACK else "is the network up"
+        down = "is its server running" if is_loopback(host.rpartition(":")[0].strip("[]")) else "is the network up"
         return f"check base_url: {host} could not be reached; {down}?"
     if failure.kind == "status":
         return _status_hint(failure, endpoint, host)

@@ -30,7 +30,7 @@ def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local
     Args:
         callers: who may ask; their limits have to be in the ensemble's budget (`Callers.within`). None: everyone who
             can reach it.
-        local_only: whether only requests are answered that call the server localhost, 127.0.0.1 or ::1: a web page
+        local_only: whether only requests are answered that call the server localhost or a loopback address: a web page
             cannot make its visitor's browser send those.
 
     Raises:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
-from focalroute.core.services import LOOPBACK
+from focalroute.core.services import is_loopback
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
 from focalroute.openai_api.replies import DONE, completion, events, feedback_taken, model, model_list
@@ -138,7 +138,7 @@ class Service:
         Raises:
             Refused: no right key; or a page in a browser asks, which may not spend its visitor's money.
         """
-        if self._local_only and _host(request) not in LOOPBACK:
+        if self._local_only and not is_loopback(_host(request)):
             message = "without keys only this machine is served; ask localhost, or start the server with --keys"
             raise Refused(403, message, code="not_local")
         if self._callers is None:

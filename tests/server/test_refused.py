@@ -196,7 +196,7 @@ def test_a_web_page_cannot_make_its_visitor_s_browser_ask(url: str) -> None:
         status, got = post(f"{url}/v1/chat/completions", ask(), Host=host)
         assert (status, got["error"]["code"]) == (403, "not_local")
     port = urlsplit(url).port
-    for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
+    for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1", f"127.0.0.2:{port}"):
         assert get(f"{url}/v1/models", Host=host)[0] == 200
 
 
