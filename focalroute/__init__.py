@@ -4,13 +4,13 @@ A query goes through these steps, in this order in `AsyncEnsemble._answer` (serv
 
     query      serving/query.py        what the caller passes, checked
     observe    observe/                past outcomes, diversity, features of the text -> vectors
-    decide     policy/                 the Decider: whom to ask next, or to stop (ONNX)
+    decide     policy/                 the Decider picks the endpoints to ask next, or stops (ONNX)
     ask        endpoints/pool.py       the members, concurrently: elicitation, retries, limits
     fuse       policy/                 the Fusion: candidates scored (ONNX); then the next round, or
     record     serving/recording.py    the answer, its receipt, the row for store/
     feedback   serving/feedback.py     validated, stored; learn/ credits each member with it
 
-What an ensemble is made of is in serving/settings.py; `Ensemble` (serving/sync.py) is its synchronous face.
+serving/settings.py has an ensemble's settings; `Ensemble` (serving/sync.py) is the synchronous interface.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 
 
 def _show_logs(level: str) -> None:
-    """Show the log of this level on standard error, unless the program has handlers of its own for that."""
+    """Show the log at this level on standard error, unless the program has its own handlers."""
     import logging
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -118,10 +118,10 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # or a checker would take any name for a public one
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """A public name, on its first use (PEP 562)."""
+        """Import a public name on its first use (PEP 562)."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
@@ -129,5 +129,5 @@ if not TYPE_CHECKING:  # or a checker would take any name for a public one
         return found
 
     def __dir__() -> list[str]:
-        """All public names, those that are not loaded yet included."""
+        """Return all names, including public ones that are not loaded yet."""
         return sorted({*globals(), *__all__})

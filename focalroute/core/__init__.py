@@ -1,1 +1,1 @@
-"""Defines the records that travel through focalroute, its errors, and its settings, validated where they come in."""
+"""The records, errors and settings that the other packages share; settings are validated on construction."""

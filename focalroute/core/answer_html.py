@@ -1,4 +1,4 @@
-"""An answer as a notebook shows it: a small table, without scripts or anything fetched from elsewhere."""
+"""Shows an answer in a notebook as a small table, without scripts or anything fetched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CELL = '<td style="text-align:left;white-space:{}">{}</td>'
 
 
 def answer_html(answer: Answer) -> str:
-    """Every call with what it said, how probable that is, its money, and from when to when; the most probable first."""
+    """Return a table of every call's reply, its probability, cost and time span, the most probable first."""
     calls = sorted(answer.receipt.calls, key=lambda call: _probability(answer, call), reverse=True)
     longest = max((_start(call) + call.latency_s for call in calls), default=0.0)
     dearest = max((call.cost or 0 for call in calls), default=0)
@@ -63,6 +63,6 @@ def _bar(part: float, whole: float, colour: str, *, start: float = 0.0) -> str:
 
 
 def _row(asked: str, said: str, *numbers: str) -> str:
-    """A row of cells that are HTML already; only a reply's text may break."""
+    """Return a row of cells that are HTML already; only a reply's text may wrap."""
     rest = "".join(_CELL.format("nowrap", cell) for cell in numbers)
     return f"<tr>{_CELL.format('nowrap', asked)}{_CELL.format('normal', said)}{rest}</tr>"

@@ -1,7 +1,8 @@
 """Settings, validated once where they come in: `Endpoint` and `Budget`.
 
-Inside the package only these frozen objects travel. A wrong setting is a `ConfigError` that names the field and says
-what to do. API keys are read from the environment when a client is made; one that the program gave is held masked.
+Inside the package only these frozen objects are used. A wrong setting raises a `ConfigError` that names the field and
+says what to do. API keys are read from the environment when a client is made; a key given by the program is held
+masked.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ _DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
     ("openrouter.ai", "openrouter"),
 )
 
-# A part of a variable's name that is rather a key: long, and not just words in one case.
+# A part of a variable's name that looks like a key: long, and not just words in one case.
 _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20,}")
 
-# A host whose last label is a number is an IPv4 address to whatever connects, in hex, octal or short forms, too.
+# Clients read a host whose last label is a number as an IPv4 address, in hex, octal and short forms, too.
 _HOST, _NUMBER = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_.])?"), re.compile(r"[0-9]+|0x[0-9a-f]*")
 
-#: Request fields that are ours to set.
+#: Request fields that focalroute sets.
 RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
 
-#: What openai's client takes beside the fields of the body, and where it is said here.
+#: Arguments of openai's client that are not fields of the body -> what to use here instead.
 _SAID_ELSEWHERE = {
     "extra_query": "is not sent; give a ready client with default_query",
     "timeout": "give timeout_s to the Endpoint, or deadline_s to ask",
@@ -60,7 +61,7 @@ _FRAMING = frozenset(
 )  # fmt: skip
 _KEY_HEADERS = frozenset(("api-key", "authorization", "cookie", "proxy-authorization", "x-api-key"))
 _MAX_HEADERS, _MAX_HEADER_LENGTH = 100, 8192
-_PLAIN = frozenset((str, int, bool, type(None), dict, list))  # no floats: some are no numbers
+_PLAIN = frozenset((str, int, bool, type(None), dict, list))  # no floats: JSON has no NaN and no infinity
 _DEEPEST_PLAIN = 20
 
 #: No service gives more samples in one call.
@@ -101,7 +102,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(
             ("temperature", "max_tokens", "top_p", "params"), "give it to ask(), or in an Endpoint's params"
         ),
-        # of a pool file's table
+        # in a pool file's table
         **dict.fromkeys(("budget", "embedder"), "write it as a table of its own, such as [budget]"),
         **dict.fromkeys(("judge", "http_client"), "a file cannot hold one; give it in Python, beside the file"),
         "strategy": "policy",
@@ -154,11 +155,11 @@ def _printable(text: str) -> str:
 
 
 def is_http(url: str) -> bool:
-    """Whether this is the address of something that speaks HTTP."""
+    """Whether this is an HTTP or HTTPS address."""
     try:
         parts = urlsplit(url)
         return bool(parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.split() == [url])
-    except ValueError:  # no such host or port; its message may quote credentials
+    except ValueError:  # invalid host or port; its message may quote credentials
         return False
 
 
@@ -198,10 +199,10 @@ def _proxy_url(url: str) -> str:
 
 
 def check_headers(headers: object, *, shared: bool = False) -> Mapping[str, str]:
-    """Return header name -> value as it may be sent; ValueError, without any value, if it may not.
+    """Return the headers, name -> value; ValueError, without any value, if they may not be sent.
 
     Args:
-        shared: whether it goes to all services: then none may hold a key.
+        shared: whether they go to all services, so that none may hold a key.
     """
     if not isinstance(headers, Mapping) or len(headers) > _MAX_HEADERS:
         raise ValueError(f'give at most {_MAX_HEADERS} names and values, such as {{"x-team": "search"}}')
@@ -220,9 +221,9 @@ def check_headers(headers: object, *, shared: bool = False) -> Mapping[str, str]
 
 
 def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return provider parameters as they go into the body, ``extra_body`` among them as in openai's client.
+    """Return provider parameters as fields of the body; ``extra_body`` is merged in, as openai's client does.
 
-    ``extra_headers`` stays beside them. ValueError names a parameter that cannot be sent.
+    ``extra_headers`` is kept. ValueError names a parameter that cannot be sent.
     """
     params = dict(params)
     extra = params.pop("extra_body", None) or {}
@@ -240,12 +241,12 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is an int or a float, and not a bool."""
+    """Whether a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def require_json(what: str, value: object) -> None:
-    """ConfigError that names ``what``, and of a mapping the key, unless JSON can hold the value."""
+    """ConfigError that names ``what``, and the key if it is a mapping, unless the value can be written as JSON."""
     wrong = _json_error(value)
     if wrong is None:
         return
@@ -264,7 +265,7 @@ def _json_error(value: object) -> Exception | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value surely is JSON, by the types of all that it holds: writing it would take many times as long."""
+    """Whether the types in a value show that it is valid JSON; writing it would take many times as long."""
     level = [value]
     for _ in range(_DEEPEST_PLAIN):
         below: list[object] = []
@@ -334,12 +335,12 @@ Key = Annotated[SecretStr | str, PlainValidator(_key)]
 UsdPer1M = Annotated[Amount, PlainValidator(_price)]
 Usd = Annotated[Amount, PlainValidator(positive_usd)]
 
-#: Of every class of settings: exact types, no unknown keys, no values in messages.
+#: pydantic's configuration of all settings: exact types, no unknown keys, no values in messages.
 STRICT = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
 
 class Unchecked:
-    """Marks a setting that is checked by its first user, with a message of its own."""
+    """Marks a setting that the code using it checks, with a message of its own."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> core_schema.CoreSchema:
@@ -360,12 +361,13 @@ class Endpoint:
     """One model at one OpenAI-compatible service.
 
     Attributes:
-        name: what the pool calls it; everything learned is kept under this name. Alone it says what to call:
+        name: its name in the pool, under which everything learned is kept. Alone, it gives service and model:
             ``Endpoint("openai/gpt-5-mini")`` is ``Endpoint(..., service="openai", model="gpt-5-mini")``.
         model: the model name sent to the service.
-        service: a service that is known by name (`focalroute.core.services`), which fills ``base_url``,
-            ``api_key_env``, ``dialect`` and what its models lack, where they are not given.
-        base_url: the service, up to and including ``/v1``; not needed with ``client``, nor to replay recorded answers.
+        service: name of a known service (`focalroute.core.services`), which fills in ``base_url``, ``api_key_env``,
+            ``dialect`` and the capabilities its models lack, where not given.
+        base_url: the service's address, up to and including ``/v1``; not needed with ``client``, nor to replay recorded
+            answers.
         api_key_env: the environment variable that holds the key; None: no key is sent. The key goes to ``base_url``'s
             host only, and a pool in which one variable would go to two services is refused.
         api_key: the key itself, for programs that get keys at run time. It is masked wherever it is shown, and written
@@ -373,44 +375,45 @@ class Endpoint:
         client: a ready ``openai.AsyncOpenAI`` or ``AsyncAzureOpenAI`` to call through instead of our own HTTP client.
         http_client: an ``httpx.AsyncClient`` to call through, used as it is; None: the ensemble's, else our own
             connections. It is yours to close.
-        verify: which certificates are trusted: True: those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's; a file or
-            folder of them, or an ``ssl.SSLContext``; False: any.
+        verify: the certificates to trust. True: those of SSL_CERT_FILE or SSL_CERT_DIR, else certifi's; False: any; or
+            a file or folder of certificates, or an ``ssl.SSLContext``.
         cert: the client's own certificate (mTLS): a PEM file with its key, or the files of both.
-        proxy: the HTTP proxy to call through; None: what the environment names (``https_proxy``, ``no_proxy``), but to
-            this machine none.
-        headers: sent with every call; their values are in no repr.
+        proxy: the HTTP proxy to call through; None: the environment's (``https_proxy``, ``no_proxy``), but none for
+            this machine.
+        headers: sent with every call; no repr shows their values.
         input_usd_per_1m: USD per million prompt tokens; None: unknown (which is not free).
         output_usd_per_1m: USD per million completion tokens.
         cached_input_usd_per_1m: USD per million cached prompt tokens; None: same as the others.
-        prices_as_of: when the prices were looked up (`focalroute pool prices` writes it); None: not known to age.
-        prices_from: where they were looked up, "listing" or a price library and its version (written there, too);
-            None: unknown.
+        prices_as_of: when the prices were looked up (`focalroute pool prices` writes it); None: they never count as
+            old.
+        prices_from: where they were looked up: "listing", or a price library and its version (also written by that
+            command); None: unknown.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
         timeout_s: for one call.
-        max_concurrency: calls under way at a time, in each event loop; None: no limit but what 429 teaches.
-        requests_per_minute: calls in any 60 seconds, by each process; None: no limit.
-        tokens_per_minute: prompt and completion tokens in any 60 seconds, by each process; None: no limit.
+        max_concurrency: limit on concurrent calls, per event loop; None: only what 429 replies teach.
+        requests_per_minute: limit on calls in any 60 seconds, per process; None: no limit.
+        tokens_per_minute: limit on prompt and completion tokens in any 60 seconds, per process; None: no limit.
         logprobs: overrides the probe: whether log-probabilities come back.
         top_logprobs: overrides the probe: how many alternatives a token comes with (0: only its own).
         n: overrides the probe: whether several samples can be asked for in one call.
         structured_choice: overrides the probe: whether an answer can be constrained to the choices.
         stream_usage: overrides the probe: whether a stream ends with its usage.
-        whole_choices: score a closed question by the likelihood of each choice as a whole instead of asking for its
-            letter: a prompt for every choice, at a service whose ``/completions`` echoes prompts with their
-            log-probabilities, such as vLLM. Where that is refused, the letters are asked for.
-        tools: whether it takes tools; None: it is asked, and what it refuses is remembered for an hour. Queries with
-            tools are not put to an endpoint that takes none.
-        images: likewise of images in messages.
-        json_schema: likewise of a ``response_format`` with a JSON schema in ``params``.
-        context_tokens: how many tokens a prompt and its reply may have together; None: unknown, or what genai-prices
-            says beside its price. A query of more than twice that many words is not put to it.
-        reasoning_effort: how much the model is to think ("none", "minimal", "low", "medium", "high", ...); None: as it
-            does by itself. One model at two efforts is two endpoints.
-        thinking_tokens: the room for thinking in a reply, besides the answer's: it is reserved, and sent as a budget
-            where the service has one. None: 8,192 where the model is found to think, more where that is not enough.
-        verbosity: how much the model is to say ("low", "medium", "high"), where it takes that.
+        whole_choices: score a closed question by the likelihood of each whole choice instead of asking for its letter.
+            This takes a prompt for every choice, and a service whose ``/completions`` echoes prompts with their
+            log-probabilities, such as vLLM. Where the service refuses that, it is asked for the letter.
+        tools: whether it supports tools; None: they are sent, and a refusal is remembered for an hour. Queries with
+            tools are not sent to an endpoint without them.
+        images: likewise for images in messages.
+        json_schema: likewise for a ``response_format`` with a JSON schema in ``params``.
+        context_tokens: limit on the tokens of a prompt and its reply together; None: unknown, or what genai-prices
+            lists beside the price. A query of more than twice as many words is not sent to it.
+        reasoning_effort: how much the model should reason ("none", "minimal", "low", "medium", "high", ...); None: its
+            default. One model at two efforts is two endpoints.
+        thinking_tokens: tokens for reasoning in a reply, besides the answer's. They are reserved, and sent as a budget
+            where the service has one. None: 8,192 where the model is found to reason, more where those do not suffice.
+        verbosity: how long the model's replies should be ("low", "medium", "high"), where supported.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
-        extra_body: the same, by the name that openai's client has for those it does not know.
+        extra_body: the same, under the name openai's client has for parameters it does not know.
 
     Examples:
         >>> Endpoint("openai/gpt-5-mini").base_url
@@ -495,14 +498,14 @@ class Endpoint:
             raise ValueError("cached_input_usd_per_1m: give input_usd_per_1m and output_usd_per_1m as well")
 
     def over(self, http_client: Any) -> Endpoint:
-        """This endpoint, called through an ensemble's ``http_client`` unless it says itself how it is reached."""
+        """Return this endpoint with an ensemble's ``http_client``, unless it has connection settings of its own."""
         own = (self.client, self.http_client, self.cert, self.proxy)
         if self.verify is not True or any(one is not None for one in own):
             return self
         return replace(self, http_client=http_client)
 
     def _fill_in(self) -> None:
-        """Fill in what the service's name says, and the parameters that say how much to think."""
+        """Fill in the model from the endpoint's name, and what is known of its service."""
         if not self.model and self.service is None and "/" in self.name:
             service, _, model = self.name.partition("/")
             if service in SERVICES or (self.base_url is None and self.client is None):
@@ -539,17 +542,17 @@ class Endpoint:
 
     @functools.cached_property
     def spoken(self) -> Dialect:
-        """The dialect, "auto" resolved by the host; plain OpenAI where nothing else is known."""
+        """The dialect, "auto" resolved by the host; "openai" for an unknown host."""
         if self.dialect != "auto":
             return self.dialect
         host = urlsplit(self.base_url or "").hostname or ""
         return next((dialect for domain, dialect in _DIALECT_HOSTS if is_within(host, [domain])), "openai")
 
     def key(self) -> SecretStr | None:
-        """The key it was given, or that of the environment; None: it needs none.
+        """Return the given key, else the environment's; None: no key is sent.
 
         Raises:
-            ConfigError: its variable is not set, or could not go into an HTTP header.
+            ConfigError: its variable is not set, or its value could not go into an HTTP header.
         """
         if self.api_key_env is None:
             return self.api_key if isinstance(self.api_key, SecretStr) else None
@@ -568,14 +571,14 @@ class Endpoint:
 @raises_config_error
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """The limits on spending, in USD, and the means to hold.
+    """Limits on spending, in USD, and the mean cost and time per query to keep to.
 
     All limits but ``max_usd_per_ask`` are kept in the store: exact for all processes that share it, across restarts and
-    deaths. A call is reserved at the most it can cost and settled at what it did cost; what was reserved by a process
-    that died stays reserved.
+    crashes. A call reserves the most it can cost and is settled at its actual cost. Reservations of a process that died
+    stay.
 
-    Under a budget a free-form reply is held to 1,024 tokens, unless ``params`` has ``max_tokens``: what has no bound
-    cannot be reserved. Finding out what an endpoint can do (a few tiny calls, once a week) counts towards
+    Under a budget a free-form reply is limited to 1,024 tokens, unless ``params`` has ``max_tokens``, as a cost without
+    a bound cannot be reserved. Probing an endpoint's capabilities (a few tiny calls, once a week) counts towards
     ``usd_total`` and ``usd_per_period``, not towards an ask or a tag.
 
     Attributes:
@@ -583,9 +586,9 @@ class Budget:
         usd_total: cap for all asks on this store, ever.
         usd_per_period: caps for all asks of a "minute", "hour" or "day", which begin by the clock, in UTC.
         usd_per_tag: tag -> cap for all asks with it: an amount for ever, or amounts per period.
-        usd_per_query: the mean to hold in the long run, no cap: the cost weight follows what asks really cost.
-        seconds_per_query: likewise, of the seconds until the answer: ``usd_per_second`` follows how long asks take.
-        allow_unpriced: take endpoints whose price is unknown, and count what they cost as nothing.
+        usd_per_query: long-run mean to keep to, not a cap: the cost weight follows the actual costs.
+        seconds_per_query: likewise for the seconds until the answer: ``usd_per_second`` follows the actual times.
+        allow_unpriced: use endpoints whose price is unknown, counting their cost as zero.
 
     Examples:
         >>> Budget(max_usd_per_ask="0.01", usd_per_period={"day": 10}).usd_per_period

@@ -1,4 +1,4 @@
-"""Threads that the end of the program does not wait for, as it does for those of a ``ThreadPoolExecutor``."""
+"""An executor whose threads, unlike those of a ``ThreadPoolExecutor``, the end of the program does not wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class DaemonThreads(Executor):
-    """Runs work on up to ``most`` threads. Shutting it down waits for nothing."""
+    """Runs work on up to ``most`` threads; shutting down does not wait."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -34,7 +34,7 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
-        """Let go of the threads once they have nothing to do."""
+        """End the threads once all submitted work is done, without waiting."""
         for _ in range(self._started):
             self._jobs.put(None)
 
@@ -45,7 +45,7 @@ class DaemonThreads(Executor):
                 continue
             try:
                 future.set_result(work())
-            except StopIteration:  # an asyncio future takes none; of a coroutine's Python makes the same
+            except StopIteration:  # which an asyncio future refuses; Python turns a coroutine's into the same error
                 future.set_exception(RuntimeError(f"a function on thread {self._name} raised StopIteration"))
             except BaseException as error:  # noqa: BLE001 - its waiter gets it
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Money as callers write it, checked, and as it is printed: dollars in plain digits, never in powers of ten."""
+"""Parses amounts of money, and prints dollars in plain digits, never in powers of ten."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from focalroute.core.errors import ConfigError
 #: The periods that a limit may be for, in seconds.
 PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 
-#: Money as the caller may write it. Once validated it is a Decimal, exact as written; inside it is read through
+#: Money as the caller may write it. Once validated it is a Decimal, exact as written; the package reads it through
 #: `Endpoint.price` and `parse_usd`.
 Amount = Decimal | float | str
 
 _MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
 _MOST_TOLD = Decimal(100_000)
-_MOST_DECIMALS = 30  # one of a million decimals would be written out somewhere: "0e-999999999"
+_MOST_DECIMALS = 30  # "0e-999999999" would be printed with all its zeros
 _PRINTABLE_BITS = 1000  # Python refuses to print integers of thousands of digits
 
 
@@ -41,10 +41,10 @@ def dollars(usd: Decimal | None) -> str:
 
 
 def parse_decimal(amount: object) -> Decimal | None:
-    """Return a finite number exactly as written; None if it is something else, or of a size that no amount has.
+    """Return a finite number exactly as written; None if it is something else or of an implausible size.
 
-    A number has at most 40 digits and lies between 1e-24 and 1e24, or is 0: what is computed with it then stays small
-    and exact. ``1_000``, which Python reads as 1000, is not how an amount is written.
+    A number has at most 40 digits and lies between 1e-24 and 1e24, or is 0, so that results stay small and exact.
+    ``1_000``, which Python reads as 1000, is refused.
     """
     if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
         return None
@@ -59,7 +59,7 @@ def parse_decimal(amount: object) -> Decimal | None:
 
 
 def told_usd(amount: object, most: Decimal = _MOST_TOLD) -> Decimal | None:
-    """Return what a service says that something costs, exactly as written; None if no such thing costs that."""
+    """Return a cost stated by a service, exactly as written; None if it is not a plausible one."""
     value = parse_decimal(amount)
     if value is None or not 0 <= value <= most:
         return None

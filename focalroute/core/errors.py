@@ -7,10 +7,10 @@
     │   └── StreamBroken       a streamed answer broke off; ``.text`` is what had arrived
     ├── BudgetExceeded         no endpoint is affordable; ``.limit``, ``.spent``, ``.needed`` and more
     ├── PolicyError            a policy bundle is missing, damaged or does not fit
-    ├── FeedbackError          feedback that cannot be taken
+    ├── FeedbackError          feedback cannot be accepted
     │   ├── UnknownAnswer      no answer with this id in the store (also a KeyError)
     │   └── BadLabel           the label is not among the choices (also a ValueError)
-    ├── EnsembleClosed         the ensemble was closed, or made before a fork; it answers no more (also a RuntimeError)
+    ├── EnsembleClosed         the ensemble was closed, or made before a fork (also a RuntimeError)
     └── StoreError             the store cannot be opened, read or written
 
 A member's failure is *not* an exception: it is data, ``Reply.error`` (see `focalroute.core.records.Failure`).
@@ -33,17 +33,17 @@ _FIELD = re.compile(r"([a-z_]+)(?:, [a-z_]+)*: ")
 
 
 def field_of(message: str) -> str | None:
-    """The field that an error's message begins with, as in "field: do this"; None: it begins with something else."""
+    """Return the field that an error's message begins with, as in "field: do this"; None: it begins otherwise."""
     found = _FIELD.match(message)
     return None if found is None else found[1]
 
 
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
-    """Have an import that fails say which extra to install, after ``what`` is needed by whom.
+    """Make a failing import say which extra to install; its message begins with ``what``, the reason for the import.
 
     Raises:
-        ConfigError: another package than this one is missing.
+        ConfigError: a package other than focalroute is missing.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def locating(where: object, instead_of: str = "") -> Iterator[None]:
-    """Have a `ConfigError` begin with where the mistake stands, instead of with the class that found it."""
+    """Make a `ConfigError` begin with the place of the mistake, instead of with the class that found it."""
     try:
         yield
     except ConfigError as error:
@@ -66,8 +66,8 @@ class FocalrouteError(Exception):
     """Base of everything focalroute raises.
 
     Attributes:
-        index: of the query that failed, where `ask_many` asked it; else None.
-        answer_id: the id that the answer of a failed ask would have had, as in the ledger; None: it had not begun.
+        index: index of the failed query in `ask_many`; else None.
+        answer_id: id of the failed ask, as in the ledger; None: the ask had not begun.
     """
 
     index: int | None = None
@@ -79,7 +79,7 @@ class ConfigError(FocalrouteError, ValueError):
 
     Attributes:
         field: the setting or argument; None: the message begins with something else, such as a file.
-        private: whether the message is about how the ensemble was set up: a server does not show it to its callers.
+        private: whether the message is about the ensemble's setup, which a server does not show to its callers.
     """
 
     def __init__(self, message: str, *, private: bool = False) -> None:
@@ -124,7 +124,7 @@ class BudgetExceeded(FocalrouteError):
         limit: that limit, USD.
         spent: settled under that limit so far, USD.
         reserved: held by calls still under way, USD.
-        resets_at: when the limit renews itself; None if it never does, or the cheapest call needs more than all of it.
+        resets_at: when the limit renews itself; None: it never does, or the whole limit is less than the cheapest call.
         needed: what the cheapest call would have had to reserve, USD; None: not known.
     """
 
@@ -157,7 +157,7 @@ class PolicyError(FocalrouteError):
 
 
 class FeedbackError(FocalrouteError):
-    """Feedback that cannot be taken."""
+    """Feedback cannot be accepted."""
 
 
 class UnknownAnswer(FeedbackError, KeyError):
@@ -172,10 +172,10 @@ class BadLabel(FeedbackError, ValueError):
 
 
 class EnsembleClosed(FocalrouteError, RuntimeError):
-    """The ensemble answers no more.
+    """The ensemble was closed, or made before a fork.
 
     Attributes:
-        forked: whether that is so because it was made in the process that this one was forked from.
+        forked: whether it was made in the process that this one was forked from.
     """
 
     def __init__(self, message: str, *, forked: bool = False) -> None:
@@ -191,9 +191,9 @@ class CallFailed(FocalrouteError):
     """One call to one endpoint failed. Internal: `pool` turns it into ``Reply.error``.
 
     Attributes:
-        usage: what the failed call consumed all the same, where the service said so.
-        free: whether it surely cost nothing: it never got there, or the service refused it. A status from 500 on or 408
-            is not such a refusal: a model may have worked behind the gateway that gave up.
+        usage: tokens that the failed call consumed, where the service reported them.
+        free: whether it certainly cost nothing: it never arrived, or the service refused it. Status 408 or 5xx is not
+            a refusal: a model may have run behind the gateway that gave up.
         reported: an error in the body of a successful response, in the service's own words.
     """
 

@@ -1,6 +1,6 @@
 """Objects and background tasks kept for each event loop.
 
-An ensemble may be used by several loops, in threads of their own or one after another.
+Several loops may use one ensemble, each in its own thread or one after another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Holds one object for each running event loop; those of closed loops are dropped."""
+    """Holds one object for each running event loop; objects of closed loops are dropped."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -47,7 +47,7 @@ class PerLoop(Generic[T]):
 
 
 class Background:
-    """Holds tasks of any number of event loops until they end."""
+    """Holds the tasks of any number of event loops until they end."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
-"""Reads files that a stranger may have written, or put in place of others, and holds those that are written."""
+"""Reads files that a stranger may have written or swapped, and locks files while they are written."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import IO, Any, Literal
 
 from focalroute.core.errors import ConfigError
 
-#: Of a TOML file.
+#: Largest TOML file.
 MAX_BYTES = 2**20
-MAX_DOTS = 200  # of a line: tomllib takes time and memory by the square of the parts of a key
+MAX_DOTS = 200  # in a line: tomllib's time and memory grow with the square of the parts of a key
 
 
 def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
-    """The first ``most`` bytes of a regular file; None if it is something else. Opening a pipe does not wait.
+    """Return the first ``most`` bytes of a regular file; None if it is something else. Opening a pipe does not block.
 
     Args:
-        flags: of `os.open`, besides.
+        flags: more flags for `os.open`.
 
     Raises:
         OSError: it cannot be read.
@@ -39,7 +39,7 @@ def read_regular(path: str | Path, most: int, flags: int = 0) -> bytes | None:
 
 
 def read_file(path: Path) -> bytes:
-    """A file, as far as `read_toml` needs it; OSError if it cannot be read, or is not a regular file."""
+    """Return a file's bytes, as far as `read_toml` needs them; OSError if it is unreadable or not a regular file."""
     data = read_regular(path, MAX_BYTES + 1)
     if data is None:
         raise OSError(errno.EINVAL, "not a regular file")
@@ -47,21 +47,21 @@ def read_file(path: Path) -> bytes:
 
 
 def read_toml(data: bytes) -> dict[str, Any]:
-    """The tables of a file; ValueError, which may quote it, if it is not TOML or passes a bound."""
+    """Parse TOML; ValueError, which may quote the data, if it is not TOML or exceeds a limit."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes")
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.count(b".") > MAX_DOTS:
             raise ValueError(f"more than {MAX_DOTS} dots (at line {number}, column 1)")
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin a file with a mark
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin a file with a byte-order mark
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have what goes wrong in writing this file say which it is."""
+    """Add the file's name to an OSError raised while it is written."""
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(path: Path, action: Literal["read", "written"]) -> Iterator[None]:
-    """Have what goes wrong in reading or writing this file be a `ConfigError` that says so."""
+    """Turn an OSError in reading or writing this file into a `ConfigError` that names it."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ def refusing(path: Path, action: Literal["read", "written"]) -> Iterator[None]:
 
 
 def hold_file(file: IO[bytes], path: Path) -> None:
-    """Keep other processes that hold it from writing a file while it is open here; ``path`` is its name.
+    """Lock an open file against other processes that call this function; ``path`` is its name.
 
     Raises:
         ConfigError: another process holds it.
@@ -91,7 +91,7 @@ def hold_file(file: IO[bytes], path: Path) -> None:
 
 
 def most_files() -> int | None:
-    """How many files this process may have open, each connection being one; None: unknown, or without a limit."""
+    """Return how many files, connections included, this process may have open; None: unknown or unlimited."""
     try:
         import resource
     except ImportError:  # not on Windows
@@ -101,7 +101,7 @@ def most_files() -> int | None:
 
 
 def raise_limit(files: int) -> None:
-    """Raise that limit to this many, as far as the system lets it; one that is higher stays."""
+    """Raise the limit on open files to ``files``, as far as the system allows; a higher limit stays."""
     soft = most_files()
     if soft is None or soft >= files:
         return

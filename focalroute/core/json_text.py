@@ -1,4 +1,4 @@
-"""JSON to Python's values, quickly."""
+"""Parses JSON quickly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 
 def parse(text: str | bytes | bytearray) -> Any:
-    """Parse JSON with pydantic's parser, in a third of the time of Python's own, which takes what pydantic's does not.
+    """Parse JSON with pydantic's parser, three times as fast as Python's, which parses what pydantic's refuses.
 
     Raises:
         ValueError: it is not JSON; RecursionError: it is nested too deeply.

@@ -1,8 +1,8 @@
-"""The pool: its file, and which endpoint's key may go where.
+"""Reads pool files, and checks which host each endpoint's key would be sent to.
 
-A key goes to the service that its variable is named for, and to one service only: a pool file names a variable and an
-address in two lines, and a copied table or a wrong letter would send one service's key to another. Hosts of one's own
-machine or network may be sent any key.
+A key goes only to the service that its environment variable is named for, and to one service only. A pool file gives
+variable and address in separate lines, so a copied table or a typo could send one service's key to another. Hosts on
+the local machine or network may receive any key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from focalroute.core.spelling import did_you_mean
 
 _C = TypeVar("_C")
 
-#: How a variable for the key of a service begins, and the domains of that service.
+#: Beginning of the name of a service's key variable -> the service's domains.
 _SERVICES: Mapping[str, tuple[str, ...]] = {
     "ANTHROPIC": ("anthropic.com",),
     "CEREBRAS": ("cerebras.ai",),
@@ -45,10 +45,10 @@ _OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")
 
 @dataclass(frozen=True)
 class PoolFile:
-    """A parsed pool file: the endpoints, and the keyword arguments its other tables give.
+    """A parsed pool file: the endpoints, and the keyword arguments from its other tables.
 
-    ``embedder``: the table of that name as it stands (see
-    `focalroute.serving.embedders.embedder_from_pool_file`); None: there is none.
+    ``embedder``: the table of that name, unchecked (see `focalroute.serving.embedders.embedder_from_pool_file`), or
+    None.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -61,11 +61,11 @@ def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable:
     """Check endpoints together and return them as a tuple.
 
     Args:
-        askable: whether each has to have an address and its key at hand.
+        askable: whether each endpoint needs an address, and its key to be set.
 
     Raises:
-        ConfigError: there are none, two have the same name, a key would go to the wrong service, or one that has to be
-            ``askable`` lacks its address or key.
+        ConfigError: there are no endpoints, two have the same name, a key would go to the wrong service, or one lacks
+            the address or key that ``askable`` requires.
     """
     if not isinstance(endpoints, Iterable):
         raise ConfigError(f"endpoints: give a list of Endpoint objects or a pool file, got {type(endpoints).__name__}")
@@ -73,7 +73,7 @@ def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable:
     if not pool:
         raise ConfigError("endpoints: the pool is empty; give at least one Endpoint")
     for endpoint in pool:
-        if not isinstance(endpoint, Endpoint):  # of a str its letters
+        if not isinstance(endpoint, Endpoint):  # iterating over a str yields its letters
             named = isinstance(endpoint, str) and "/" in endpoint and endpoint.isprintable()
             meant = repr(endpoint) if named else '"name", model="...", base_url="..."'
             raise ConfigError(
@@ -89,16 +89,16 @@ def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable:
         if unreachable:
             raise ConfigError(f"endpoints: {', '.join(unreachable)}: give base_url (or a ready client) to ask it")
         for endpoint in pool:
-            endpoint.key()  # reports a key that is not set now, not at the first ask
+            endpoint.key()  # reports a key that is not set now rather than at the first ask
             _check_tls(endpoint)
     return pool
 
 
 def find_pool() -> Path:
-    """Return the pool file that is meant where none is named: ``FOCALROUTE_POOL``, or the ``pool.toml`` here.
+    """Return the default pool file: ``FOCALROUTE_POOL``, else ``pool.toml`` in the working directory.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither exists.
     """
     named = os.environ.get("FOCALROUTE_POOL", "").strip()
     path = Path(named or "pool.toml")
@@ -167,11 +167,7 @@ def _table(where: str, make: Callable[..., _C], table: object) -> _C:
 
 
 def _check_keys(pool: Iterable[Endpoint]) -> None:
-    """Check that every key would go to one service, and to the one that its variable is named for.
-
-    Raises:
-        ConfigError: a key would not.
-    """
+    """ConfigError unless each key would go to one service only, the one its variable is named for."""
     first_use: dict[str, tuple[str, str]] = {}
     for endpoint in pool:
         variable, url = endpoint.api_key_env, urlsplit(endpoint.base_url or "")
@@ -200,7 +196,7 @@ def _check_keys(pool: Iterable[Endpoint]) -> None:
 
 
 def _check_tls(endpoint: Endpoint) -> None:
-    """Read the files of its own certificates now, not at the first ask; ConfigError if that cannot be."""
+    """Read the endpoint's certificate files now rather than at the first ask; ConfigError if one cannot be read."""
     if endpoint.verify is True and endpoint.cert is None:
         return
     from focalroute.core.tls import tls_context
@@ -217,7 +213,7 @@ def _service_at(host: str) -> str | None:
 
 
 def _is_own_host(host: str) -> bool:
-    """Whether this is a host of one's own machine or network."""
+    """Whether this host is on the local machine or network."""
     try:
         address = ipaddress.ip_address(host)
         mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:8.8.8.8 is not private, though older Pythons say so

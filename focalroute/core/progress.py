@@ -28,7 +28,7 @@ def progress_bar(what: str, total: int | None, *, shown: bool) -> Iterator[Calla
 
 @contextmanager
 def gathered(advance: Callable[[int], object]) -> Iterator[Callable[[int], object]]:
-    """Add steps up and report them at most five times a second, as each report may be costly; the rest at the end."""
+    """Add up steps and report them at most five times a second and at the end, as each report may be costly."""
     steps, reported_at = 0, time.monotonic()
 
     def add(more: int) -> None:

@@ -11,10 +11,10 @@ from focalroute.core.services import is_loopback
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
-    """Its own, or the one that the environment names for its address now; None: it is called directly.
+    """Return the endpoint's proxy, else the environment's current one for its address; None: it is called directly.
 
     Raises:
-        ConfigError: what the environment names cannot be used.
+        ConfigError: the environment's proxy is not an HTTP address.
     """
     parts = urlsplit(endpoint.base_url or "")
     host = parts.hostname or ""

@@ -1,4 +1,4 @@
-"""Answers, and the receipt of each: who was asked, why, what it cost, and how much of the budget that left."""
+"""Answers, each with a receipt: which endpoints were asked, why, at what cost, and what is left of the budget."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One member on a receipt: no text, only what it did and what it cost.
+    """One member's call on a receipt: what it did and what it cost, without any text.
 
     Attributes:
         round: 1-based; 0: it wrote the answer from the replies of all rounds.
-        probability: with which it was picked by itself.
+        probability: the endpoint's own probability of being picked.
         candidate: the candidate it backs; None: it gave no usable reply.
-        cost: USD of all its attempts. One whose usage never came back, as it was given up or broke off, stands with an
-            estimate (``cost_source`` "reserved"); None where nothing bounds what it cost ("unknown").
-        evidence: the weight of its vote by its record, in log-odds, as the Fusion saw it; None without a vote.
-        saved: of a call that was cancelled, as it was no longer needed: USD that it would have gone on to cost. An
-            estimate, not taken off ``cost``: the endpoint's expected cost (the mean of its calls, with its listed price
-            as five more), times the share of its mean latency that was left. It holds where a service bills no more
-            once the connection is closed. None: it was not cancelled, or no call of this endpoint is known.
-        hedge_of: the endpoint whose late call it was to race; None: it was picked.
-        queued_s: seconds from the ask's start until it was picked and waited for the endpoint to take it; it was done,
-            or cancelled, ``latency_s`` later. None: on receipts of before 24 November 2026.
-        sent_s: likewise, until its latest attempt was sent; None: none was.
-        first_token_s: likewise, until the first piece of its text came; None: it was not streamed.
+        cost: USD of all its attempts. An attempt that was cancelled or broke off before its usage came back counts with
+            an estimate (``cost_source`` "reserved"). None: an attempt's cost has no known bound ("unknown").
+        evidence: the weight of its vote from its record, in log-odds, as the Fusion saw it; None: it has no vote.
+        saved: USD that cancelling it saved, an estimate that is not taken off ``cost``: the endpoint's expected cost
+            (the mean of its calls, with its listed price as five more) times the share of its mean latency that was
+            left. It holds for services that stop billing once the connection is closed. None: it was not cancelled, or
+            no call of this endpoint is known.
+        hedge_of: the endpoint whose late call it hedged; None: it was picked.
+        queued_s: seconds from the ask's start until it was picked and began to wait for the endpoint; it ended
+            ``latency_s`` later. None: on receipts from before 24 November 2026.
+        sent_s: seconds from the ask's start until its latest attempt was sent; None: none was.
+        first_token_s: seconds from the ask's start until the first piece of its text; None: it was not streamed.
     """
 
     endpoint: str
@@ -79,8 +79,8 @@ class Event(NamedTuple):
 
     Attributes:
         at_s: seconds since the ask began.
-        what: "queued", "sent", "first token", "done", "failed", "cancelled"; or "fused", of all replies.
-        endpoint: whose call it was; None: of all of them.
+        what: "queued", "sent", "first token", "done", "failed", "cancelled"; or "fused", which is for all replies.
+        endpoint: the endpoint called; None where "fused".
     """
 
     at_s: float
@@ -93,9 +93,9 @@ class Choice:
     """One decision on a receipt.
 
     Attributes:
-        considered: the endpoints that could be asked then: not asked yet, not failing, affordable.
-        picked: those that were; none: it stopped.
-        probability: of this set under the policy; None where it was not sampled (greedy, or none was left).
+        considered: the endpoints that could be asked: not asked yet, not failing, affordable.
+        picked: the endpoints picked; empty: it stopped.
+        probability: of this set under the policy; None: it was not sampled (greedy, or no endpoint was left).
     """
 
     round: int
@@ -106,7 +106,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of the budget at one moment, USD; ``resets_at``: Unix time at which its period ends, None: never."""
+    """A limit of the budget at one moment, USD; ``resets_at``: Unix time when its period ends, None: never."""
 
     name: str
     usd: Decimal
@@ -117,24 +117,24 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Who was asked, why, and what it cost. Holds no prompt and no reply text.
+    """Which endpoints were asked, why, and at what cost. Holds no prompt and no reply text.
 
     Attributes:
-        policy_version: the one that decided everything: 0 shipped, -1 the fallback, -2 the rule named by ``policy``.
+        policy_version: version of the policy used throughout: 0 shipped, -1 the fallback, -2 the rule named by
+            ``policy``.
         calls: every member asked, in the order of asking.
         rounds: rounds in which an endpoint was asked.
-        synthesis: the call that wrote the answer from the members' replies; where it has an error, the answer is the
-            reply that the Fusion chose. None: nothing was to be written. It is not among ``calls``, but in ``cost``.
+        synthesis: the call that wrote the answer from the members' replies; if it failed, the answer is the reply that
+            the Fusion chose. None: no answer was to be written. It is in ``cost`` but not among ``calls``.
         cost: USD of all calls, of ``synthesis`` and of ``embedding``; None if the cost of any is unknown.
-        saved: USD that its cancelled calls would have gone on to cost, an estimate (see `Call`); 0 without any.
+        saved: USD saved by cancelling calls, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
         latency_s: the whole ask.
-        cost_weight: the lambda it was decided by; ``usd_per_second``: the price of time, likewise.
-        budget: every limit that concerned it, as it was known at its end.
-        decisions: whom it could ask and whom it did, round by round, the last decision to stop included.
-        embedding: USD of the vectors of its text and of replies that are compared, where a service makes them; None:
-            unknown.
-        confidence: the answer's; None on receipts of before 24 November 2026.
+        cost_weight: the lambda used; ``usd_per_second``: the price of time used.
+        budget: every limit that applied, as known when the ask ended.
+        decisions: which endpoints could be asked and which were, for each round, the final STOP included.
+        embedding: USD of embedding its text and the replies to compare, where a service does so; None: unknown.
+        confidence: the answer's; None on receipts from before 24 November 2026.
         fused_s: seconds from its start until the last replies were fused; None likewise.
     """
 
@@ -159,7 +159,7 @@ class Receipt:
     usd_per_second: float = 0.0
 
     def __str__(self) -> str:
-        """Tell its cost and time, and its timeline, a line for each event."""
+        """Return its cost and time, then its timeline, a line for each event."""
         lines = [f"{dollars(self.cost)}, {len(self.calls)} calls in {self.rounds} rounds, {self.latency_s:.3f} s"]
         for at_s, what, endpoint in self.timeline:
             lines.append(f"{at_s:8.3f} s  {what}" if endpoint is None else f"{at_s:8.3f} s  {endpoint}: {what}")
@@ -167,7 +167,7 @@ class Receipt:
 
     @property
     def timeline(self) -> tuple[Event, ...]:
-        """The events of the ask in order; empty on receipts of before 24 November 2026."""
+        """The events of the ask in order; empty on receipts from before 24 November 2026."""
         calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
         moments = [Event(self.fused_s, "fused", None)] if self.fused_s is not None else []
         for call in calls:
@@ -181,7 +181,7 @@ class Receipt:
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of all calls, of ``synthesis`` too; None where no service said."""
+        """Tokens of all calls, ``synthesis`` included; None if no service reported any."""
         calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
         told = [call.usage for call in calls if call.usage is not None]
         return functools.reduce(operator.add, told) if told else None
@@ -193,7 +193,7 @@ class Receipt:
 
 @cache
 def _serializer() -> pydantic_core.SchemaSerializer:
-    """Made for receipts, it takes half as long as `pydantic_core.to_json`. Making it takes 3 ms: on first use."""
+    """Make, on first use as it takes 3 ms, a serialiser of receipts twice as fast as `pydantic_core.to_json`."""
     return pydantic.TypeAdapter(Receipt).serializer
 
 
@@ -214,34 +214,34 @@ _ELSEWHERE = {
 
 
 def shortened(text: str, longest: int) -> str:
-    """The beginning and the end of a long reply, where it says what it comes to."""
+    """Return the beginning of a long reply and its end, where the conclusion is."""
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer(Generic[T_co]):
-    """The fused answer, with the type of its value. Printed, it is its text.
+    """The fused answer, generic in the type of its value. ``str()`` gives its text.
 
     Attributes:
-        text: the answer; for a closed question the choice's text, of a structured one its JSON, else one member's whole
-            reply, or what was synthesised from them.
-        value: the answer alone: the choice as it was given, a number, an instance of the type asked for, or what is
-            valid against the schema; of all other kinds the normal form, of tool calls names and arguments as JSON.
+        text: the answer: a closed question's choice, a structured answer's JSON, else one member's whole reply or the
+            synthesised text.
+        value: the answer alone: the choice as given, a number, an instance of the requested type, or JSON data valid
+            against the schema; for tool calls, names and arguments as JSON; for all other kinds, the normal form.
         choice: index into the choices, None for a free-form question.
-        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (of tool
+        candidates: what was scored: the choices, or one reply of each cluster of equal free-form answers (for tool
             calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
-        confidence: the estimated probability that the answer is right: its posterior, corrected for what members err
-            in together and for answers that none gave (`focalroute.observe.recalibration`); of a structured answer that
-            of its least certain closed field, of a synthesised one that of the likeliest reply.
+        confidence: the estimated probability that the answer is right: its posterior, corrected for errors that members
+            share and for answers that none gave (`focalroute.observe.recalibration`). For a structured answer, that of
+            its least certain closed field; for a synthesised one, that of the likeliest reply.
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown; 0 where it is ``cached``.
-        cached: whether an identical question had it before; id, receipt and replies are from then.
-        durable: whether the store has it; False: it failed, or had not committed it by the deadline. Unless it still
-            comes, feedback is not possible.
+        cached: whether it was given to an identical question before, whose id, receipt and replies it has.
+        durable: whether the store has committed it. False: the store failed, or had not committed it by the deadline;
+            feedback is possible only if it still does.
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
-        tool_calls: the tools to be called, in OpenAI's shape, as one member called them; none where the answer is text.
+        tool_calls: the tools to call, in OpenAI's shape, as one member called them; empty where the answer is text.
     """
 
     id: str
@@ -279,14 +279,14 @@ class Answer(Generic[T_co]):
         return f"Answer({shortened(self.text, _SHOWN)!r}, {told})"
 
     def _repr_html_(self) -> str:
-        """The answer as a notebook shows it: what was said, by whom, how probable it is, money and time."""
+        """The answer as HTML for a notebook: each endpoint's reply, its probability, cost and time."""
         from focalroute.core.answer_html import answer_html
 
         return answer_html(self)
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of all calls; None where no service said."""
+        """Tokens of all calls; None if no service reported any."""
         return self.receipt.usage
 
     @property
@@ -306,7 +306,7 @@ class Answer(Generic[T_co]):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as the assistant's message, to go on from: append it, then what the tools gave."""
+        """The answer as an assistant message, to continue the chat: append it, then the tools' results."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.text}
         caller = next((one for one in self.replies if one.tool_calls == self.tool_calls), None)
@@ -327,7 +327,7 @@ class Answer(Generic[T_co]):
 
     @property
     def made_of(self) -> tuple[str, ...]:
-        """The members it is made of: those who gave it, or all whose replies it was put together from."""
+        """The members that gave the answer, or all whose replies it was assembled from."""
         written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
         shown = self.value if self.tool_calls else self.text
         backing = [call for call in self.receipt.calls if call.candidate is not None]
@@ -337,7 +337,7 @@ class Answer(Generic[T_co]):
         return tuple(call.endpoint for call in backing)
 
 
-#: Of a row of `Answers`.
+#: The columns of `Answers.rows`.
 _COLUMNS = (
     "id", "text", "value", "confidence", "cost_usd", "prompt_tokens", "completion_tokens", "latency_s", "rounds",
     "asked", "degraded",
@@ -345,12 +345,12 @@ _COLUMNS = (
 
 
 class Answers(list[Answer | BaseException]):
-    """Answers in the order of the queries; in the place of one that failed is its exception."""
+    """Answers in the order of the queries; a failed query has its exception instead."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """A flat row for each query, failed ones included: ``pandas.DataFrame(answers.rows())``, or polars' the same.
+        """Return a flat row for each query, failed ones included, for ``pandas.DataFrame(answers.rows())`` or polars.
 
-        Costs are floats here, USD; what is unknown, or has failed, is None.
+        Costs are floats, in USD; unknown values, and those of a failed query, are None.
         """
         return [_row(index, one) for index, one in enumerate(self)]
 
@@ -384,5 +384,5 @@ def _row(index: int, answer: Answer | BaseException) -> dict[str, Any]:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error as a row or a line shows it."""
+    """Return an error's class and message as one text."""
     return f"{type(error).__name__}: {error}"

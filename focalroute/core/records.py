@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 #: The name of the built-in features of a text (`focalroute.observe.features.text_features`).
 HASHED = "text_features"
 
-#: The cost weights (lambda) that policies are trained for; any other is shown as the nearest of them.
+#: The cost weights (lambda) that policies are trained for; policies see others clipped to this range.
 COST_WEIGHT_RANGE = (0.003, 4.0)
 
 FailureKind = Literal[
@@ -31,15 +31,15 @@ FailureKind = Literal[
     "status",  # the service answered with an error status
     "protocol",  # the service answered something that is not the chat completion format
     "unusable",  # a well-formed reply from which no answer could be read
-    "cancelled",  # given up by us: no longer needed
+    "cancelled",  # by us: no longer needed
     "limited",  # not called at all: its rate limit leaves no room in time
     "unavailable",  # not called at all: no longer affordable
 ]
 Method = Literal["likelihood", "logprobs", "samples", "parsed", "text"]
 #: How replies become the answer: see `Query`.
 Combine = Literal["choose", "pick", "synthesise"]
-#: Where a cost comes from: the reply said so; tokens x the pool file's own price, a listing's or a price library's (see
-#: `Endpoint.prices_from`); an estimate within what was reserved for it, as its usage never came back; nobody knows.
+#: Where a cost comes from: the reply stated it; tokens x the pool file's own price, a listing's or a price library's
+#: (see `Endpoint.prices_from`); an estimate within the reservation, as no usage came back; unknown.
 CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
 
 
@@ -50,19 +50,19 @@ class Query:
     Attributes:
         messages: OpenAI chat messages, passed on as they are.
         choices: the closed set of answers (at least 2, distinct), or None for a free-form question.
-        values: what the choices stand for, where they are not texts; aligned with them.
+        values: the objects that the choices stand for, where those are not texts; aligned with ``choices``.
         answer: the kind of a free-form answer, see `focalroute.answers`; or a callable that maps a reply's text to its
-            normal form (None: no answer in it); a `focalroute.answers.structured.Structure` is one.
-        samples: how many replies one member is to be asked for; None: one to a free-form question, to a closed one
-            the ensemble's setting.
+            normal form (None: no answer in it), such as a `focalroute.answers.structured.Structure`.
+        samples: replies to request from each member; None: one for a free-form question, the ensemble's setting for a
+            closed one.
         task: a topic name the caller gives; None unless given.
         tags: labels for the ledger (user, tenant, ...).
         params: provider parameters, passed through to every member.
-        metadata: the caller's own, handed back on the answer.
+        metadata: the caller's own data, returned on the answer.
         combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
             the answer; "synthesise": an endpoint writes one text from the replies.
-        max_usd: cap on what it may cost; None: what the ensemble says, and so for the next two.
-        deadline_s: for all of it.
+        max_usd: cap on its cost; None, here and for the next two: the ensemble's setting.
+        deadline_s: seconds for the whole ask.
         usd_per_second: what a second until the answer is worth to the caller.
     """
 
@@ -83,12 +83,12 @@ class Query:
 
     @property
     def open(self) -> bool:
-        """Whether its answers are open text, of which no two need be alike."""
+        """Whether its answers are open text, where no two need be alike."""
         return self.choices is None and self.answer in (None, "text")
 
     @property
     def text(self) -> str:
-        """The text of the last user message: what the query features are taken from."""
+        """The text of the last user message, from which the query features are computed."""
         for message in reversed(self.messages):
             if message.get("role") == "user":
                 content = message.get("content")
@@ -108,7 +108,7 @@ class Usage:
         completion_tokens: all generated tokens, the reasoning ones included.
         cached_tokens: the part of ``prompt_tokens`` read from the provider's cache.
         reasoning_tokens: the part of ``completion_tokens`` spent on hidden reasoning.
-        cost_usd: what the provider itself says the call cost; None where it does not say.
+        cost_usd: the call's cost as stated by the provider; None where it states none.
     """
 
     prompt_tokens: int
@@ -128,7 +128,7 @@ class Usage:
         )
 
 
-#: Names of a reply's end by which a service or its model withholds an answer; `Failure.code` then.
+#: Finish reasons of a reply in which the service or its model withholds an answer; `Failure.code` then has the same.
 WITHHELD = ("content_filter", "refusal")
 
 
@@ -140,15 +140,15 @@ class Failure:
         message: what happened, in one line, the provider's words included.
         status: HTTP status, where there was one.
         retry_after_s: how long the service asked us to wait, or how long its rate limit lasts.
-        lacks: what the service says it does not take: "tools", "images", "json_schema", or a field of the request.
-        host: where it was sent, and ``model``: to whom.
+        lacks: what the service says it does not support: "tools", "images", "json_schema", or a field of the request.
+        host: the host that was called; ``model``: the model.
         code: the provider's own name of the error.
         param: the field that the provider names.
-        provider_message: what the provider says, at most 300 characters, without what it quotes of keys and texts.
+        provider_message: the provider's message, at most 300 characters, without the keys and texts it quotes.
         hint: what to do about it; empty: nothing is known to help.
         cut: whether the reply reached its token limit before it answered.
-        of_request: whether it is for the request itself, and not for the endpoint or the account behind it, so that
-            another request could be answered.
+        of_request: whether the request caused it rather than the endpoint or its account, so that another request could
+            be answered.
     """
 
     kind: FailureKind
@@ -185,27 +185,26 @@ class Reply:
     """One member's reply.
 
     Attributes:
-        text: the reply's text, None on failure; of several samples the first, to a free-form question the first that
-            gives the most frequent answer.
+        text: the reply's text, None on failure. Of several samples, the first; for a free-form question, the first with
+            the most frequent answer.
         choice: index of the most probable choice; None for a free-form question or on failure.
         probabilities: mass on each choice, shape (K,), sums to at most 1; the rest is unknown, not zero.
         method: how ``probabilities`` were elicited.
-        cost: USD of all attempts, None where unknown; ``cost_source`` says where it comes from.
+        cost: USD of all attempts, None where unknown; see ``cost_source``.
         latency_s: from the first attempt's start to the reply, waits between attempts included.
-        started: that start, by `time.perf_counter` of this process.
-        sent: likewise, when its latest attempt was sent; None: none was.
-        first_token: likewise, when the first piece of its text came; None: it was not streamed.
+        started: when the first attempt started, by `time.perf_counter` of this process.
+        sent: when its latest attempt was sent, by the same clock; None: none was.
+        first_token: when the first piece of its text came, by the same clock; None: it was not streamed.
         attempts: calls made, 0 if none was.
         error: why there is no usable answer; None on success.
-        hedge_of: the endpoint whose late call it was to race; None: it was picked.
-        tool_calls: the tools it calls, in OpenAI's shape; none where it answers with text alone.
-        shares: of several samples of a free-form answer, the text of the first sample of each different answer and the
-            share of the samples that give it, largest first; samples without an answer are unknown mass. None: one
-            reply.
-        samples: how many ``shares`` were counted from.
-        form: the normal form of the answer in ``text`` to a free-form question; None where it was not looked for.
-        reasoning: what the model thought before it answered, as far as its service tells; None: nothing of it.
-        reasoning_details: what OpenRouter wants back with the tool calls, such as signatures of the thinking.
+        hedge_of: the endpoint whose late call it hedged; None: it was picked.
+        tool_calls: the tools it calls, in OpenAI's shape; empty where it answers with text alone.
+        shares: for several samples of a free-form answer: each different answer as the text of its first sample, with
+            its share of the samples, largest first; samples without an answer are unknown mass. None: one reply.
+        samples: the number of samples behind ``shares``.
+        form: the normal form of a free-form answer in ``text``; None where it was not computed.
+        reasoning: the model's reasoning, as far as its service returns it; None: it returned none.
+        reasoning_details: data that OpenRouter expects back with the tool calls, such as signatures of the reasoning.
     """
 
     endpoint: str
@@ -240,7 +239,7 @@ class Reply:
 
     @property
     def length(self) -> int:
-        """Its completion tokens, those of one sample on average where ``shares`` were counted; 0 if unknown."""
+        """Its completion tokens, the mean per sample where ``shares`` were counted; 0 if unknown."""
         return self.usage.completion_tokens // self.samples if self.usage else 0
 
 
@@ -262,7 +261,7 @@ class Evidence:
     """The Fusion's input.
 
     Attributes:
-        members: float32 (K, m, Fm): candidate k seen through member j.
+        members: float32 (K, m, Fm): features of candidate k by the reply of member j.
         candidates: float32 (K, Fc).
         endpoints: the pool index of each member, length m.
     """
@@ -278,14 +277,14 @@ class Decision:
 
     Attributes:
         round: 1-based.
-        must_pick: whether one had to be picked: in round 1, and until one has answered.
-        order: the endpoints that could be picked while none was (not asked, breaker closed, affordable), in the order
-            in which their heads were visited; none: the STOP was forced.
-        eligible: per visited head, whether it still could be picked beside those picked before it.
+        must_pick: whether an endpoint had to be picked: in round 1, and until one has answered.
+        order: the endpoints eligible before the first pick (not asked, breaker closed, affordable), in the order in
+            which their heads were visited; empty: the STOP was forced.
+        eligible: for each visited head, whether its endpoint was still eligible after the picks before it.
         probabilities: p_i of every endpoint after clipping, pool order.
         picked: the endpoints decided on, in visiting order; empty means STOP.
         log_mu: log-probability of ``picked`` under the policy that chose it; None when served greedily or forced.
-        one: whether exactly one was to be picked.
+        one: whether exactly one endpoint was to be picked.
     """
 
     round: int
@@ -316,12 +315,13 @@ class Trajectory:
         endpoints: the pool's endpoint names at the time; indices elsewhere point into it.
         decisions: (observation, decision) of every real decision, a STOP included.
         evidence: what the Fusion saw at the end.
-        fused: index of the candidate it answered with; -1: it was written, or put together, from several.
+        fused: index of the candidate given as the answer; -1: the answer was synthesised or assembled from several.
         fusion_log_mu: log-probability of that candidate if it was sampled, None if it was the argmax.
-        features: float32 (D,), of the query's text; what the memory of texts compares. Empty if it has none.
+        features: float32 (D,), of the query's text, which the memory of texts compares; empty if there are none.
         task: the query's.
-        embedder: what made the features (see `focalroute.observe.features.name_of`); only those of one name compare.
-        rival: the other version of a trial, either of which chance could have given this query; None: there was none.
+        embedder: name of what made the features (see `focalroute.observe.features.name_of`); features with different
+            names cannot be compared.
+        rival: the other policy version of the trial in which this query was drawn; None: there was no trial.
     """
 
     version: int
@@ -344,7 +344,7 @@ class Feedback:
         reward: in [-1, 1]; given, or derived from the label.
         label: the key of the right candidate (see `focalroute.answers.candidate_key`), or a `preference`; None for a
             bare reward.
-        source: who says so; its latest feedback on an answer counts.
+        source: who gave it; of each source, the latest feedback on an answer counts.
     """
 
     answer_id: str
@@ -355,7 +355,7 @@ class Feedback:
 
     @property
     def right(self) -> str | None:
-        """The key of the right candidate; None: it is not known."""
+        """The key of the right candidate; None: unknown."""
         return None if self.preference else self.label
 
     @property
@@ -369,7 +369,7 @@ _THAN = ">"  # no key has it
 
 
 def preference(better: str, worse: str) -> str:
-    """A label that says of two candidates which is the better one, and of none that it is right."""
+    """Return a label that says which of two candidates is better, but not that either is right."""
     return f"{better}{_THAN}{worse}"
 
 
@@ -378,9 +378,9 @@ class Member:
     """How one endpoint that replied took part in one answered query.
 
     Attributes:
-        round: that it was asked in, 1-based; 0: probed after the answer.
-        candidate: index of the candidate it backs; None: no answer could be read from its reply, which is wrong then,
-            whatever is right.
+        round: the round it was asked in, 1-based; 0: probed after the answer.
+        candidate: index of the candidate it backs; None: no answer could be read from its reply, which then counts as
+            wrong.
         completion_tokens: length of its reply.
         usd: what it cost, None if unknown.
     """
@@ -419,11 +419,11 @@ class Outcome:
         right: endpoint -> 1.0 right, 0.0 wrong, between: inferred from a bare reward; absent where nothing is known.
         inferred: the endpoints whose value was inferred rather than known; they never enter diversity counts.
         features: of the query's text, as on `Trajectory`; None: not kept.
-        masses: what members' probabilities were; None where none gave any, or the right choice is neither known nor
+        masses: the members' probabilities; None where no member gave any, or the right choice is neither known nor
             inferred.
         embedder: as on `Trajectory`.
-        posterior: of the answer that was given; None: it has none of its own.
-        correct: how right that answer was, in [0, 1].
+        posterior: posterior of the given answer; None: it has none of its own.
+        correct: how right the given answer was, in [0, 1].
     """
 
     answer_id: str

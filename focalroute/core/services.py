@@ -1,8 +1,7 @@
-"""The services that ``Endpoint("openai/gpt-5-mini")`` knows by name: address, key's variable, dialect, what each lacks.
+"""Lists the services known by name, as in ``Endpoint("openai/gpt-5-mini")``: address, key, dialect, what each lacks.
 
-``source`` is the page to check a row by; ``checked`` says what was held against a stored copy of that page, the rest is
-from what is known of the service in November 2026. Nothing is fetched. What is wrong or has changed is
-learned from refusals, and every field can be given to the endpoint instead.
+Nothing is fetched. What is wrong or has changed is learned from refusals, and every field can be given to the endpoint
+instead.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ class KnownService(NamedTuple):
     """One service.
 
     Attributes:
-        base_url: None: each customer has an address of its own, such as ``example``.
-        api_key_env: None: it asks for no key.
+        base_url: None: each customer has its own address, such as ``example``.
+        api_key_env: None: it needs no key.
         dialect: as `focalroute.Endpoint`.
         lacks: capabilities that none of its models has.
-        budget: how it is told how long a model may think; "": not at all.
+        budget: how a budget of reasoning tokens is sent; "": it takes none.
     """
 
     base_url: str | None
@@ -35,7 +34,8 @@ class KnownService(NamedTuple):
     example: str = ""
 
 
-#: Above each row the page to check it by, and what was held against it on 24 November 2026: all, or the address alone.
+#: Above each row is the page to check it by and, in brackets, what was checked against a stored copy of that page on
+#: 24 November 2026: all, or the address. The rest is as known in November 2026.
 SERVICES: Mapping[str, KnownService] = {
     # https://docs.claude.com/en/api/openai-sdk (all)
     "anthropic": KnownService(
@@ -98,7 +98,7 @@ SERVICES: Mapping[str, KnownService] = {
     "xai": KnownService("https://api.x.ai/v1", "XAI_API_KEY"),
 }
 
-# Names of models that think before they answer, so that the first call has room for it; all others show it.
+# Names of models that think before they answer, so that the first call has room for it; others show it in replies.
 _THINKING = re.compile(
     r"(?:^|[/:])(?:o[134]|gpt-5|gpt-oss|gemini-(?:2\.5|3)|grok-(?:3-mini|4)|magistral|qwq|deepseek-reasoner)(?![a-z0-9])"
     r"|deepseek-r1|thinking|reasoning",
@@ -107,7 +107,7 @@ _THINKING = re.compile(
 
 
 def find_service(name: str) -> KnownService:
-    """The service of this name; ValueError that says which is meant if there is none."""
+    """Return the service of this name; ValueError with a suggestion if there is none."""
     if name not in SERVICES:
         raise ValueError(
             f"service: unknown {name[:60]!r}; {did_you_mean(name, SERVICES)} Others need base_url and model"
@@ -116,7 +116,7 @@ def find_service(name: str) -> KnownService:
 
 
 def service_at(base_url: str | None) -> str | None:
-    """The name of the hosted service with this host; None: it is not known.
+    """Return the name of the hosted service at this address; None: unknown.
 
     >>> service_at("https://api.openai.com/v1"), service_at("http://localhost:8000/v1")
     ('openai', None)
@@ -129,7 +129,7 @@ def service_at(base_url: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine: no proxy of the environment leads there.
+    """Whether a host is this machine; the environment's proxies are not used for it.
 
     >>> is_loopback("localhost"), is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("127.0.0.1.evil.example")
     (True, True, True, False)
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_within(host: str, domains: Iterable[str]) -> bool:
-    """Whether a host is one of these domains, or within one.
+    """Whether a host is one of these domains, or within one of them.
 
     >>> is_within("api.together.ai", ["together.xyz", "together.ai"]), is_within("nottogether.ai", ["together.ai"])
     (True, False)
@@ -161,9 +161,9 @@ def thinks(model: str) -> bool:
 def thinking_params(
     base_url: str | None, effort: str | None, tokens: int | None, verbosity: str | None
 ) -> dict[str, Any]:
-    """How the service is told how much to think, and how much to say.
+    """Return the request's parameters for reasoning effort or budget, and for verbosity.
 
-    A budget in tokens is sent where the service has a field for it; elsewhere it bounds the reply alone.
+    A budget in tokens is sent where the service has a field for it; elsewhere it only bounds the reply.
     """
     name = service_at(base_url)
     kind = SERVICES[name].budget if name else ""

@@ -1,25 +1,25 @@
-"""Reads parsed JSON that somebody else wrote: what is of another type than looked for is an empty one."""
+"""Reads parsed JSON from others: a value of an unexpected type counts as an empty one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_OBJECT = (dict, Mapping)  # dict first, as nearly all are: to look through an abstract class takes ten times as long
+_OBJECT = (dict, Mapping)  # dict first, as nearly all are: a check against an abstract class takes ten times as long
 
 
 def as_object(value: object) -> Mapping[str, Any]:
-    """An object; empty for anything else."""
+    """Return an object; an empty one for anything else."""
     return value if isinstance(value, _OBJECT) else {}
 
 
 def as_list(value: object) -> Sequence[Any]:
-    """A list; empty for anything else."""
+    """Return a list; an empty one for anything else."""
     return value if isinstance(value, list | tuple) else ()
 
 
 def objects_in(value: object) -> list[Mapping[str, Any]]:
-    """The objects of a list.
+    """Return the objects in a list.
 
     >>> objects_in([{"a": 1}, None, "b"]), objects_in("b")
     ([{'a': 1}], [])

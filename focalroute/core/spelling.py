@@ -1,4 +1,4 @@
-"""Says what is wrong with a name or a value, and what to give instead, in this package's words."""
+"""Explains wrong names and values in this package's words, and says what to give instead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def advice(problem: ErrorDetails) -> str:
-    """Return what pydantic found wrong with a value, as advice; its own message where there is none of ours."""
+    """Return advice on a problem that pydantic found; pydantic's own message where we have none."""
     said = _ADVICE.get(problem["type"])
     if said is None:
         return problem["msg"].removeprefix("Value error, ")
@@ -55,11 +55,11 @@ def first_problem(error: ValidationError) -> tuple[str, ErrorDetails]:
 
 
 def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] | None = None) -> str:
-    """Return advice on an unknown name: the one that was meant, or which there are.
+    """Return advice on an unknown name: the name probably meant, or all names.
 
     Args:
-        known: the names that there are.
-        instead: what others call something -> its name here, or a sentence that says what to do.
+        known: the valid names.
+        instead: a name used elsewhere -> its name here, or a sentence that says what to do.
 
     >>> did_you_mean("polcy", ["policy", "store"]), did_you_mean("timeout", [], {"timeout": "deadline_s"})
     ("did you mean 'policy'?", "did you mean 'deadline_s'?")
@@ -81,7 +81,7 @@ def by_keyword(
     Args:
         advice: what to do where too many arguments are given without their names.
         instead: as for `did_you_mean`.
-        like: a method whose signature and documentation it has; None: its own.
+        like: a method whose signature and documentation to show; None: its own.
     """
 
     def explained(method: F) -> F:
@@ -112,7 +112,7 @@ def by_keyword(
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             return await call(*args, **kwargs)
 
-        # FastAPI's background tasks, like much else, await only what says that it is a coroutine function.
+        # FastAPI's background tasks, among others, await only what is marked as a coroutine function.
         made: Any = awaited if inspect.iscoroutinefunction(method) else call
         made.advice = advice, instead
         return cast("F", made)

@@ -1,4 +1,4 @@
-"""TLS contexts: which certificates are trusted, and the client's own. Loading it takes httpx's while."""
+"""Makes TLS contexts from trusted certificates and the client's own. It imports httpx, which takes a while."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tls_context(
     """Make the context of an endpoint's ``verify`` and ``cert``, as httpx does.
 
     Raises:
-        ConfigError: a file cannot be read, or does not hold what it should.
+        ConfigError: a file cannot be read, or lacks a certificate or key.
     """
     if verify is True and cert is None:
         return _usual(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
@@ -27,7 +27,7 @@ def tls_context(
 
 @functools.lru_cache(4)
 def _usual(file: str | None, folder: str | None) -> ssl.SSLContext:
-    """The context of what these variables say: reading all the certificates takes longer than many a call."""
+    """Return the default context, cached: reading all its certificates takes longer than many calls."""
     return _read(True, None)
 
 
@@ -46,7 +46,7 @@ def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str
         return context
     try:
         file, key = (cert, None) if isinstance(cert, str) else cert
-        context.load_cert_chain(file, key, password="")  # else it would ask for one
+        context.load_cert_chain(file, key, password="")  # else it would prompt for one
     except OSError as error:
         said = f"cert: no certificate with its key, unencrypted, can be read from it ({error}); give PEM files"
         raise ConfigError(said) from None
