@@ -1,8 +1,8 @@
 """Decides when two free-form answers are the same, and names a candidate without storing its text.
 
-A normaliser maps a whole reply, reasoning and all, to the normal form of its final answer (None: there is none). Every
-one but "text" looks for it as `final.find_final` describes. Two replies are one candidate if their forms are equal, and
-a label is right if its form is.
+A normaliser maps a whole reply, reasoning included, to the normal form of its final answer (None: there is none). All
+but "text" find the final answer with `final.find_final`. Replies with equal forms are one candidate, and a label is
+right if its form equals the answer's.
 
 - "number": one number, see `numbers.read_number`;
 - "short": a name, a place, a word or a few, see `short.read_short`;
@@ -10,9 +10,9 @@ a label is right if its form is.
 - "date": a day, month or year, see `short.read_date`;
 - "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.read_math`;
 - "text": open text, the same only if equal up to spacing;
-- a callable of the caller's own.
+- a callable from the caller.
 
-All are idempotent, never raise, and take time in proportion to the reply's length, or less.
+All named kinds are idempotent, never raise, and take at most time linear in the reply's length.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_text(text: str) -> str | None:
 
 
 def _read_later(module: str, function: str) -> Normaliser:
-    """Import a reader on its first use, as each module compiles many patterns."""
+    """Return a reader that is imported on its first use, as each module compiles many patterns."""
 
     @cache
     def reader() -> Normaliser:
@@ -84,10 +84,10 @@ _INSTEAD = {
 
 
 def normaliser(kind: AnswerKind | None) -> Normaliser:
-    """The function that maps a reply's text to its normal form (None: no answer in it); "text" by default.
+    """Return the function that maps a reply's text to its normal form (None: no answer in it); "text" by default.
 
     Raises:
-        ConfigError: ``kind`` is not a known kind nor a callable.
+        ConfigError: ``kind`` is neither a known kind nor a callable.
     """
     if callable(kind):
         return kind
@@ -108,11 +108,11 @@ class NormaliserFailed(ConfigError):
 
 
 def normal_form(text: str, kind: AnswerKind | None) -> str | None:
-    """The text's normal form; None if it holds no answer.
+    """Return the text's normal form; None if it holds no answer.
 
     Raises:
         NormaliserFailed: the caller's own normaliser raised an exception.
-        ConfigError: it gave something else than a string or None.
+        ConfigError: it returned something other than a string or None.
     """
     try:
         form = normaliser(kind)(text)
@@ -130,7 +130,7 @@ def normal_form(text: str, kind: AnswerKind | None) -> str | None:
 
 
 def _line_of(error: BaseException, function: object) -> str:
-    """Say in which line of the caller's function it was raised: its message, which may quote a reply, is not told."""
+    """Return the line of the caller's function that raised the error, without its message, which may quote a reply."""
     code, at = getattr(function, "__code__", None), error.__traceback__
     while at is not None and at.tb_frame.f_code is not code:
         at = at.tb_next
@@ -138,7 +138,7 @@ def _line_of(error: BaseException, function: object) -> str:
 
 
 def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
-    """The normal form of a usable reply to a free-form question: of its tool calls, else of its text.
+    """Return the normal form of a usable reply to a free-form question: of its tool calls, else of its text.
 
     Raises:
         ConfigError: as `normal_form`.
@@ -149,12 +149,12 @@ def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
 
 
 def shown(reply: Reply, form: str, kind: AnswerKind | None) -> str:
-    """The reply as a candidate: its text, of tool calls or a structured answer their JSON in one form."""
+    """Return the reply's text as a candidate; for tool calls or a structured answer, canonical JSON."""
     if reply.tool_calls:
         return calls_text(reply.tool_calls)
     return form if isinstance(kind, Structure) else reply.text or ""
 
 
 def candidate_key(candidate: str) -> str:
-    """A short digest that names a candidate: labels are compared by it, so that the store need not hold any text."""
+    """Return a short digest of a candidate, which labels are compared by so that the store need not hold any text."""
     return blake2b(candidate.encode(errors="surrogatepass"), digest_size=8).hexdigest()

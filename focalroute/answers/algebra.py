@@ -1,8 +1,8 @@
 """Brings quotients of polynomials into a canonical form, exactly and in bounded time.
 
-Not a computer algebra system: it evaluates no text as code, and gives up on what is too large. Coefficients are
-rational numbers. Variables ("atoms") are names; square roots of primes and "i", whose squares are known; and whole
-functions such as "sin(x)", which stay as they are.
+It evaluates no text as code, and gives up on expressions that are too large. Coefficients are rational numbers. "Atoms"
+are names; square roots of primes and "i", whose squares are known; and whole functions such as "sin(x)", which are not
+simplified.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _square(atom: str) -> int | None:
 
 
 def _product(one: Monomial, other: Monomial) -> tuple[Monomial, int]:
-    """The product, and the factor that squares of roots in it come to."""
+    """Return the product, and the number that squares of roots in it multiply to."""
     exponents, factor = dict(one), 1
     for atom, exponent in other:
         exponents[atom] = exponents.get(atom, 0) + exponent
@@ -66,7 +66,7 @@ def _product(one: Monomial, other: Monomial) -> tuple[Monomial, int]:
 
 
 class Algebra:
-    """Computes for one text; every operation raises `NotMath` once the text has taken too much work."""
+    """Computes with the quotients of one text; operations raise `NotMath` once the text has taken too much work."""
 
     def __init__(self) -> None:
         self._work_left = _MOST_WORK
@@ -78,7 +78,7 @@ class Algebra:
         return Quotient({(): self._checked(value)} if value else {}, _ONE)
 
     def atom(self, name: str) -> Quotient:
-        """Make a variable: a name, or a function as a whole."""
+        """Make an atom: a name, or a whole function."""
         return Quotient({((name, 1),): Fraction(1)}, _ONE)
 
     def function(self, name: str, *arguments: Quotient) -> Quotient:
@@ -105,7 +105,7 @@ class Algebra:
         return Quotient(self._times(one.over, other.under), self._times(one.under, other.over))
 
     def power(self, base: Quotient, exponent: Quotient) -> Quotient:
-        """Raise to a power; with an exponent that is not a number, make an atom."""
+        """Raise to a power; an exponent that is not a number makes an atom."""
         n = constant_value(self.lowest(exponent))
         if n is None:
             return self.function("pow", base, exponent)
@@ -116,7 +116,7 @@ class Algebra:
         return Quotient(self._power(base.over, abs(n.numerator)), self._power(base.under, abs(n.numerator)))
 
     def root(self, base: Quotient, degree: int) -> Quotient:
-        """Take the root of this degree: exact for numbers where it can be, else an atom."""
+        """Take the root of this degree: exact for a number with an exact root, else as atoms."""
         base = self.lowest(base)
         value = constant_value(base)
         if value is not None and value >= 0:
@@ -150,7 +150,7 @@ class Algebra:
             monomial.append((f"sqrt({radicand})", 1))
         return Quotient({tuple(sorted(monomial)): Fraction(factor, value.denominator)}, _ONE)
 
-    # -- one way to write it -----------------------------------------------------------------------------------------
+    # -- canonical form ----------------------------------------------------------------------------------------------
 
     def lowest(self, quotient: Quotient) -> Quotient:
         """Bring into lowest terms, with no root in the denominator and 1 as the denominator's first coefficient.
@@ -168,12 +168,12 @@ class Algebra:
         return Quotient({m: c / lead for m, c in over.items()}, {m: c / lead for m, c in under.items()})
 
     def monic_text(self, polynomial: Polynomial) -> str:
-        """Write a polynomial so that all its multiples by a number are written alike."""
+        """Write a polynomial such that all its multiples by a number give the same text."""
         lead = _ordered(polynomial)[0][1]
         return _sum_text({m: c / lead for m, c in polynomial.items()})
 
     def text(self, quotient: Quotient) -> str:
-        """Write a quotient so that equal ones are written alike, and are read back as the same."""
+        """Write a quotient such that equal ones give the same text, which parses to the same quotient."""
         lowest = self.lowest(quotient)
         value = constant_value(lowest)
         if value is not None:
@@ -206,7 +206,7 @@ class Algebra:
         return over, under
 
     def _without_common_factor(self, over: Polynomial, under: Polynomial, atom: str) -> tuple[Polynomial, Polynomial]:
-        """By Euclid's algorithm, ``over`` taken as polynomials in the atom that stand before all other atoms."""
+        """Divide by the greatest common divisor in the atom (Euclid); ``over`` may have other atoms, ``under`` not."""
         parts: dict[Monomial, dict[int, Fraction]] = {}
         for monomial, coefficient in over.items():
             exponents = dict(monomial)
@@ -224,7 +224,7 @@ class Algebra:
         return shorter, dict(self._powers(atom, below, factor))
 
     def _powers(self, atom: str, whole: list[Fraction], factor: list[Fraction]) -> Iterator[tuple[Monomial, Fraction]]:
-        """Divide this by the factor: powers of the atom, and their coefficients other than 0."""
+        """Divide by the factor; yield powers of the atom with their coefficients other than 0."""
         for exponent, coefficient in enumerate(self._divided(whole, factor)[0]):
             if coefficient:
                 yield ((atom, exponent),) if exponent else (), coefficient
@@ -235,7 +235,7 @@ class Algebra:
         return [c / one[-1] for c in one]
 
     def _divided(self, one: list[Fraction], other: list[Fraction]) -> tuple[list[Fraction], list[Fraction]]:
-        """Quotient and rest of polynomials in one variable, coefficients by rising exponents."""
+        """Return quotient and remainder of polynomials in one variable, coefficients by rising exponents."""
         rest, quotient = one.copy(), [Fraction(0)] * max(len(one) - len(other) + 1, 1)
         while len(rest) >= len(other):
             self._pay(len(other))
@@ -248,7 +248,7 @@ class Algebra:
         return quotient, rest
 
     def _exactly(self, one: Polynomial, other: Polynomial) -> Polynomial | None:
-        """``one / other``, if that is a polynomial."""
+        """Return ``one / other`` if that is a polynomial, else None."""
         atoms = sorted({atom for monomial in (*one, *other) for atom, _ in monomial})
 
         def leading(polynomial: Polynomial) -> Monomial:
@@ -264,7 +264,7 @@ class Algebra:
             rest = self._sum(rest, self._times(step, other), Fraction(-1))
         return quotient
 
-    # -- of polynomials ----------------------------------------------------------------------------------------------
+    # -- polynomials -------------------------------------------------------------------------------------------------
 
     def _pay(self, work: int) -> None:
         self._work_left -= work
@@ -297,7 +297,7 @@ class Algebra:
         return {m: c for m, c in total.items() if c}
 
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:
-        """By squaring, so that what is too large is seen after a few steps."""
+        """Raise by squaring, so that an excessive size shows after a few steps."""
         result = _ONE
         while exponent:
             if exponent & 1:
@@ -335,7 +335,7 @@ def _coefficients(by_exponent: Mapping[int, Fraction]) -> list[Fraction]:
 
 
 def _ordered(polynomial: Polynomial) -> list[tuple[Monomial, Fraction]]:
-    """Highest degree first, then by atoms."""
+    """Return the terms by falling degree, then by atoms."""
     return sorted(polynomial.items(), key=lambda term: (-sum(e for _, e in term[0]), term[0]))
 
 

@@ -1,18 +1,18 @@
-"""JSON in one form: equal values have equal texts."""
+"""Writes JSON in a canonical form, so that equal values have equal texts."""
 
 from __future__ import annotations
 
 import json
 import math
 
-_EXACT = 2.0**53  # up to here a float that is whole is a whole number
+_EXACT = 2.0**53  # up to here a float holds every whole number exactly
 
 
 def parsed(text: str) -> object:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises:
-        ValueError: it is not JSON, or too deep or too long to be read.
+        ValueError: it is not JSON, or too deeply nested or too long.
     """
     try:
         return json.loads(text, parse_constant=_refuse)
@@ -21,7 +21,7 @@ def parsed(text: str) -> object:
 
 
 def canonical(value: object) -> str:
-    """The value as JSON: keys in order, no spaces, whole numbers without a fraction.
+    """Write the value as JSON: keys in order, no spaces, whole numbers without a fraction.
 
     Raises:
         ValueError: it cannot be written as JSON.

@@ -34,7 +34,7 @@ GREEK = frozenset((
     "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi", "chi", "psi", "omega", "Gamma", "Delta",
     "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi", "Omega",
 ))  # fmt: skip
-#: Runs of letters that are a product: two letters but for words, or more of those that variables mostly are called.
+#: A run of letters is a product if it has two letters and is not one of these words, or has only `_VARIABLES`.
 _WORDS = frozenset((
     "no", "if", "is", "or", "to", "in", "of", "on", "at", "by", "it", "an", "as", "we", "he", "me", "my", "be",
     "go", "do", "up", "us", "am", "so", "ok", "hi", "ie", "eg",
@@ -46,7 +46,7 @@ ENDING = frozenset((")", "]", "}", "\\}"))
 
 
 class ExpressionParser:
-    """Parses expressions, token after token."""
+    """Parses expressions token by token."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = []
@@ -67,7 +67,7 @@ class ExpressionParser:
         return self._tokens[at] if at < len(self._tokens) else ""
 
     def _take(self, *wanted: str) -> str:
-        """Consume the next token, which must be one of these if any are named; else NotMath."""
+        """Consume the next token; NotMath if there is none, or it is not one of those wanted."""
         token = self._next()
         if not token or (wanted and token not in wanted):
             raise NotMath
@@ -179,7 +179,7 @@ class ExpressionParser:
         return self._algebra.atom(token + self._index())
 
     def _index(self) -> str:
-        """Read the index of a name: a number or a name."""
+        """Parse the index of a name: a number or a name."""
         if not self._skip("_"):
             return ""
         braced = self._skip("{")
@@ -191,7 +191,7 @@ class ExpressionParser:
         return f"_{index}"
 
     def _number(self, digits: str) -> Quotient:
-        """Read the rest of a number, which may be mixed: 3 1/2, 3\\frac{1}{2}."""
+        """Parse the rest of a number, which may be mixed: 3 1/2, 3\\frac{1}{2}."""
         if len(digits) > 60:
             raise NotMath
         value = Fraction(digits.replace(",", ""))
@@ -227,7 +227,7 @@ class ExpressionParser:
         return self._algebra.number(Fraction(comb(*whole)))
 
     def _argument(self) -> Quotient:
-        """Read the argument of a command: a group, or one digit or letter."""
+        """Parse the argument of a command: a group, or one digit or letter."""
         token = self._next()
         if not token.isdecimal():
             return self._base()
@@ -253,7 +253,7 @@ class ExpressionParser:
         return value if exponent is None else self._algebra.power(value, exponent)
 
     def _loose(self) -> Quotient:
-        """Read an argument without brackets: sin 2x."""
+        """Parse an argument without brackets: sin 2x."""
         product = self._factor()
         while (
             self._next()
@@ -285,7 +285,7 @@ _AS_FACTOR = frozenset(("frac", "sqrt", "binom")) | _FUNCTIONS | GREEK
 
 
 def _split(name: str) -> Iterable[str]:
-    """Split a run of letters: a function, a constant, a word between answers, or a product of variables."""
+    """Split a run of letters into tokens: a function, a constant, "or", "and", or the factors of a product."""
     if name in _FUNCTIONS or name in _CONSTANTS or name in ("or", "and"):
         return [name]
     if not name.isalpha():  # raised digits

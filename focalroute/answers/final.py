@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-_TAIL = 20_000  # characters: a final answer stands at the end
+_TAIL = 20_000  # characters: the final answer is near the end
 _THINKING = ("think", "thinking")
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
 _TAGGED = re.compile(r"<answer>\s*([^<]*)", re.IGNORECASE)
@@ -33,7 +33,7 @@ class FinalAnswer(NamedTuple):
 
     Attributes:
         text: that part, one line.
-        marked: whether the reply marks it as its answer; else it is just its last line.
+        marked: whether the reply marks it as its answer; if not, it is the last line.
         reply: the whole reply without hidden reasoning; only the end of a long one.
     """
 
@@ -43,11 +43,12 @@ class FinalAnswer(NamedTuple):
 
 
 def find_final(text: str) -> FinalAnswer | None:
-    """Find the final answer of a reply; None if there is no word in it.
+    """Find the final answer of a reply; None if it has none.
 
-    It is the last that is boxed; in ``<answer>`` tags; after ``####`` on the last line; after "the answer is",
-    "Answer:" or a heading "Answer"; the only bold words of the last line; else the last line. Reasoning in ``<think>``
-    tags does not count; a reply whose reasoning never ends has no answer. Linear in time.
+    The first of these that the reply has: the last boxed text; the last in ``<answer>`` tags; text after ``####`` on
+    the last line; text after the last "the answer is", "Answer:" or heading "Answer"; the only bold words of the last
+    line; the last line. Reasoning in ``<think>`` tags does not count, and a reply whose reasoning never ends has no
+    answer. Takes linear time.
 
     >>> find_final("6 * 7 is easy. The answer is **42**. Anything else?").text
     '42**'
@@ -94,7 +95,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _closing_brace(text: str, start: int) -> int:
-    """Where the brace that was opened before ``start`` is closed; the end of the text if it is not."""
+    """Return the index of the brace that closes the one before ``start``; the text's length if there is none."""
     depth, at = 1, start
     while at < len(text):
         if text[at] == "\\":
@@ -120,7 +121,7 @@ def _one_line(text: str) -> str | None:
 
 
 def _hashed(line: str) -> str | None:
-    """The text after GSM8K's mark on the last line; elsewhere ``####`` is a heading."""
+    """Return the text after GSM8K's ``####`` on the last line; on other lines that is a heading."""
     found = _HASHED.fullmatch(line)
     return found[1] if found and not _markers(found[1]) else None
 
@@ -156,7 +157,7 @@ def _bold(line: str) -> str | None:
 
 
 def _first_sentence(line: str) -> str:
-    """Cut off the sentences that follow, and a reason."""
+    """Cut off all but the first sentence, and a "because"."""
     for pattern in (_SENTENCE_END, _REASON):
         line = pattern.split(line, maxsplit=1)[0]
     return line

@@ -1,4 +1,4 @@
-"""Reads mathematical answers (lists, sets, intervals, equations, ...) and writes equal ones alike."""
+"""Reads mathematical answers (lists, sets, intervals, equations, ...) and writes them in a canonical form."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from focalroute.answers.numbers import write_number
 from focalroute.answers.short import fold
 
 _LONGEST_FORMULA = 2_000  # characters
-_MARKS = frozenset("\\^_=<>+*/{}|")  # of a formula, rather than words
+_MARKS = frozenset("\\^_=<>+*/{}|")  # characters of formulas rather than words
 _RELATIONS = {"=", "<", ">", "<=", ">=", "!="}
 _FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
 _SEPARATING = (",", ";", "or", "and")
 
 
 def read_math(text: str) -> str | None:
-    """Read the final answer of a reply (see `find_final`): its first formula if it is marked as the answer, else its
+    """Return the formula that a reply gives as its answer (see `find_final`): the first in a marked answer, else the
     last.
 
-    Formulas are equal that are the same after multiplying out, see `canonical_formula`; units, degrees, percent and
-    currency signs do not matter, nor does "x =". What cannot be read as a formula is compared as LaTeX without its
-    spaces, or as a short answer. Identities of functions, and common factors of quotients in several variables, are not
-    recognised.
+    Formulas that multiply out to the same are equal, see `canonical_formula`; units, degrees, percent and currency
+    signs and "x =" are ignored. Text that cannot be read as a formula is compared as LaTeX without spaces, or as a
+    short answer. Identities of functions, and common factors of quotients in several variables, are not recognised.
 
     >>> read_math("So $\\\\boxed{\\\\frac{1}{\\\\sqrt{2}}}$."), read_math("Answer: (x-1)(x+1)")
     ('sqrt(2)/2', 'x^2-1')
@@ -44,11 +43,11 @@ def _form(formula: str) -> str | None:
 
 
 def canonical_formula(text: str) -> str:
-    """Write an answer in the one form that all equal answers have.
+    """Write an answer in canonical form, the same for all equal answers.
 
-    It may be an expression, a list, set, tuple, interval, equation or inequality. Equal are expressions that multiply
-    out to the same polynomial, quotients of such, roots of numbers with and without a root in the denominator; lists
-    and sets in any order; x = 5 and 5; 3 > x and x < 3.
+    The answer may be an expression, list, set, tuple, interval, equation or inequality. Expressions are equal if they
+    multiply out to the same polynomial or quotient of polynomials, with or without a root in the denominator; lists and
+    sets are equal in any order; x = 5 equals 5, and 3 > x equals x < 3.
 
     Raises:
         NotMath: it cannot be read as one of these, or is too large.
@@ -63,12 +62,12 @@ class _StatementParser(ExpressionParser):
         if self._at < len(self._tokens) or not elements:
             raise NotMath
         form = ", ".join(elements)
-        if len(form) > LONGEST:  # it could not be read again
+        if len(form) > LONGEST:  # it could not be parsed again
             raise NotMath
         return form
 
     def _elements(self, end: int) -> list[str]:
-        """A list's elements up to a token, sorted, each once."""
+        """Parse a list's elements up to a token; sorted, each once."""
         found: set[str] = set()
         while self._at < end:
             found.update(self._element(end))
@@ -77,7 +76,7 @@ class _StatementParser(ExpressionParser):
         return sorted(found, key=lambda element: (len(element), element))
 
     def _element(self, end: int) -> list[str]:
-        """One element; "a \\pm b" are two, and so may a set be more."""
+        """Parse one element of a list; "a \\pm b" gives two, and a set may give several."""
         stop = self._stop(end)
         doubled = [at for at in range(self._at, stop) if self._tokens[at] == "\\pm"]
         if not doubled:
@@ -91,7 +90,7 @@ class _StatementParser(ExpressionParser):
         return both
 
     def _stop(self, end: int) -> int:
-        """Where the element that begins here ends."""
+        """Return the index where the current element ends."""
         depth = 0
         for at in range(self._at, end):
             token = self._tokens[at]
@@ -101,7 +100,7 @@ class _StatementParser(ExpressionParser):
         return end
 
     def _statement(self, stop: int) -> list[str]:
-        """An expression, equation or chain of inequalities."""
+        """Parse an expression, equation or chain of inequalities."""
         self._at += self._names_unknown(stop)
         begin = self._at
         sides, relations = [self._side(stop)], []
@@ -118,7 +117,7 @@ class _StatementParser(ExpressionParser):
         return [self._inequality(quotients, relations)]
 
     def _names_unknown(self, stop: int) -> int:
-        """How many tokens say "x in", or "x =" and "(x, y) =" of a set, tuple or interval, which are not equations."""
+        """Count the tokens of "x in", or of "x =" or "(x, y) =" before a set, tuple or interval: not equations."""
         named = self._closed_at(self._at) + 1 - self._at if self._next() == "(" else 1
         if self._next(named) == "\\in":
             return named + 1
@@ -128,7 +127,7 @@ class _StatementParser(ExpressionParser):
         return named + 1 if equals and self._tokens[opening] in OPENING and self._brackets(opening, stop) else 0
 
     def _equation(self, sides: list[Quotient], tokens: list[str]) -> str:
-        """Read an equation: a lone variable equals the other side; else all on one side, solved if simple."""
+        """Write an equation: the other side of a lone variable, a linear equation's solution, or all on one side."""
         text, algebra = self._algebra.text, self._algebra
         left = tokens[: tokens.index("=")]
         if len(sides) > 2 or _is_name(left):
@@ -144,7 +143,7 @@ class _StatementParser(ExpressionParser):
         return f"{algebra.monic_text(zero)}=0"
 
     def _inequality(self, sides: list[Quotient], relations: list[str]) -> str:
-        """Chains point to the right."""
+        """Write a chain of inequalities, with < or <= only."""
         texts = [self._algebra.text(side) for side in sides]
         if set(relations) <= {">", ">="}:
             texts.reverse()
@@ -156,7 +155,7 @@ class _StatementParser(ExpressionParser):
         return "".join(text + relation for text, relation in zip(texts, [*relations, ""], strict=True))
 
     def _side(self, stop: int) -> Quotient | list[str]:
-        """An expression; the elements of a set; a tuple, or a union of intervals, as the only element."""
+        """Parse an expression, a set's elements, or a tuple or union of intervals as the only element."""
         if self._skip("\\emptyset"):
             return ["\\emptyset"]
         if self._next() in OPENING and self._brackets(self._at, stop):
@@ -173,7 +172,7 @@ class _StatementParser(ExpressionParser):
         return self._sum()
 
     def _brackets(self, opening: int, stop: int) -> bool:
-        """Whether what stands in the bracket at ``opening`` is a list, and nothing but a union follows."""
+        """Whether the bracket at ``opening`` holds a list, and nothing but a union follows it."""
         closed = self._closed_at(opening)
         if closed >= stop or self._tokens[min(closed + 1, stop - 1)] not in ("\\cup", self._tokens[closed]):
             return False
@@ -187,7 +186,7 @@ class _StatementParser(ExpressionParser):
         return False
 
     def _bracketed(self) -> str:
-        """A tuple or an interval: in order, with its brackets."""
+        """Parse a tuple or an interval, keeping order and brackets."""
         opening, closed = self._take("(", "["), self._closed_at(self._at - 1)
         parts = [self._algebra.text(self._nested(self._sum))]
         while self._skip(","):
@@ -198,7 +197,7 @@ class _StatementParser(ExpressionParser):
 
 
 def _is_name(tokens: list[str]) -> bool:
-    """Whether it is a variable, with an index or not, or a function of one: y, x_1, f(x)."""
+    """Whether the tokens are a variable, with or without an index, or a function of one: y, x_1, f(x)."""
     match tokens:
         case [name] | [name, "_", _] | [name, "_", "{", _, "}"]:
             return _is_variable(name)

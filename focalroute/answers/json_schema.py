@@ -2,7 +2,7 @@
 
 A schema may come from a caller and a value from a provider, so neither is trusted. Three bounds hold:
 
-- a schema has at most `MAX_NODES` nodes in `MAX_DEPTH` levels, and no keyword whose cost nothing bounds;
+- a schema has at most `MAX_NODES` nodes in `MAX_DEPTH` levels, and no keyword of unbounded cost;
 - patterns are matched by RE2, in time linear in the text and in the pattern's program, whose size counts as nodes;
 - a check that takes more than `MAX_STEPS` steps ends, and the value counts as invalid. Steps are keywords evaluated,
   values compared, and texts matched; one takes a few microseconds.
@@ -26,16 +26,16 @@ MAX_PATTERN = 10_000  # characters
 
 _PROGRAM_BYTES = 2**20  # of memory for one pattern: "\\pL{400}" would compile to eight times as much, in 0.2 s
 _PROGRAM_PER_NODE = 8  # instructions; one takes up to 2 us to compile
-_MATCHED_PER_STEP = 500  # bytes times instructions: without its automaton RE2 looks at each instruction for each byte
+_MATCHED_PER_STEP = 500  # bytes times instructions: without an automaton RE2 tries each instruction on each byte
 
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _REFUSED = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
-_DEAR = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # they take about as long as five others
+_DEAR = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # each takes about as long as five others
 _INSTALL = "pip install 'focalroute[schema]', or give a pydantic model"
 
 
 class _TooManySteps(Exception):
-    """The check is given up."""
+    """The check takes too many steps."""
 
 
 class _Steps:
@@ -54,10 +54,10 @@ _steps: ContextVar[_Steps] = ContextVar("focalroute_schema_steps")
 
 
 def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
-    """The function that says whether a value is valid; it never fetches what a reference points to.
+    """Return a function that tells whether a value is valid; it never fetches a reference.
 
     Raises:
-        ConfigError: the schema is wrong or not supported, or what checks values is not installed.
+        ConfigError: the schema is wrong or not supported, or a needed package is not installed.
     """
     try:
         import jsonschema
@@ -75,7 +75,7 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
     if draft is newest:
         check_schema(schema, tuples=False)
     bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
-    # jsonschema would let go of our keywords where it meets the name of a draft
+    # at "$schema", jsonschema would switch to that draft's own keywords
     undated = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
     checks = bounded(_with_short_repr(undated), registry=referencing.Registry())
 
@@ -95,7 +95,7 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
 
 @functools.lru_cache(maxsize=8)
 def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Exception]) -> Any:
-    """The draft's validator with every keyword counted, and its own where jsonschema's takes more than linear time."""
+    """Extend a draft's validator: every keyword counts steps, and keywords that take superlinear time are replaced."""
 
     def pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Exception]:
         if isinstance(instance, str) and not _matches(pattern, instance):
@@ -141,7 +141,7 @@ def _counted(keyword: Any, steps: int) -> Any:
 
 
 def _size(value: Any) -> int:
-    """The steps that looking at a value adds."""
+    """Return the extra steps for a value of this size."""
     return len(value) // 32 if isinstance(value, list | dict | str) else 0
 
 
@@ -163,7 +163,7 @@ class _Str(str):
 
 
 def _with_short_repr(value: Any) -> Any:
-    """A copy of a JSON value whose repr takes no time: jsonschema writes it into every error it tries."""
+    """Copy a JSON value such that its repr takes no time: jsonschema writes the repr into every error."""
     if isinstance(value, Mapping):
         return _Dict((name, _with_short_repr(part)) for name, part in value.items())
     if isinstance(value, list | tuple):
@@ -172,13 +172,13 @@ def _with_short_repr(value: Any) -> Any:
 
 
 def check_schema(schema: object, *, tuples: bool = True) -> None:
-    """Refuse what is not a JSON schema that can be checked in bounded time.
+    """Refuse anything but a JSON schema that can be checked in bounded time.
 
     Args:
         tuples: whether ``items`` may be a list of schemas, as in drafts before 2020-12.
 
     Raises:
-        ConfigError: it names the place and what to do.
+        ConfigError: the message names the place and what to do.
     """
     waiting: list[tuple[str, object, int]] = [("$", schema, 1)]
     nodes = 0
@@ -209,7 +209,7 @@ def check_schema(schema: object, *, tuples: bool = True) -> None:
             waiting += [(f"{at}{name}"[:200], part, depth + 1) for name, part in parts]
 
 
-#: What a keyword's shape function says of its value: what is wrong, the schemas in it by name, and its size in nodes.
+#: Maps a keyword's value to what is wrong with it ("": nothing), the schemas in it by name, and its size in nodes.
 Shape = Callable[[Any], tuple[str, list[tuple[str, object]], int]]
 
 
@@ -292,7 +292,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _compiled(pattern: str) -> Any:
-    """The pattern as RE2 has it, which keeps the latest 128.
+    """Compile the pattern with RE2, which caches the latest 128.
 
     Raises:
         ValueError: RE2 cannot match it in linear time, or it is not a pattern.

@@ -1,4 +1,4 @@
-"""Simplifies LaTeX: removes what changes only how an answer looks."""
+"""Simplifies LaTeX: removes what changes only an answer's appearance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from focalroute.answers.numbers import type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
-_DEEPEST = 4  # such commands within each other
+_DEEPEST = 4  # nested text commands
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\q?quad\b|~")
 _DOLLARS = re.compile(
     r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
@@ -40,7 +40,7 @@ _CHARACTERS = str.maketrans({
 
 
 def without_commands(text: str) -> str:
-    """Take words out of their ``\\text{...}``, and formulas out of their dollars.
+    """Unwrap words from ``\\text{...}``, and formulas from dollars.
 
     >>> without_commands("$\\\\text{New York}$, for $5")
     'New York, for $5'

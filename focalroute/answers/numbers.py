@@ -36,7 +36,7 @@ _NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _BOUNDED = r"(?:\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})"
 _TIMES = r"\s*(?:\*|x|\u00d7|·|⋅|\\times|\\cdot)\s*"
 _TO_THE = r"\s*(?:\^|\*\*)\s*\{?\s*"
-# Tried in this order. Dates, times, ratios, versions, exponents and indices are no numbers.
+# Tried in this order. Dates, times, ratios, versions, exponents and indices do not count as numbers.
 _TOKEN = re.compile(
     rf"""(?=[-+$€£¥₹\d.^_*])(?:
     (?P<none>(?:\^|_|\*\*)\s*\{{?\s*[-+]?\d+
@@ -62,11 +62,12 @@ _PLAIN = str.maketrans("\N{MINUS SIGN}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-
 
 
 def read_number(text: str) -> str | None:
-    """Return the number that a reply gives as its answer: the first where it marks its answer, else its last.
+    """Return the number that a reply gives as its answer: the first in a marked answer, else the reply's last.
 
-    Plain decimal notation without trailing zeros; a lowest fraction where that would not end. Thousands separators,
-    currencies, percent signs and units do not matter; "3/4", "3 1/2", ``\\frac{3}{4}``, "1.2 x 10^3", "3 million" and
-    small numbers in words are read. Equal means exactly equal: 0.33 is not 1/3. The comma is never a decimal point.
+    The form is plain decimal notation without trailing zeros, or a fraction in lowest terms where decimals would not
+    end. Thousands separators, currencies, percent signs and units are ignored; "3/4", "3 1/2", ``\\frac{3}{4}``,
+    "1.2 x 10^3", "3 million" and small numbers in words are read. Equal means exactly equal: 0.33 is not 1/3. A comma
+    is never a decimal point.
 
     >>> read_number("So 1,250.50 in all."), read_number("The answer is 3/4 of 20."), read_number("-2/6")
     ('1250.5', '0.75', '-1/3')
@@ -103,7 +104,7 @@ def _plain_digits(text: str) -> str:
 
 
 def type_out(text: str) -> str:
-    """Replace raised digits and small fractions by what one types on a keyboard.
+    """Replace superscript digits and fraction characters by plain text.
 
     >>> type_out("5½ m²")
     '5 1/2 m^2'
@@ -113,7 +114,7 @@ def type_out(text: str) -> str:
 
 
 def write_number(value: Fraction | Decimal) -> str:
-    """Write a number in one form: in decimals where they end, else as a lowest fraction.
+    """Write a number in canonical form: in decimals where they end, else as a fraction in lowest terms.
 
     >>> write_number(Fraction(1, 8)), write_number(Fraction(-2, 6)), write_number(Decimal("1.50"))
     ('0.125', '-1/3', '1.5')
@@ -138,7 +139,7 @@ def _spelled(match: re.Match[str]) -> str:
 
 
 def _number_in_digits(text: str, which: int) -> str | None:
-    """Write the first number of the text, or the last."""
+    """Return the first or last number in the text, in canonical form."""
     found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
     if not found:
         return None
@@ -154,7 +155,7 @@ def _number_in_digits(text: str, which: int) -> str | None:
         if match["sign"] == "-":
             value = -value
         return write_number(value)
-    except (InvalidOperation, Overflow):  # beyond any number that is meant
+    except (InvalidOperation, Overflow):  # too large to be meant
         return None
 
 
@@ -181,7 +182,7 @@ def _decimal(digits: str) -> Decimal:
 
 
 def _number_in_words(text: str, which: int) -> str | None:
-    """Write the first number in words, or the last; a lone "one" counts at the beginning only.
+    """Return the first or last number in words, in canonical form; a lone "one" counts at the beginning only.
 
     >>> _number_in_words("two thirds", _FIRST)
     '2/3'
@@ -213,8 +214,8 @@ def _value_in_words(match: re.Match[str], text: str) -> Fraction | None:
 
 
 def _add_up(words: list[str]) -> int | None:
-    """Add up the words of one number; None where they are several, as in "five six"."""
-    total, below, room = 0, 0, 1000  # room: what the next word has to be less than
+    """Add up the words of one number; None if they are several numbers, as in "five six"."""
+    total, below, room = 0, 0, 1000  # room: the next word must be less than this
     for word in words:
         if word == "hundred":
             if below >= 10 or room == 100:

@@ -1,4 +1,4 @@
-"""Reads short answers: names, places and words; yes or no; and dates, as ISO 8601 writes them."""
+"""Reads short answers: names, places and words; yes or no; and dates, written as in ISO 8601."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from focalroute.answers.final import find_final, normalise_final
 from focalroute.answers.latex import without_commands
 
 _AT_ENDS = " \t\r\n.,;:!?\"'`*_()[]{}\u201c\u201d\u2018\u2019"
-_LONGEST = 10_000  # characters; normalising such that combine takes time with the square of their number
+_LONGEST = 10_000  # characters; normalising combining characters takes time quadratic in their number
 _ARTICLE = re.compile(r"(?:the|an?)\s+(?=\S)")
 _ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
@@ -31,8 +31,8 @@ _WORD_FOLLOWS = re.compile(r"\s+\w")
 def read_short(text: str) -> str | None:
     """Return the final answer of a reply (see `find_final`), folded.
 
-    Case, accents, articles and punctuation at the ends, hyphens, the dots of initials, quotation marks and spacing do
-    not matter.
+    Folding ignores case, accents, a leading article, punctuation at the ends, hyphens, the dots of initials, the style
+    of quotation marks, and spacing.
 
     >>> read_short("Let me think.\\n\\nThe answer is: The  Sao-Paulo."), read_short("S\N{COMBINING TILDE}ao Paulo")
     ('sao paulo', 'sao paulo')
@@ -41,7 +41,7 @@ def read_short(text: str) -> str | None:
 
 
 def fold(text: str) -> str | None:
-    """Remove what does not matter from a string; None if nothing is left, or it is too long to be a short answer."""
+    """Fold a string as `read_short` says; None if nothing is left, or it is too long for a short answer."""
     if len(text) > _LONGEST:
         return None
     text = unicodedata.normalize("NFKD", without_commands(text).translate(_QUOTES)).casefold()
@@ -57,11 +57,11 @@ def fold(text: str) -> str | None:
 
 
 def read_verdict(text: str) -> str | None:
-    """Return "yes" or "no": the first such word where the reply marks its answer, else the one on its last line, or
-    with which it opens.
+    """Return the verdict, "yes" or "no", that a reply gives; None if it is unclear.
 
-    True and false, correct and incorrect, and a "not" before them count. Of several different ones on a last line the
-    one that opens it counts, else none.
+    A marked answer gives its first verdict. An unmarked last line gives the only one on it or, if they differ, the one
+    that opens it; without any, the one that opens the reply counts. True, false, correct and incorrect are verdicts
+    too, and a "not" before one negates it.
 
     >>> read_verdict("Yes, as 7 is prime."), read_verdict("So the claim is not true."), read_verdict("It depends.")
     ('yes', 'no', None)
@@ -110,7 +110,7 @@ _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>\d{4})"
 _NOT_WITHIN = r"(?<![\w/.-])"
 _ENDS = r"(?!(?!T\d)\w|/|[-.]\d)"
-# How much each says, the most first; "of" and commas may stand between.
+# The most complete forms first; "of" and commas may stand between the parts.
 _FORMS = tuple(
     re.compile(_NOT_WITHIN + form + _ENDS, re.IGNORECASE)
     for form in (
@@ -130,11 +130,11 @@ _LEAP = 2000
 
 
 def read_date(text: str) -> str | None:
-    """Return the date that a reply gives as its answer: the first where it marks its answer, else its last.
+    """Return the date that a reply gives as its answer: the first in a marked answer, else the reply's last.
 
-    "2024-03-03"; "2024-03" without a day, "--03-03" without a year, "2024" for a year alone. A weekday and a
-    time do not matter. Of 03/04/2024 and 03-04-2024 the first number is the month (as in the USA) unless it is above
-    12; of 03.04.2024 it is the day. Years have four digits. Dates that do not exist are not read.
+    The form is "2024-03-03", "2024-03" without a day, "--03-03" without a year, or "2024" for a year alone. Weekday and
+    time are ignored. In 03/04/2024 and 03-04-2024 the first number is the month (as in the USA) unless it is above 12;
+    in 03.04.2024 it is the day. Years have four digits. Dates that do not exist are not read.
 
     >>> read_date("The answer is Sunday, March 3rd, 2024."), read_date("31/01/2024"), read_date("3.4.2024")
     ('2024-03-03', '2024-01-31', '2024-04-03')
@@ -150,7 +150,7 @@ def read_date(text: str) -> str | None:
 
 
 def _find_dates(text: str) -> list[str]:
-    """Find all dates of the most complete form that is there, in order."""
+    """Return all dates in the most complete form that occurs, in order."""
     text = " ".join(text.translate({0x2010: "-", 0x2011: "-", 0x2013: "-"}).split())
     yearless = [match[0] for match in _YEARLESS.finditer(text) if _read(match) == match[0]]
     for form in _FORMS:

@@ -1,8 +1,8 @@
 """Reads and checks structured answers, and fuses several of them field by field.
 
-Where a field of the JSON schema is closed (an enumeration, a constant, a boolean, or one of these or null) the
-posterior of the candidates adds up by its values. All else, such as free text, numbers and lists, is taken whole from
-one candidate.
+Each closed field of the JSON schema (an enumeration, constant or boolean, or one of these or null) gets the value with
+the largest posterior mass over the candidates. All else, such as free text, numbers and lists, is taken whole from one
+candidate.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 from focalroute.core.shapes import as_list, as_object
 
-#: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (To mypy
-#: ``Literal["a", "b"]`` and ``Optional[int]`` are no types where a value is meant.)
+#: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (mypy does
+#: not take ``Literal["a", "b"]`` and ``Optional[int]`` as types when they are passed as values.)
 Wanted = type[Any] | UnionType | _SpecialForm | Mapping[str, Any]
 
 _LONGEST_PROBLEM = 1000  # characters
@@ -38,7 +38,7 @@ _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 #: The names that lead to a field; empty: the whole value.
 Path = tuple[str, ...]
 
-_ABSENT = "absent"  # no JSON text: a field may be missing, which is a value of its own
+_ABSENT = "absent"  # the vote for leaving a field out; not valid JSON, so no value can equal it
 _CLOSED_TYPES = {"boolean", "null"}
 
 
@@ -51,7 +51,7 @@ class Structure:
     """
 
     def __init__(self, schema: Mapping[str, Any], adapter: TypeAdapter[Any] | None = None) -> None:
-        self._valid = validator(schema) if adapter is None else None  # first: what follows takes a schema for right
+        self._valid = validator(schema) if adapter is None else None  # first: the code below needs a valid schema
         self.schema = schema
         self.digest = blake2b(canonical(schema).encode(), digest_size=8).hexdigest()
         self._adapter = adapter
@@ -68,7 +68,7 @@ class Structure:
         return next((form for form in forms if form is not None), None)
 
     def _form(self, value: object) -> str | None:
-        """The canonical JSON of a valid value; None of an invalid one."""
+        """Return the canonical JSON of a valid value; None if it is invalid."""
         try:
             received = canonical(value)
             if self._valid is not None and not self._valid(value):
@@ -79,20 +79,20 @@ class Structure:
             dumped = _dumped(self._adapter, read)
         except ValueError:
             return None
-        try:  # a model may write other names than it reads, or change what it reads
+        try:  # a model may write other names than it reads, or change values it reads
             return dumped if _same(self.value(dumped), read) else received
         except ValueError:
             return received
 
     def value(self, form: str) -> Any:
-        """Return the answer of a normal form: an instance of the model or type, or the plain value."""
+        """Convert a normal form to the answer: an instance of the model or type, or the plain value."""
         return parsed(form) if self._adapter is None else self._adapter.validate_json(form)
 
     def fuse(self, forms: Sequence[str], masses: Sequence[float]) -> tuple[str, Election]:
         """Fuse the candidates field by field (see `elect`); return the normal form and how it was elected.
 
         Args:
-            forms: the candidates; tool calls among them are left out, and at least one must be no tool call.
+            forms: the candidates; tool calls among them are left out, and at least one must not be a tool call.
             masses: their posterior.
         """
         places = [i for i, form in enumerate(forms) if not form.startswith(CALLS)]
@@ -101,7 +101,7 @@ class Structure:
             if election.candidate is not None:
                 place = places[election.candidate]
                 return forms[place], Election(election.value, place, election.shares)
-            with suppress(Exception):  # a validator of the model's may raise anything
+            with suppress(Exception):  # the model's validators may raise anything
                 form = self._form(election.value)
                 if form is not None:
                     return form, election
@@ -117,20 +117,20 @@ class Structure:
         return {"type": "json_schema", "json_schema": {"name": name, "strict": strict, "schema": schema}}
 
     def problem(self, text: str) -> str:
-        """Tell the member why its reply has no valid answer."""
+        """Return why a reply has no valid answer, for the member that gave it."""
         for value in () if self._adapter is None else _values(text[:_MAX_LENGTH]):
             try:
                 self._adapter.validate_json(canonical(value))  # type: ignore[union-attr]
             except ValidationError as error:
                 found = error.errors(include_url=False, include_context=False, include_input=False)
                 return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)[:_LONGEST_PROBLEM]
-            except Exception:  # noqa: BLE001, S112 - it is too deep or large, or a validator's own
+            except Exception:  # noqa: BLE001, S112 - too deep or large, or raised by the model's validator
                 continue
         return "It is no JSON that is valid against the schema"
 
     @property
     def is_object(self) -> bool:
-        """Whether ``response_format`` can hold a reply to it: services take schemas of objects only."""
+        """Whether the schema can be sent as ``response_format``: services accept schemas of objects only."""
         return bool(self.schema.get("type", "object") == "object")
 
     @functools.cached_property
@@ -143,7 +143,7 @@ def structure_of(wanted: object) -> Structure | None:
     """Make a `Structure` of a pydantic model, another type or a JSON schema; None for any other kind of answer.
 
     Raises:
-        ConfigError: the schema is wrong, or nothing is installed to check answers with.
+        ConfigError: the schema is wrong, or the package that checks answers is not installed.
     """
     if isinstance(wanted, Structure):
         return wanted
@@ -178,7 +178,7 @@ def _of_schema(schema: str) -> Structure:
 
 
 def _values(text: str) -> Iterator[object]:
-    """Yield every JSON value that can be read out of a text, the likeliest first."""
+    """Yield the JSON values that can be parsed from a text, the likeliest first."""
     text = text.rpartition("</think>")[2].strip()
     opened = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     span = text[min(opened, default=0) : max(text.rfind("}"), text.rfind("]")) + 1]
@@ -209,12 +209,13 @@ _NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (o
 
 
 def checked_label(label: Any, value: object) -> Any:
-    """Check a label; where the answer is of a model or dataclass, turn anything else into one, with all of its fields.
+    """Check a label against the answer's ``value``, and convert it where needed.
 
-    Where it is a date with a time, a time or a duration, turn text into one: as JSON it is written in several ways.
+    For a model or dataclass, anything else is converted to an instance with all its fields. For a datetime, time or
+    duration, text is converted, as JSON has several ways to write one.
 
     Raises:
-        BadLabel: it is not valid, or is text that is not its JSON.
+        BadLabel: it is not valid, or is text that is not JSON.
     """
     if isinstance(value, datetime | time | timedelta) and isinstance(label, str):
         try:
@@ -237,12 +238,12 @@ def checked_label(label: Any, value: object) -> Any:
 
 
 def _has_fields(value: object) -> bool:
-    """Whether it is an instance of a model, or of a dataclass."""
+    """Whether a value is an instance of a model or of a dataclass."""
     return isinstance(value, BaseModel) or (is_dataclass(value) and not isinstance(value, type))
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, where a list counts as a tuple: JSON has one for both."""
+    """Whether two values are equal; lists equal tuples, as JSON does not tell them apart."""
     if one == other:
         return True
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -258,10 +259,10 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def _reads_back(instance: object) -> bool:
-    """Whether what it writes is read as the same: where not, answers are compared as they were received."""
+    """Whether an instance survives writing and reading; if not, answers are compared as they were received."""
     try:
         return _same(TypeAdapter(type(instance)).validate_json(_dumped(_of_anything(), instance)), instance)
-    except Exception:  # noqa: BLE001 - a validator of the model's may raise anything
+    except Exception:  # noqa: BLE001 - the model's validators may raise anything
         return False
 
 
@@ -269,7 +270,7 @@ def label_form(label: object) -> str:
     """Return the normal form of a right answer: an instance of the model or type, a plain value, or its JSON.
 
     Raises:
-        BadLabel: it cannot be written as JSON, or not as replies are.
+        BadLabel: it cannot be written as JSON, or its JSON is not read back as the same.
     """
     if _has_fields(label) and not _reads_back(label):
         raise BadLabel(
@@ -288,21 +289,21 @@ def _of_anything() -> TypeAdapter[Any]:
 
 
 def _dumped(adapter: TypeAdapter[Any], value: object) -> str:
-    """An instance of a type as canonical JSON; ValueError if it cannot be written so."""
+    """Write a value of a type as canonical JSON; ValueError if that is not possible."""
     plain = adapter.dump_python(value, mode="json", by_alias=True)
     return canonical(_alike(plain, adapter.dump_python(value, by_alias=True)))
 
 
 def _alike(plain: Any, value: Any) -> Any:
-    """The JSON value in a form that all equal ones have; ``value``: the same in Python's types.
+    """Bring a JSON value into a form that all equal values share; ``value`` is the same in Python's types.
 
-    Members of sets, which have no order, are put in one; 12.50 becomes 12.5.
+    Members of sets are sorted, and 12.50 becomes 12.5.
     """
     if isinstance(value, Decimal):
         return plain.rstrip("0").rstrip(".") if plain == str(value) and "." in plain and "E" not in plain else plain
     if not isinstance(value, Mapping | list | tuple | Set) or not isinstance(plain, dict | list):
         return plain
-    if len(plain) != len(value):  # a serializer of the model's own
+    if len(plain) != len(value):  # the model has its own serialiser
         return plain
     if isinstance(plain, dict):
         own = value.values() if isinstance(value, Mapping) else value
@@ -312,26 +313,26 @@ def _alike(plain: Any, value: Any) -> Any:
 
 
 def closed_fields(schema: object) -> tuple[Path, ...]:
-    """Find the closed fields of a JSON schema, those of nested objects included; within lists there are none.
+    """Return the closed fields of a JSON schema, including those of nested objects but not of lists.
 
     >>> closed_fields({"type": "object", "properties": {"sure": {"type": "boolean"}, "why": {"type": "string"}}})
     (('sure',),)
 
     Raises:
-        ConfigError: its references unfold to very many parts.
+        ConfigError: its references unfold to too many parts.
     """
     return tuple(_walk(_Unfolded(schema), schema, (), frozenset()))
 
 
 class _Unfolded:
-    """Follows the references of a schema, in bounded time: two to each level below make a million of twenty levels."""
+    """Follows the references of a schema in bounded time: two at each of twenty levels would unfold to a million."""
 
     def __init__(self, root: object) -> None:
         self._root = as_object(root)
         self._parts = 0
 
     def part(self, schema: object, followed: frozenset[str]) -> tuple[Mapping[str, Any], frozenset[str]]:
-        """A part of the schema, a reference followed; empty if it leads outside, or round in a circle."""
+        """Return a part of the schema, references followed; empty if one leads outside or in a circle."""
         self._parts += 1
         if self._parts > MAX_NODES:
             raise ConfigError(
@@ -375,7 +376,7 @@ def _closed(unfolded: _Unfolded, schema: object, followed: frozenset[str]) -> bo
 
 
 def _options(schema: Mapping[str, Any]) -> Sequence[object]:
-    """The alternatives of a schema; a lone part of ``allOf`` is another way to write the schema itself."""
+    """Return the alternatives of a schema; a single part of ``allOf`` stands for the schema itself."""
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
             return as_list(schema[name])
@@ -392,9 +393,9 @@ class Election:
     """The result of fusing candidates.
 
     Attributes:
-        value: the elected values, and all else from one candidate.
-        candidate: the index of that one, if the value is the whole candidate; None: no candidate has this combination.
-        shares: field, its names joined by dots -> the posterior mass of the candidates that agree with it there.
+        value: one candidate with its closed fields replaced by the elected values.
+        candidate: index of the candidate equal to ``value``; None: no candidate has this combination.
+        shares: field, its names joined by dots -> posterior mass of the candidates with the same value there.
     """
 
     value: object
@@ -403,7 +404,7 @@ class Election:
 
 
 def elect(candidates: Sequence[object], masses: Sequence[float], fields: Sequence[Path]) -> Iterator[Election]:
-    """Yield what the closed fields elect, each by itself; then, in case that is invalid, the likeliest candidate.
+    """Yield the result of electing each closed field by itself; then, in case it is invalid, the likeliest candidate.
 
     Args:
         candidates: JSON values, at least one.
@@ -413,7 +414,7 @@ def elect(candidates: Sequence[object], masses: Sequence[float], fields: Sequenc
     falling = sorted(range(len(candidates)), key=lambda i: -masses[i])
     votes = [[_at(candidate, field) for field in fields] for candidate in candidates]
     totals: list[dict[str, float]] = [{} for _ in fields]
-    for i in falling:  # of equal totals the likelier candidate's value comes first
+    for i in falling:  # so that among equal totals the likelier candidate's value comes first
         for total, vote in zip(totals, votes[i], strict=True):
             total[vote] = total.get(vote, 0.0) + masses[i]
     elected = [max(total, key=total.__getitem__) for total in totals]

@@ -1,4 +1,4 @@
-"""Reads tool calls and gives them a normal form, which makes them candidates like any answer."""
+"""Reads tool calls and gives them a normal form, so that they can be candidates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from focalroute.core.shapes import as_list, as_object, objects_in
 
 ToolCall = Mapping[str, Any]
 
-#: No reply calls more tools than this: checking tens of thousands takes seconds.
+#: Most tool calls in a reply: checking tens of thousands takes seconds.
 MOST_CALLS = 256
 #: Begins the normal form of tool calls, and of nothing else.
 CALLS = "\0"
 
-_ID = re.compile("[A-Za-z0-9]{9}")  # of a call, as Mistral and the templates of its models want it back
+_ID = re.compile("[A-Za-z0-9]{9}")  # the only call ids that Mistral and its models' templates accept
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,10 +29,10 @@ class ToolOffer:
     """The tools that a request offers.
 
     Attributes:
-        names: of its functions; None: unknown.
-        schemas: name -> the JSON schema of its arguments, of those that have one.
-        required: whether one of them has to be called.
-        open: whether any may be called.
+        names: names of the functions; None: unknown.
+        schemas: name -> JSON schema of the arguments, for functions that have one.
+        required: whether a tool has to be called.
+        open: whether a tool may be called.
     """
 
     names: frozenset[str] | None
@@ -54,7 +54,7 @@ class ToolOffer:
         return cls(frozenset(named) or None, schemas, required, bool(listed) and choice != "none")
 
     def refusal(self, calls: Sequence[ToolCall]) -> str | None:
-        """Explain why a reply with these calls (from `parse_calls`) cannot be used; None: it can."""
+        """Return why a reply with these calls (from `parse_calls`) cannot be used; None: it can."""
         if not calls and self.required:
             return "the reply calls no tool, though one was required"
         if self.names is not None and any(call["function"]["name"] not in self.names for call in calls):
@@ -78,9 +78,9 @@ def _checker(schema: str) -> Callable[[object], bool]:
 
 
 def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
-    """Return a reply's calls in OpenAI's shape, each with an id of its own; None if one of them cannot be read.
+    """Return a reply's calls in OpenAI's shape, each with a unique id; None if one of them cannot be read.
 
-    Arguments must be a JSON object, or nothing at all. An id that not every service would take back is replaced.
+    Arguments must be a JSON object or absent. An id that some service would not accept back is replaced.
     """
     shaped: dict[str, ToolCall] = {}
     for call in map(as_object, calls):
@@ -93,13 +93,13 @@ def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:
             call_id = secrets.token_hex(5)[:9]
         function = {"name": name, "arguments": canonical(arguments)}
         shaped[call_id] = {"id": call_id, "type": "function", "function": function}
-        if signature := as_object(call.get("extra_content")):  # Gemini's, which wants it back
+        if signature := as_object(call.get("extra_content")):  # which Gemini expects back
             shaped[call_id] = {**shaped[call_id], "extra_content": signature}
     return tuple(shaped.values())
 
 
 def calls_text(calls: Iterable[ToolCall]) -> str:
-    """Write names and arguments as canonical JSON, whatever the order of parallel calls and their ids.
+    """Write names and arguments as canonical JSON, regardless of ids and the order of parallel calls.
 
     Args:
         calls: each in OpenAI's shape, or as an object with "name" and "arguments".
@@ -120,7 +120,7 @@ def calls_text(calls: Iterable[ToolCall]) -> str:
 
 
 def calls_form(calls: Iterable[ToolCall]) -> str:
-    """Return the normal form of calls as a candidate: as `calls_text`, and different from that of any text."""
+    """Return the normal form of calls as a candidate: `calls_text`, marked so that no text has the same form."""
     return f"{CALLS}{calls_text(calls)}"
 
 

@@ -1,8 +1,8 @@
-"""Answers of a Python type: how each is read from a reply, and the value that it makes.
+"""Reads answers of a Python type from replies, and converts them to values.
 
-Numbers, yes or no, and dates are read as the kinds of those names are, so that replies of one value are one candidate,
-whatever the type. An Enum or a Literal is a closed question of its members. All else that pydantic knows (a model, a
-dataclass, a list or union of such) is a structured answer.
+Numbers, bools and dates are read as the kinds "number", "yes-no" and "date", so that replies with one value are one
+candidate, whatever the type. An Enum or a Literal makes a closed question of its members. All other types that pydantic
+knows (models, dataclasses, lists and unions) are structured answers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any, Literal, get_args, get_origin
 from focalroute.answers import KINDS
 from focalroute.core.errors import ConfigError
 
-_MOST_DIGITS = 4300  # Python prints no longer integers
+_MOST_DIGITS = 4300  # Python refuses to print longer integers
 
 
 def to_number(form: str) -> int | float:
-    """The number of a normal form of the kind "number": an int where it is whole, else a float.
+    """Return the number of a normal form of the kind "number": an int where it is whole, else a float.
 
     >>> to_number("42"), to_number("0.5"), to_number("-1/4"), to_number("1.2E+41") == 12 * 10**40
     (42, 0.5, -0.25, True)
@@ -50,23 +50,23 @@ def _to_finite(form: str) -> float | None:
 
 def _to_decimal(form: str) -> Decimal:
     over, _, under = form.partition("/")
-    return Decimal(over) / Decimal(under) if under else Decimal(over)  # which a division would round
+    return Decimal(over) / Decimal(under) if under else Decimal(over)  # a division by 1 would round it
 
 
 @dataclass(frozen=True, slots=True)
 class TypedAnswer:
-    """A normaliser for the values of a type, which are read as those of a kind of answer are.
+    """A normaliser for the values of a type, which are read as a kind of answer.
 
     Attributes:
         kind: one of `focalroute.answers.KINDS`.
-        value: the value of a normal form; ValueError: it is none of the type.
+        value: converts a normal form; ValueError or None: it is not a value of the type.
     """
 
     kind: str
     value: Callable[[str], Any]
 
     def __call__(self, text: str) -> str | None:
-        """Return the normal form; None without one, or if it is not a value of the type."""
+        """Return the normal form; None if there is none or it is not a value of the type."""
         form = KINDS[self.kind](text)
         try:
             return None if form is None or self.value(form) is None else form
@@ -85,17 +85,17 @@ TYPES: Mapping[object, TypedAnswer] = {
 
 
 def members_of(wanted: object) -> tuple[Any, ...] | None:
-    """The members of an Enum or a Literal; None: it is neither."""
+    """Return the members of an Enum or a Literal; None: it is neither."""
     if isinstance(wanted, enum.EnumMeta):
         return tuple(wanted)
     return get_args(wanted) if get_origin(wanted) is Literal else None
 
 
 def choice_text(choice: object) -> str:
-    """How a choice is shown: an Enum's member by its value where that is text, else by its name.
+    """Return a choice as text: an Enum's member as its value where that is text, else as its name.
 
     Raises:
-        ConfigError: it is nothing that can be shown.
+        ConfigError: it cannot be shown as text.
     """
     if type(choice) is str:
         return choice
