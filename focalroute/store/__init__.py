@@ -22,11 +22,11 @@ def open_store(
     """Open the store at a path or at a ``redis://`` address, or in memory.
 
     Args:
-        to_read: whether nothing is to be written: then a file may be where nothing can be.
+        to_read: whether the store is only read; a file may then be in a place that is read-only.
 
     Raises:
-        ConfigError: it is a wrong address, or Redis lacks its client library.
-        StoreError: it cannot be opened.
+        ConfigError: the address is wrong, or redis-py is not installed.
+        StoreError: the store cannot be opened.
     """
     if where is not None and not isinstance(where, str | Path):
         raise ConfigError(f"store: give a file or a redis:// address, got {type(where).__name__}")
@@ -44,13 +44,13 @@ def open_store(
 
 
 def is_shared(store: Store) -> TypeGuard[RedisStore]:
-    """Whether a fleet shares it. This loads nothing: without the module there is no such store."""
+    """Whether the store is one that a fleet shares, found without importing the Redis module."""
     module = sys.modules.get("focalroute.store.redis.store")
     return module is not None and isinstance(store, module.RedisStore)
 
 
 def require_existing(where: str) -> str:
-    """Return it, if it is an address or a file that exists.
+    """Return the store's address or path; a path must be that of an existing file.
 
     Raises:
         ConfigError: the file does not exist or is empty; opening it would make a new store.
@@ -61,10 +61,10 @@ def require_existing(where: str) -> str:
     if not path.exists():
         raise ConfigError(f"{where}: there is no such store; {remedy}")
     if path.is_file() and not path.stat().st_size:
-        raise ConfigError(f"{where}: is an empty file, and no store; {remedy}")
+        raise ConfigError(f"{where}: is an empty file, and not a store; {remedy}")
     return where
 
 
 def display_name(where: str) -> str:
-    """Return it as it may be printed: an address without its password."""
+    """Return a store's path, or its address without the password."""
     return RedisAddress.of(where).name if is_redis(where) else where

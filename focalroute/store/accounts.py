@@ -1,7 +1,7 @@
-"""The arithmetic of accounts: amounts in whole picodollars, and what is spent and reserved in an account's period.
+"""Account arithmetic: amounts in whole picodollars, and what is spent and reserved in an account's current period.
 
-SQLite's store does it with these functions inside a transaction. Redis's does the same in ``lua/common.lua``, as only a
-script that runs in the server is atomic there.
+The SQLite store calls these functions inside a transaction. ``lua/common.lua`` does the same for Redis, where only a
+script on the server is atomic.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
-#: Between the end of a call and its settlement in the store, at most.
+#: The longest time between the end of a call and its settlement in the store.
 GRACE_S = 60.0
-#: How long the rest of a reservation stays held for a call that may have been billed; no shorter than any period.
+#: How long part of a reservation stays held for a call that may have been billed; at least as long as any period.
 DOUBT_S = 24 * 3600.0
-#: How often a store settles what dead processes had reserved, and releases what was held for so long.
+#: How often a store settles the reservations of dead processes, and releases what was held for `DOUBT_S`.
 SETTLE_EVERY_S = 600.0
-#: A period that begins later than this from now is of a clock that was wrong: no shorter one, and no slip of a second.
+#: A period that begins later than this from now was begun by a wrong clock; a slip of a second is tolerated.
 AHEAD_S = 60.0
 
 _PICO = Decimal(10) ** 12
 
 
 def to_pico(usd: Decimal | None) -> int | None:
-    """USD as whole picodollars (1e-12 USD), rounded half to even: anything finer is lost."""
+    """USD as whole picodollars (1e-12 USD), rounded half to even."""
     return None if usd is None else int((usd * _PICO).to_integral_value(ROUND_HALF_EVEN))
 
 
@@ -53,11 +53,11 @@ class Account:
     period_s: int = 0
 
     def period(self, at: float) -> int:
-        """The number of the period of a moment."""
+        """The number of the period that a time (Unix, seconds) falls into."""
         return int(at // self.period_s) if self.period_s else 0
 
     def credible(self, period: int, now: float) -> bool:
-        """Whether a period has begun, or is about to; one that is far off is of a clock that was wrong."""
+        """Whether a period has begun or is about to; one further ahead comes from a wrong clock."""
         return period * self.period_s <= now + AHEAD_S
 
 
@@ -67,7 +67,7 @@ class Balance:
 
     Attributes:
         spent: the cost of its settled calls.
-        reserved: the amounts held for the others, those of processes that died included.
+        reserved: the amounts held for unsettled calls, those of dead processes included.
         resets_at: when its period ends, Unix time; None: never.
     """
 
@@ -76,23 +76,23 @@ class Balance:
     resets_at: float | None = None
 
     def left(self, limit: Decimal) -> Decimal:
-        """Return what a limit leaves."""
+        """Return what is left of a limit."""
         return limit - self.spent - self.reserved
 
 
 class AccountState(NamedTuple):
-    """An account as it is stored: the number of its latest period, and picodollars."""
+    """An account as stored: the number of its latest period, and its amounts in picodollars."""
 
     period: int
     spent: int = 0
     reserved: int = 0
 
     def at(self, period: int) -> AccountState:
-        """The state in this period, or in the latest if that is later: a clock that was set back changes nothing."""
+        """The state in this period, or in the latest one if that is later, so a clock set back changes nothing."""
         return self if period <= self.period else AccountState(period)
 
     def add(self, period: int, spent: int, reserved: int) -> AccountState:
-        """The state after these amounts of a period; a period that is over is not counted any more."""
+        """The state with these amounts of a period added; amounts of an earlier period are ignored."""
         if period < self.period:
             return self
         if period > self.period:
@@ -100,10 +100,10 @@ class AccountState(NamedTuple):
         return AccountState(period, self.spent + spent, self.reserved + reserved)
 
     def fits(self, amount: int, limit: int) -> bool:
-        """Whether this amount more stays within the limit."""
+        """Whether the limit leaves room for this amount."""
         return self.spent + self.reserved + amount <= limit
 
     def balance(self, account: Account) -> Balance:
-        """The same in USD."""
+        """The account's balance in USD."""
         resets_at = float((self.period + 1) * account.period_s) if account.period_s else None
         return Balance(from_pico(self.spent), from_pico(self.reserved), resets_at)

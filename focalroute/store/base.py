@@ -1,7 +1,7 @@
-"""The store's narrow face: what every store (SQLite here, Redis for a fleet) has to do.
+"""The interface of every store (SQLite, or Redis for a fleet), and the records it keeps.
 
-Everything written goes through `Store.write`, whose future resolves once the rows are committed; everything learned
-comes back through `Store.subscribe`, whichever process wrote it.
+Rows are written by `Store.write`, whose future resolves once they are committed. Feedback from any process comes back
+through `Store.subscribe`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any, Literal, Protocol
 from focalroute.core.records import CostSource, Feedback, Member, Trajectory, Usage
 from focalroute.store.accounts import Account, Balance
 
-#: The answer id under which probes stand in the ledger.
+#: Prefix of a probe's answer id in the ledger.
 PROBE = "probe"
-#: Likewise what a judge costs, before the id of the answer that it judged; and the source of its feedback.
+#: Prefix of a judge's answer id in the ledger, before the id of the judged answer; also the source of its feedback.
 JUDGE = "judge"
-#: How the id of a reservation begins that outlives its call, which may have cost more than its row in the ledger says.
-#: After `focalroute.store.accounts.DOUBT_S` it is released, and the row stands.
+#: Prefix of the id of a reservation that outlives its call, as the call may have cost more than its ledger row says.
+#: It is released after `focalroute.store.accounts.DOUBT_S`, and the row stands.
 DOUBT = "doubt:"
-#: Between a source and the number of a feedback by which it replaces its earlier one; what it said before is kept.
+#: Separates a source from the revision number of its feedback; earlier revisions are kept.
 REVISION = "\x1e"
-#: So many feedbacks of a source on one answer are kept; a further one replaces the last.
+#: How many feedbacks of one source on one answer are kept; a further one replaces the last.
 MOST_REVISIONS = 100
-#: The kind of an answer that was written from the candidates; it is the last of the answer's keys itself.
+#: The kind of an answer that an endpoint wrote from the candidates; such an answer is the last candidate.
 SYNTHESIS = "synthesis"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredProbe:
-    """The reply of an endpoint that was explored after the answer: evidence about it, not part of the answer.
+    """An endpoint's reply to an exploration call after the answer: evidence about the endpoint, not part of the answer.
 
     Attributes:
-        key: the key of the candidate it backs (see `focalroute.answers.candidate_key`), which may be one that no
-            member gave; None: no answer could be read from its reply.
-        usd: what it cost, None if unknown.
+        key: the key of the reply's candidate (see `focalroute.answers.candidate_key`), which may be one that no
+            member gave; None: no answer could be read from the reply.
+        usd: the cost of the call, None if unknown.
     """
 
     answer_id: str
@@ -50,19 +50,19 @@ class StoredProbe:
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class StoredAnswer:
-    """An answer as it is kept: enough to learn from it and to check feedback against it, and no text.
+    """An answer as stored, without text: enough to learn from it and to check feedback against it.
 
     Attributes:
         keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
         kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
             answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
-        answered: index of the candidate given as the answer; one that was put together from several stands last.
-        probabilities: of each candidate to be right, length K; what they lack to 1, none is.
-        members: endpoint -> how it took part, of every member that replied.
+        answered: index of the candidate given as the answer; one written from several candidates stands last.
+        probabilities: of each candidate to be right, length K; the rest to 1 is the probability that none is right.
+        members: endpoint -> how it took part, for every endpoint that replied.
         trajectory: the policies' steps; None when a fallback or a named policy answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.
-        probes: endpoints that were probed with the query afterwards; kept in rows of their own.
+        probes: replies of the endpoints that were probed with the query afterwards; kept in rows of their own.
     """
 
     id: str
@@ -80,11 +80,11 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The most that a call may cost, USD, held back before it is made, until it is settled or released.
+    """The most that a call may cost, USD, held before the call until it is settled or released.
 
     Attributes:
-        timeout_s: the longest that the call can take. One that is not ended a minute after that is of a process that
-            died; another that has the store open settles it with its whole amount, as an estimate.
+        timeout_s: the longest that the call can take. A reservation still open a minute after that belongs to a
+            process that died; another process with the store open settles it at its whole amount, as an estimate.
     """
 
     id: str
@@ -97,13 +97,13 @@ class Reservation:
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class LedgerRow:
-    """One member's bill within one ask. ``cost`` None: unknown.
+    """The bill of one call within one ask. ``cost`` None: unknown.
 
     Attributes:
-        at: when the call began; it counts towards the periods of that moment.
-        reservation: what it settles, if anything was reserved.
-        doubt: of an estimate: USD of the reservation that stay held, as the call may have cost so much besides; None:
-            the cost is known.
+        at: when the call began, Unix time; the cost counts towards the periods of that moment.
+        reservation: the one that the row settles, if anything was reserved.
+        doubt: for an estimate, the USD of the reservation that stay held, as the call may have cost that much more;
+            None: the cost is known.
     """
 
     answer_id: str
@@ -118,7 +118,7 @@ class LedgerRow:
 
     @property
     def held_on(self) -> Reservation | None:
-        """The part of the reservation that stays held; a `LedgerRow` that settles it replaces this estimate."""
+        """The part of the reservation that stays held; a later `LedgerRow` that settles it replaces this estimate."""
         if self.doubt is None or self.reservation is None:
             return None
         return Reservation(DOUBT + self.reservation.id, self.answer_id, self.endpoint, self.doubt, self.tags)
@@ -126,7 +126,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The call of a reservation was never made; ``at``: the moment it counted towards."""
+    """Releases the reservation of a call that was never made; ``at``: the moment the reservation counted towards."""
 
     reservation: Reservation
     at: float
@@ -137,9 +137,9 @@ class ReservationResult:
     """The outcome of a reservation.
 
     Attributes:
-        granted: whether it was made.
-        at: the moment it counts towards; the call's `LedgerRow.at`.
-        balances: of the accounts it was held against, after it.
+        granted: whether the amount was reserved.
+        at: the moment the reservation counts towards; the call's `LedgerRow.at`.
+        balances: of the limited accounts, after the reservation.
     """
 
     granted: bool
@@ -158,11 +158,11 @@ class CapabilityRow:
 
 @dataclass(frozen=True, slots=True)
 class HealthRow:
-    """Whether an endpoint is out of use, as the last process saw it that found out; ``key`` as for `CapabilityRow`.
+    """The state of an endpoint's circuit breaker, as last reported by any process; ``key`` as for `CapabilityRow`.
 
     Attributes:
-        open_until: its breaker is open until then, Unix time; None: it is closed.
-        ejections: how often it was put out in a row.
+        open_until: the breaker is open until then, Unix time; None: it is closed.
+        ejections: consecutive ejections of the endpoint.
         changed_at: Unix time.
     """
 
@@ -174,14 +174,14 @@ class HealthRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSum:
-    """The ledger's rows of one key (an endpoint, tag or day, or all), added up.
+    """The sum of the ledger's rows of one key: an endpoint, a tag, a day, or all.
 
     Attributes:
-        asks: how many asks they belong to; probes and judgements belong to none.
-        calls: rows; ``unpriced`` of them have no known cost, ``estimated`` of them cost what was reserved for them.
-        cost: USD of all with a known cost, the estimated ones included.
-        estimated_cost: the part of it that is estimated.
-        held: USD reserved for calls under way, or lately by a process that died; not in ``cost``.
+        asks: number of asks; probes and judgements belong to none.
+        calls: number of rows: the cost of ``unpriced`` is unknown, that of ``estimated`` is what was reserved.
+        cost: USD of the rows with a known or estimated cost.
+        estimated_cost: the estimated part of ``cost``.
+        held: USD reserved for calls under way, or by a process that died lately; not in ``cost``.
     """
 
     key: str
@@ -197,17 +197,17 @@ class LedgerSum:
 
     @property
     def known_cost(self) -> Decimal | None:
-        """The cost; None where there are calls and none has a known one."""
+        """The cost; None if there are calls and the cost of all is unknown."""
         return None if self.calls and self.calls == self.unpriced else self.cost
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceDifference:
-    """An account whose running balance is not what the ledger and the reservations add up to.
+    """An account whose running balance differs from the sum of its ledger rows and reservations.
 
     Attributes:
-        kept: its running balance; None: it cannot be read.
-        summed: what its rows add up to.
+        kept: the running balance; None: it cannot be read.
+        summed: the sum of the account's rows.
     """
 
     account: Account
@@ -221,7 +221,7 @@ class BalanceDifference:
 
 
 Row = StoredAnswer | StoredProbe | Feedback | LedgerRow | CapabilityRow | HealthRow | Release
-#: The outcome of each of several calls; None: it is done.
+#: The outcome of each of several calls: an error, or None for success.
 Outcomes = Sequence[BaseException | None]
 Grouping = Literal["endpoint", "tag", "day", "all"]
 #: Feedback with its answer, in the order in which it was committed.
@@ -232,78 +232,78 @@ OnFeedback = Callable[[FeedbackRows], None]
 class Store(Protocol):
     """Keeps answers, feedback, capabilities and the ledger. Safe to call from any thread.
 
-    `write` and `write_calls` never wait; everything that reads waits for what was queued before it.
+    `write` and `write_calls` never wait; a read waits for the work queued before it.
     """
 
     def write(self, *rows: Row) -> Future[None]:
         """Queue rows; the future resolves when all of them are committed together, or fails with StoreError.
 
-        A `Feedback` fails with UnknownAnswer if its answer is not in the store. A different one from the same source
-        replaces it, and up to `MOST_REVISIONS` are kept; an identical one is taken as done. A call that fails writes
-        none of its rows; one that fails for its rows fails alone. Nothing cancels a write: it is done even if its
-        caller stops waiting.
+        A `Feedback` fails with UnknownAnswer if its answer is not in the store. Different feedback from the same
+        source replaces its earlier one, of which up to `MOST_REVISIONS` are kept; repeating the same is a no-op. A call
+        that fails writes none of its rows, and bad rows fail only their own call. A write cannot be cancelled: it is
+        done even if its caller stops waiting.
         """
 
     def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[Outcomes]:
-        """Do what a `write` of each of these calls would do, in this thread if nothing has to be waited for.
+        """Write the rows of each call as `write` would, in the calling thread if that needs no waiting.
 
-        Then the future has resolved when this returns: with what became of each call. It fails with StoreError if none
-        of them could be queued.
+        The future gives the outcome of each call; it has resolved when this returns if the calling thread wrote them.
+        It fails with StoreError if the calls could not be queued.
         """
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
-        """The stored answer, rows still queued included."""
+        """The stored answer, also one that is still queued; None if there is none."""
 
     def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
-        """Call ``on_feedback`` with feedback and its answer, in the order it was committed, by any process.
+        """Call ``on_feedback`` with each feedback of any process and its answer, in the order of commits.
 
-        The ``last`` latest ones are delivered before this returns; then every new one, before its `write` future
-        resolves if it was written here, and once more when a probe of its answer was committed after it. It is called
-        on the store's thread and must be quick.
+        The ``last`` latest feedbacks are delivered before this returns, then every new one. Feedback written by this
+        process is delivered before its `write` future resolves. Feedback is delivered again when a probe of its answer
+        is committed later. ``on_feedback`` is called on the store's thread and must be quick.
         """
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
-        """Keep these accounts' balances from now on, what the ledger holds already included; the balances now."""
+        """Keep balances of these accounts from now on, starting from the ledger's sums; return the balances."""
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
-        """Hold an amount back if spent + reserved + amount stays within all limits; else nothing happens.
+        """Reserve an amount if spent + reserved + amount stays within all limits; else change nothing.
 
-        Atomic over all processes on this store. A `LedgerRow` or a `Release` with it ends it, but for what
-        `LedgerRow.held_on` says. The accounts must be open; the future fails with StoreError if the store does.
+        Atomic across all processes on this store. A `LedgerRow` or a `Release` with the reservation ends it, except for
+        the part in `LedgerRow.held_on`. The accounts must be open; the future fails with StoreError if the store does.
         """
 
     def balances(self, accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
-        """The balances of open accounts now."""
+        """The current balances of open accounts."""
 
     def capabilities(self, key: str) -> CapabilityRow | None:
         """The latest capability check under this key."""
 
     def health(self) -> Future[Mapping[str, HealthRow]]:
-        """The health of every endpoint whose breaker ever changed, by its key."""
+        """The health of every endpoint whose breaker ever changed, by key."""
 
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
-        """The ledger summed by endpoint, tag ("": none) or day (UTC, ISO date), in that order; or all of it as one.
+        """The ledger summed by endpoint, tag ("": none) or day (UTC, ISO date), in order of the keys; or as one sum.
 
         A row with several tags counts towards each of them. Pruned rows count only by endpoint.
         """
 
     def totals(self) -> Mapping[str, LedgerSum]:
-        """The ledger's sums by endpoint, by their keys."""
+        """The ledger's sum for each endpoint that was called, by endpoint."""
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
         """The latest answers with their feedback, oldest first."""
 
     def verify(self) -> tuple[str, ...]:
-        """Check integrity; the problems found, in words (none: empty)."""
+        """Check integrity; return a description of each problem."""
 
     def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
-        """Compare the balances of open accounts with what the ledger and the reservations add up to; the differences.
+        """Compare open accounts' balances with the sums of ledger and reservations; return the differences.
 
-        Where old rows were dropped, only the account of all calls can be compared, and one that cannot be read.
+        Once old rows were pruned, only the account of all calls and unreadable balances can be compared.
 
         Args:
-            repair: write the sums, after what dead processes had reserved is settled. In SQLite, what is gone of the
-                chained rows is then taken for granted, too: `verify` no longer speaks of it.
+            repair: replace the balances by the sums, and settle the reservations of dead processes. In SQLite this also
+                accepts lost rows: `verify` no longer reports them.
         """
 
     def close(self) -> None:

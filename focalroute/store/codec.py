@@ -1,4 +1,4 @@
-"""Records to text and bytes and back, exactly. No pickle: JSON, and raw little-endian float32 with a checksum."""
+"""Encodes records as JSON, and trajectories as JSON and little-endian float32 with a checksum; decodes them exactly."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from focalroute.core.records import F32, HASHED, Decision, Evidence, Member, Obs
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 _LITTLE = np.dtype("<f4")
-_HEAD = struct.Struct("<II")  # CRC-32 of all that follows the head, length of its JSON
+_HEAD = struct.Struct("<II")  # CRC-32 of everything after the head, length of the JSON
 
 
 def _json(value: object) -> bytes:
     """Encode as JSON with pydantic's encoder, which writes numbers five times as fast as Python's own.
 
-    Python's takes what pydantic's does not, such as half of a surrogate pair, and refuses numbers that JSON lacks.
+    Python's encoder is the fallback: it accepts lone surrogates, and rejects NaN and infinity, which JSON lacks.
 
     Raises:
-        ValueError: a number in it is not finite; TypeError: it cannot be written.
+        ValueError: a number is not finite.
+        TypeError: a value has no JSON form.
     """
     try:
         text = to_json(value)
@@ -43,7 +44,7 @@ def _json(value: object) -> bytes:
 
 @lru_cache(256)
 def write_tags(tags: tuple[str, ...]) -> str:
-    """An ask's tags as JSON; most asks have the same few."""
+    """An ask's tags as JSON, cached as most asks share a few."""
     return json.dumps(tags)
 
 
@@ -57,19 +58,19 @@ def write_answer(answer: StoredAnswer) -> str:
 
 
 def write_probe(probe: StoredProbe) -> str:
-    """A probe as JSON, but for the answer it belongs to."""
+    """A probe as JSON, without the id of its answer."""
     usd = None if probe.usd is None else str(probe.usd)
     return _json([probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd]).decode()
 
 
 def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], probes: str | None = None) -> StoredAnswer:
-    """The answer of a row (id, created_at, record, trajectory, receipt, texts).
+    """Decode an answer's row (id, created_at, record, trajectory, receipt, texts).
 
     Args:
-        probes: the records of its probes as a JSON list; None: there are none.
+        probes: the records of the answer's probes as a JSON list; None: there are none.
 
     Raises:
-        StoreError: it is damaged.
+        StoreError: the row is damaged.
     """
     answer_id, created_at, record, trajectory, receipt, texts = row
     try:
@@ -102,7 +103,7 @@ def _probe(answer_id: str, endpoint: str, key: str, tokens: int, latency_s: floa
 
 
 def pack(trajectory: Trajectory) -> bytes:
-    """A trajectory as bytes: JSON with the shapes, padded so that the arrays lie aligned, then the arrays in a row."""
+    """A trajectory as bytes: JSON with the arrays' shapes, padded to align the arrays, then the arrays one by one."""
     arrays: list[F32] = []
     for observation, _ in trajectory.decisions:
         arrays += (observation.context, observation.endpoints)
@@ -126,7 +127,7 @@ def pack(trajectory: Trajectory) -> bytes:
 
 
 def unpack(data: bytes) -> Trajectory:
-    """The trajectory that `pack` wrote; ValueError and its like if these are not its bytes."""
+    """The trajectory that `pack` encoded; raises ValueError, KeyError or the like for other bytes."""
     checksum, size = _HEAD.unpack_from(data)
     if zlib.crc32(memoryview(data)[_HEAD.size :]) != checksum:
         raise ValueError("wrong checksum")
@@ -135,7 +136,7 @@ def unpack(data: bytes) -> Trajectory:
     arrays = iter(_arrays(data, start, head["shapes"]))
     decisions = tuple((Observation(next(arrays), next(arrays)), _decision(*values)) for values in head["decisions"])
     evidence = Evidence(next(arrays), next(arrays), tuple(head["members"]))
-    features = next(arrays, np.zeros(0, np.float32))  # an earlier version of this package kept none
+    features = next(arrays, np.zeros(0, np.float32))  # earlier versions stored none
     return Trajectory(
         version=head["version"],
         endpoints=tuple(head["endpoints"]),

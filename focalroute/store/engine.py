@@ -1,4 +1,4 @@
-"""Shared by both engines: reads through the queue, and calls subscribers with new feedback."""
+"""Code that both engines (SQLite, Redis) share: reading through the queue, and delivering feedback to subscribers."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class EngineReads(Protocol[ReadConnectionT]):
     """An engine's module of functions that read from its connection."""
 
     def find_answer(self, connection: ReadConnectionT, answer_id: str, /) -> StoredAnswer | None:
-        """See `Store.answer`; StoreError if it is damaged."""
+        """See `Store.answer`; StoreError if the answer is damaged."""
 
     def find_capabilities(self, connection: ReadConnectionT, key: str, /) -> CapabilityRow | None:
-        """See `Store.capabilities`; a damaged row counts as none, so that the endpoint is checked again."""
+        """See `Store.capabilities`; None also for a damaged row, so that the endpoint is checked again."""
 
     def find_health(self, connection: ReadConnectionT, /) -> Mapping[str, HealthRow]:
         """See `Store.health`; damaged rows are left out."""
@@ -48,43 +48,43 @@ class EngineReads(Protocol[ReadConnectionT]):
         """See `Store.ledger`."""
 
     def find_problems(self, connection: ReadConnectionT, /) -> tuple[str, ...]:
-        """See `Store.verify`; reads everything."""
+        """See `Store.verify`."""
 
     def newest(self, connection: ReadConnectionT, /) -> Position:
         """The position after the newest feedback and the newest probe."""
 
     def latest_feedback(self, connection: ReadConnectionT, last: int, position: Position, /) -> FeedbackRows:
-        """The ``last`` latest feedbacks up to a position."""
+        """The latest ``last`` feedbacks up to a position."""
 
     def feedback_after(self, connection: ReadConnectionT, position: Position, /) -> tuple[FeedbackRows, Position]:
-        """Earlier feedback whose answer was probed after the position, then newer feedback; and the new position."""
+        """Older feedback on answers probed since the position, then newer feedback; and the new position."""
 
 
 def unknown_answer(answer_id: str) -> UnknownAnswer:
-    """Make the error for feedback on an answer that is not there."""
+    """Make the error for feedback on an answer that is not in the store."""
     return UnknownAnswer(
-        f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with, which "
-        "in memory keeps the latest ones only"
+        f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with; a "
+        "store in memory keeps only the latest answers"
     )
 
 
 def spoken_by(source: str) -> str:
-    """The source of a stored feedback, without the number of the revision."""
+    """The source of a stored feedback, without its revision number."""
     return source.partition(REVISION)[0]
 
 
 def duplicate_answer(answer_id: str) -> StoreError:
-    """Make the error for an answer whose id is taken."""
+    """Make the error for an answer whose id is already stored."""
     return StoreError(f"an answer with id {answer_id!r} is stored already; ids must be unique")
 
 
 def difference_of(account: Account, kept: AccountState | None, true: AccountState) -> BalanceDifference:
-    """The difference between an account's state, None: it cannot be read, and what its rows add up to."""
+    """The difference between an account's stored state (None: unreadable) and the sum of its rows."""
     return BalanceDifference(account, None if kept is None else kept.balance(account), true.balance(account))
 
 
 def unless_damaged(read: Callable[[], T]) -> list[T]:
-    """The result as a list of one; none, and a warning, for a damaged row: the others must not suffer from it."""
+    """The result in a list; for a damaged row an empty list and a warning, so that other rows can still be read."""
     try:
         return [read()]
     except StoreError as error:
@@ -93,7 +93,7 @@ def unless_damaged(read: Callable[[], T]) -> list[T]:
 
 
 class FeedbackSubscription(Generic[ConnectionT]):
-    """The ``on_feedback`` callbacks of one process, and how far they were called. Belongs to the store's thread."""
+    """The ``on_feedback`` callbacks of one process, and the position they have read up to. For the store's thread."""
 
     def __init__(self, reads: EngineReads[ConnectionT]) -> None:
         self._reads = reads
@@ -102,19 +102,19 @@ class FeedbackSubscription(Generic[ConnectionT]):
         self._position: Position = None
 
     def join(self, connection: ConnectionT, on_feedback: OnFeedback, last: int) -> None:
-        """Call it with the latest feedback, and from now on with every new one."""
-        self._call_all(connection)  # now every callback has seen the same
+        """Add a callback: call it with the latest feedback, and from now on with every new one."""
+        self._call_all(connection)  # brings the earlier callbacks to the same position
         if not self._callbacks:
             self._position = self._reads.newest(connection)
         _call([on_feedback], self._reads.latest_feedback(connection, last, self._position))
         self._callbacks.append(on_feedback)
 
     def join_later(self, on_feedback: OnFeedback, last: int) -> None:
-        """Let it join with the next delivery, as the store cannot be read now."""
+        """Add a callback at the next delivery, as the store cannot be read now."""
         self._late.append((on_feedback, last))
 
     def deliver(self, connection: ConnectionT) -> None:
-        """Call all with the feedback of any process that was committed, or probed again, since the last time."""
+        """Call every callback with the feedback that was committed, or whose answer was probed, since the last time."""
         while self._late:
             self.join(connection, *self._late[0])
             del self._late[0]
@@ -127,20 +127,20 @@ class FeedbackSubscription(Generic[ConnectionT]):
 
 
 def _call(callbacks: Iterable[OnFeedback], rows: FeedbackRows) -> None:
-    """Call each with these rows, if there are any; one that fails is logged and skipped."""
+    """Call each callback with the rows, if there are any; a failing callback is logged and skipped."""
     if not rows:
         return
     for on_feedback in callbacks:
         try:
             on_feedback(rows)
-        except BaseException:  # noqa: BLE001 - whatever it is, the thread has others to serve
+        except BaseException:  # noqa: BLE001 - the thread must go on for the other callers
             _log.exception(
                 "an on_feedback callback failed on %d rows of feedback; it will not see them again", len(rows)
             )
 
 
 class QueuedStore(ABC, Generic[ConnectionT]):
-    """A store whose connection belongs to one thread, which works off a queue."""
+    """A store with one thread that owns the connection and works through a queue of jobs."""
 
     _queue: WriterQueue[Any]
     _connection: ConnectionT
@@ -191,7 +191,7 @@ class QueuedStore(ABC, Generic[ConnectionT]):
 
     @abstractmethod
     def _submit(self, job: Any) -> Future[Any]:
-        """Queue a job; its future."""
+        """Queue a job; return its future."""
 
     def _read_now(self, work: Callable[[ConnectionT], T]) -> T:
         """Read on the store's own thread."""

@@ -1,7 +1,7 @@
 """Batches store writes made in one event-loop iteration.
 
-They are committed together at its end. While there is one write per iteration, it is committed at once: in the loop's
-own thread where the store can, else by the store's.
+They are committed together at the end of the iteration. While iterations have one write each, it is committed at once:
+in the loop's thread if the store can, else in the store's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WriteBatcher:
         self._loops = PerLoop(lambda: _LoopBatcher(store))
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
-        """Commit rows, even if the caller stops waiting; the future fails as `Store.write`'s does."""
+        """Commit rows, even if the caller stops waiting; the future fails as that of `Store.write` does."""
         return self._loops.here().write(rows)
 
 
@@ -63,7 +63,7 @@ class _LoopBatcher:
             written.add_done_callback(partial(self._on_commit, waiters))
 
     def _on_commit(self, waiters: Waiters, written: Future[Outcomes]) -> None:
-        """Settle the waiters in their loop, unless it is closed by now; called on the store's thread."""
+        """Settle the waiters in their loop, unless it was closed meanwhile; called on the store's thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_settle, waiters, written)
 

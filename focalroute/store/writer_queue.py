@@ -1,4 +1,4 @@
-"""The queue between a store's callers, on any thread, and the one thread that owns its connection."""
+"""The queue from a store's callers, on any thread, to the one thread that owns its connection."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Job:
     """Work for the store's thread.
 
     Attributes:
-        future: ends with the job.
-        until: the moment (monotonic) after which its caller has given up, where the store heeds that.
+        future: resolves when the job is done.
+        until: when the caller gives up (monotonic clock); only the Redis store uses it.
     """
 
     future: Future[Any] = field(default_factory=Future, init=False)
@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class ReadJob(Job):
-    """Work that only reads, or that is safe to do again; ``work`` gets the connection."""
+    """Work that only reads, or that can be repeated safely; ``work`` gets the connection."""
 
     work: Callable[[Any], Any]
 
@@ -44,14 +44,14 @@ JobT = TypeVar("JobT", bound=Job)
 
 
 class WriterQueue(Generic[JobT]):
-    """Takes jobs for the store's thread, and remembers the latest answers, which can be read before they are written.
+    """Takes jobs for the store's thread, and holds the latest answers, readable before they are written.
 
     Args:
-        name: the store's, for errors.
-        work: the thread's function, which returns once `take` has handed it None.
+        name: the store's name, for errors.
+        work: the thread's function, which returns once `take` has returned None as the last job.
         keep: how many answers the store keeps; None: all.
         trouble: the likely cause if too many jobs wait, for the error.
-        waiting: counts jobs that wait elsewhere.
+        waiting: counts the jobs that wait outside this queue.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class WriterQueue(Generic[JobT]):
         self._trouble = trouble
         self._waiting = waiting
         self._queue: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
-        self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # the first is found at once
-        self._undone = 0  # jobs that were queued, and are not done
-        self._lock = threading.Lock()  # of what any thread may touch: _recent, _undone, _closed
+        self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # drops its oldest in O(1)
+        self._undone = 0  # jobs that are not done yet
+        self._lock = threading.Lock()  # guards what any thread may touch: _recent, _undone, _closed
         self._closed = False
         self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
 
     def open(self) -> None:
-        """Start the thread; at the end of the program the queue closes by itself."""
+        """Start the thread; the queue closes itself when the program exits."""
         self._thread.start()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Take no more jobs, and wait until those that were taken are done."""
+        """Take no more jobs, and wait until the queued ones are done."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -92,17 +92,17 @@ class WriterQueue(Generic[JobT]):
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more."""
+        """Whether the queue takes no more jobs."""
         return self._closed
 
     @property
     def inside(self) -> bool:
-        """Whether the caller is the store's thread (an ``on_feedback`` callback is): it must not wait for itself."""
+        """Whether the caller is on the store's thread, as ``on_feedback`` callbacks are, and must not wait for it."""
         return threading.current_thread() is self._thread
 
     def submit(self, job: JobT, rows: Iterable[Row] = ()) -> None:
-        """Queue a job, and the rows it writes. A job that cannot be taken has a `StoreError` in its future."""
-        job.future.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only no longer be waited for
+        """Queue a job and the rows it writes; if it cannot be queued, its future fails with `StoreError`."""
+        job.future.set_running_or_notify_cancel()  # a queued job cannot be cancelled
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
@@ -113,7 +113,7 @@ class WriterQueue(Generic[JobT]):
             job.future.set_exception(StoreError(f"{self._name}: {refusal}"))
 
     def take(self, until: float, most: int = _MOST_WAITING) -> list[JobT | None]:
-        """Wait for jobs until that moment (monotonic), then take all there are; None is the last ever."""
+        """Wait for a job until this time (monotonic clock), then take up to ``most``; None comes last, on closing."""
         jobs: list[JobT | None] = []
         with contextlib.suppress(queue.Empty):
             jobs.append(self._queue.get(timeout=max(until - time.monotonic(), 0.001)))
@@ -122,29 +122,29 @@ class WriterQueue(Generic[JobT]):
         return jobs
 
     def done(self, count: int) -> None:
-        """Count jobs that were taken and are done."""
+        """Note that this many of the taken jobs are done."""
         with self._lock:
             self._undone -= count
 
     @property
     def idle(self) -> bool:
-        """Whether it is open, and every job is done."""
+        """Whether the queue is open and every job is done."""
         return not self._undone and not self._closed and self._thread.is_alive()
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
-        """Look an answer up among the latest, written or on their way; None: look into the store."""
+        """Look up one of the latest answers, written or still queued; None: look into the store."""
         with self._lock:
             return self._recent.get(answer_id)
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Forget the answers among rows that are in the store by now, or were refused."""
+        """Forget the answers among these rows, as they are now in the store or were refused."""
         with self._lock:
             for row in rows:
                 if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
                     del self._recent[row.id]
 
     def _refusal(self) -> str | None:
-        """Say why no job can be taken now; None: it can."""
+        """Return why no job can be taken now; None if one can."""
         if self._closed:
             return "the store is closed"
         if not self._thread.is_alive():
@@ -158,6 +158,6 @@ class WriterQueue(Generic[JobT]):
             if isinstance(row, StoredAnswer):
                 self._recent.setdefault(row.id, row)
             elif isinstance(row, StoredProbe):
-                self._recent.pop(row.answer_id, None)  # it is no longer all there is
+                self._recent.pop(row.answer_id, None)  # it lacks the new probe
         while len(self._recent) > self._most_recent:
             self._recent.popitem(last=False)

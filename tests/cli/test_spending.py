@@ -82,7 +82,7 @@ def test_an_empty_store_and_a_missing_one(tmp_path: Path) -> None:
     assert command("--store", tmp_path / "s.db", "--json") == "[]\n"
     assert CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "none.db")]).exit_code == 1
     (tmp_path / "empty.db").touch()
-    with pytest.raises(ConfigError, match=r"empty\.db: is an empty file, and no store"):
+    with pytest.raises(ConfigError, match=r"empty\.db: is an empty file, and not a store"):
         CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "empty.db")], catch_exceptions=False)
     assert not (tmp_path / "empty.db").stat().st_size
 

@@ -244,7 +244,7 @@ def test_feedback_that_could_not_be_read_is_heard_later(caplog: pytest.LogCaptur
         on_thread(store, lambda db: db.execute("DROP VIEW temp.answers"))
         store.write(judge("x", source="judge")).result(10)
     assert heard == ["x/user", "x/judge"]
-    assert "tried again" in caplog.text
+    assert "trying again" in caplog.text
 
 
 # -- probes ------------------------------------------------------------------------------------------------------------

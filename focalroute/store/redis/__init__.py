@@ -1,1 +1,1 @@
-"""The store in Redis, shared by a fleet of workers."""
+"""The Redis store, which a fleet of workers shares."""

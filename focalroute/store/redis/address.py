@@ -14,25 +14,25 @@ from focalroute.core.errors import ConfigError
 SCHEMES = ("redis://", "rediss://")
 
 _KEPT = 100_000
-#: What redis-py takes from an address; anything else would be a misspelt setting.
+#: Settings passed on to redis-py; any other is taken for a misspelling.
 _TLS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
 
 
 def is_redis(where: object) -> bool:
-    """Whether this names a Redis store."""
+    """Whether this is the address of a Redis store."""
     return isinstance(where, str) and where.startswith(SCHEMES)
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A Redis store's address, taken apart.
+    """A Redis store's address, parsed.
 
     Attributes:
-        url: for the client, with the password; never shown.
-        name: for people: scheme, host, port, database and prefix.
-        prefix: of every key, so that several fleets may share a server.
+        url: the URL for the client, with the password; never shown.
+        name: the address to show: scheme, host, port and database.
+        prefix: the prefix of every key, so that several fleets may share a server.
         keep: how many of the latest answers stay in Redis.
-        journal: the folder in which writes wait while Redis is away; None: they wait in memory.
+        journal: the folder where writes wait while Redis is unavailable; None: they wait in memory.
     """
 
     url: str = field(repr=False)
@@ -43,18 +43,18 @@ class RedisAddress:
 
     @classmethod
     def of(cls, where: str) -> RedisAddress:
-        """The address in this string.
+        """Parse an address.
 
         Settings: ``prefix``, ``keep``, ``journal``, ``password_env`` (the environment variable with the password), and
         for TLS ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs``, ``ssl_check_hostname``.
 
         Raises:
-            ConfigError: it is none, or a setting is unknown or wrong.
+            ConfigError: the string is not an address, or a setting is unknown or wrong.
         """
         try:
             parts = urlsplit(where)
             host, port = parts.hostname, parts.port or 6379
-            (host or "").encode("idna")  # which connecting would do
+            (host or "").encode("idna")  # connecting would raise the same error later
         except ValueError:
             raise ConfigError(
                 "store: the address of the Redis store cannot be read; write redis://host:6379/0"
@@ -77,7 +77,7 @@ class RedisAddress:
 
 
 def _with_password(location: str, variable: str | None) -> str:
-    """User, host and port with the password of this environment variable."""
+    """User, host and port, with the password from this environment variable."""
     if variable is None:
         return location
     password = os.environ.get(variable)

@@ -1,7 +1,7 @@
 """The connection to Redis, its keys and its scripts. The only module that imports redis-py.
 
-Any trouble with the connection or the server is `RedisUnavailable`: the same call may succeed later. In a cluster all
-keys are on one node; the address may name any node, as its answer tells where they are.
+Trouble with the connection or the server raises `RedisUnavailable`: the same call may succeed later. In a cluster all
+keys are on one node; the address may name any node, which redirects to that one.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _ADVICE = {
 }
 _FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "NOACCOUNT"}
 _LOST = "LOSTDATA"
-#: Scripts that count money; they get the epoch as their last argument, and do nothing in another.
+#: Scripts that count money; they get the epoch as their last argument, and do nothing if the data has another.
 _WITH_EPOCH = {"write", "reserve", "balances"}
 
 
-#: Streams: the ids of answers, feedback, the ids of answers that were probed, and bills.
+#: Streams: ids of answers, feedback, ids of probed answers, and ledger rows.
 ANSWERS, FEEDBACK, PROBED, LEDGER = "answers", "feedback", "probed", "ledger"
-#: Hashes: sums by endpoint, reservations, capabilities and health of endpoints, the last call of each writer, the state
-#: of the policy, and its files.
+#: Hashes: ledger sums by endpoint, reservations, endpoints' capabilities and health, the last call of each writer, the
+#: policy's state, and its files.
 TOTALS, RESERVATIONS, CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES = (
     "totals", "reservations", "capabilities", "health", "writers", "policy", "bundles"
 )  # fmt: skip
-#: The feedback stream's consumer group: no update was about entries that its one consumer has not acknowledged.
+#: The feedback stream's consumer group; entries that its one consumer has not acknowledged were not learned from yet.
 GROUP = "learner"
-#: The field of the policy's hash with a random id, written when the store is first opened: with it the data has gone.
+#: The field of the policy's hash with a random id, written when the store is first opened; data loss changes it.
 EPOCH = "epoch"
-#: Every script gets these, in this order; the key of each answer it touches follows.
+#: Keys that every script gets, in this order, before the keys of the answers it touches.
 FIXED = (
     *(ANSWERS, FEEDBACK, PROBED, LEDGER, TOTALS, RESERVATIONS, "due", "overdue", "balances", "accounts"),
     *(CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES),
@@ -68,17 +68,17 @@ FIXED = (
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys under a prefix. All have one hash tag: a cluster keeps them together, and a script may use any."""
+    """The keys under a prefix. All share one hash tag, so a cluster keeps them on one node and scripts may use any."""
 
     prefix: str
 
     def __getitem__(self, name: str) -> str:
-        """Return the key of this name."""
+        """Return the full key for a name."""
         return f"{{{self.prefix}}}:{name}"
 
     @property
     def fixed(self) -> list[str]:
-        """The keys that every script gets."""
+        """The full keys for `FIXED`."""
         return [self[name] for name in FIXED]
 
     def answer(self, answer_id: str) -> str:
@@ -87,7 +87,7 @@ class Keys:
 
 
 class RedisUnavailable(Exception):
-    """Redis cannot be reached, or cannot do anything now."""
+    """Redis cannot be reached, or cannot serve calls now."""
 
 
 class DataLost(StoreError):
@@ -95,7 +95,7 @@ class DataLost(StoreError):
 
 
 class RedisConnection:
-    """One connection, made again whenever it is lost. Not thread-safe.
+    """One connection, re-established whenever it is lost. Not thread-safe.
 
     Raises:
         ConfigError: redis-py is not installed, or cannot read the address.
@@ -107,7 +107,7 @@ class RedisConnection:
         self._hashes: dict[str, str] = {}
         self._pool = self._make_pool(address.url)
         self.connected = False
-        self._epoch = ""  # of the data, once it is known
+        self._epoch = ""  # of the data; empty until first connected
 
     @cached_property
     def _redis(self) -> Any:
@@ -116,7 +116,7 @@ class RedisConnection:
         return redis
 
     def _make_pool(self, url: str, **changed: Any) -> redis.ConnectionPool:
-        once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # the caller decides what to do about it
+        once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # no retries: they are the caller's decision
         try:
             pool: redis.ConnectionPool = self._redis.ConnectionPool.from_url(
                 url, protocol=2, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=once
@@ -131,12 +131,12 @@ class RedisConnection:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect, load the scripts and make the consumer group, unless that is done.
+        """Connect, load the scripts and create the consumer group, unless connected already.
 
         Raises:
-            Away: it cannot be reached now.
-            StoreError: it never will do as it is: the password is wrong, or its access list forbids it.
-            DataLost: it has lost the data that was there when this was connected first.
+            RedisUnavailable: it cannot be reached now.
+            StoreError: retrying will not help, as when the password is wrong or the access list forbids a command.
+            DataLost: Redis has lost the data that was there when this first connected.
         """
         if self.connected:
             return
@@ -149,7 +149,7 @@ class RedisConnection:
         self.connected = True
 
     def _check_epoch(self) -> None:
-        """Read the epoch of the data, and give it one if it has none, at first; later compare it."""
+        """On the first connection read the data's epoch, creating it if missing; later check that it is unchanged."""
         key = self.keys[POLICY]
         if not self._epoch:
             self._direct("HSETNX", key, EPOCH, secrets.token_hex(8))
@@ -158,37 +158,37 @@ class RedisConnection:
             raise DataLost(f"{self._address.name}: {_ADVICE[_LOST]}")
 
     def command(self, *words: Any) -> Any:
-        """Run one command; as `run`, but an error of the server is raised."""
+        """Run one command like `run`, but raise the server's error."""
         (reply,) = self.run([words])
         if isinstance(reply, Exception):
             raise self.error_of(reply)
         return reply
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run one script; likewise."""
+        """Run one script like `command`."""
         return self.command(*self.script_command(name, keys, arguments))
 
     def script_command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The command that runs a script. Only for a connection that is open."""
+        """The command that runs a script. Needs an open connection."""
         every = [*self.keys.fixed, *keys]
         if name in _WITH_EPOCH:
             arguments = [*arguments, self._epoch]
         return ("EVALSHA", self._hashes[name], len(every), *every, *arguments)
 
     def run(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Run commands in one round trip, in their order; the reply to each, as bytes, numbers and lists.
+        """Run commands in order in one round trip; return the reply to each, as bytes, numbers and lists.
 
-        An error of a single command is in its place; one that concerns all of them is raised.
+        The error of a single command stands in place of its reply; an error that concerns all commands is raised.
 
         Raises:
-            Away: it cannot be known what was done.
-            StoreError: it never will be.
+            RedisUnavailable: it is unknown which commands were run.
+            StoreError: retrying will not help.
         """
         self.connect()
         return self._replies(commands)
 
     def drop(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if open."""
         self.connected = False
         self._pool.disconnect()
 
@@ -232,7 +232,7 @@ class RedisConnection:
             self._pool.release(connection)
 
     def error_of(self, error: Exception) -> FocalrouteError | RedisUnavailable:
-        """Describe an error, in words that hold nothing of what was sent."""
+        """The error to raise for one of redis-py's, with a message that quotes nothing of what was sent."""
         if isinstance(error, RedisUnavailable | FocalrouteError):
             return error
         code = _code(error)
@@ -251,7 +251,7 @@ def _reply(connection: Any, refused: type[Exception]) -> Any:
 
 
 def _code(error: Exception) -> str:
-    """The code of a server's error; redis-py leaves it out where it knows the kind."""
+    """The code of a server's error; redis-py drops the code from errors that have their own class."""
     known = {
         "OutOfMemoryError": "OOM",
         "ReadOnlyError": "READONLY",
@@ -271,7 +271,7 @@ def _code(error: Exception) -> str:
 
 def _plain(error: Exception) -> str:
     if type(error).__name__ == "ResponseError":
-        return "refused a call; is it Redis 6.2 or newer, or Valkey, and has it that database?"
+        return "refused a call; check that it is Redis 6.2 or newer, or Valkey, and has that database"
     return f"cannot be reached ({type(error).__name__}); start it, or check the address"
 
 

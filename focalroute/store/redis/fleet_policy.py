@@ -1,4 +1,4 @@
-"""The policy that a fleet shares: its files, its learner's lease, and the feedback that it has not learned from."""
+"""The policy that a fleet shares: its files, the learner's lease, and the feedback not yet learned from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from focalroute.store.redis.reads import ARCHIVED, pairs
 from focalroute.store.redis.store import RedisStore, settle_overdue
 
 _TRIAL = "trial/"
-_FORGET_S = 7 * 24 * 3600.0  # a writer that has said nothing for so long is dead
+_FORGET_S = 7 * 24 * 3600.0  # a writer that has sent no call for this long is dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class FleetPolicyState:
 
     Attributes:
         current: the version that serves; 0: none was published yet.
-        since: Unix time of Redis's clock when it became current; 0: there is none.
-        versions: those that are kept, oldest first.
-        learned: how many feedbacks updates were about, each counted once.
-        token: of the latest lease.
+        since: when it became current, Unix time by Redis's clock; 0: there is none.
+        versions: the versions that are kept, oldest first.
+        learned: how many feedbacks were learned from, each counted once.
+        token: the fencing token of the latest lease.
     """
 
     current: int
@@ -35,9 +35,9 @@ class FleetPolicyState:
 
 
 class FleetPolicy:
-    """The policy of the fleet on this store. Safe to use from any thread but the store's own.
+    """The policy of the fleet on this store. Safe to use from any thread except the store's own.
 
-    All of it raises StoreError while Redis is away.
+    Every method raises StoreError while Redis is unavailable.
     """
 
     def __init__(self, store: RedisStore) -> None:
@@ -78,19 +78,19 @@ class FleetPolicy:
         return self._store.run(read)
 
     def keep_trial(self, files: Mapping[str, bytes]) -> None:
-        """Keep the files of the learner's trial, in one step; what they replace goes with the next of the same name."""
+        """Store the files of the learner's trial atomically; files of an earlier trial with other names stay unused."""
         words: list[Any] = [_TRIAL, json.dumps(list(files))]
         words += [word for name, data in files.items() for word in (f"{_TRIAL}{name}", data)]
         self._store.run(lambda connection: connection.command("HSET", connection.keys[BUNDLES], *words))
 
     def lease(self, what: Literal["take", "keep", "give up"], who: str, seconds: float) -> int:
-        """Take, keep or give up the learner's lease; the fencing token it is held with, 0: it is not."""
+        """Take, keep or give up the learner's lease; return its fencing token, 0 if it is not held."""
         return int(self._store.run(lambda connection: connection.script("lease", (), (what, who, repr(seconds)))))
 
     def unlearned(self, most: int) -> list[str]:
-        """Entries of feedback that no update was about yet, oldest first; those of a learner that died are among them.
+        """Entries of feedback not yet learned from, oldest first, including those handed to a learner that died.
 
-        They stay so until `publish` is given them.
+        An entry is returned again until it is passed to `publish`.
         """
 
         def read(connection: RedisConnection) -> list[str]:
@@ -115,16 +115,16 @@ class FleetPolicy:
         learned: Sequence[str] = (),
         keep: int = 10,
     ) -> Literal["done", "fenced", "moved"]:
-        """Make a version current, and note the feedback that it was learned from, both or neither.
+        """Make a version current and acknowledge the feedback it learned from, atomically.
 
         Args:
-            files: of the version; none: the update came to nothing, and only the feedback is noted.
+            files: the version's files; empty: the update yielded no version, and only the feedback is acknowledged.
             parent: the version that must still be current.
-            token: of the lease that must still be held; None: the publisher is not a learner.
-            learned: entries that `unlearned` gave.
+            token: the fencing token of the lease that must still be held; None: the publisher is not a learner.
+            learned: entries from `unlearned`.
 
         Returns:
-            "fenced": the lease was lost; "moved": another version is current by now. Then nothing has happened.
+            "done", or why nothing was changed: "fenced" if the lease was lost, "moved" if another version is current.
         """
         words: list[Any] = ["" if token is None else token, parent, version if files else "", keep, len(files)]
         words += [word for file in files.items() for word in file]
@@ -133,17 +133,17 @@ class FleetPolicy:
         return found
 
     def roll_back(self, version: int) -> bool:
-        """Make a version that is kept the current one; whether it is kept."""
+        """Make a kept version current; return False if it is not kept."""
         return bool(self._store.run(lambda connection: connection.script("rollback", (), (version,))))
 
     def keep_archive(self, wanted: bool) -> None:
-        """Have workers keep more rows in Redis until an archive has them, or no longer."""
+        """Set whether workers keep more rows in Redis, until an archive has them."""
         self._store.run(
             lambda connection: connection.command("HSET", connection.keys[POLICY], ARCHIVED, 1 if wanted else "")
         )
 
     def tidy(self, now: float) -> None:
-        """Settle what dead processes had reserved, and forget dead writers."""
+        """Settle the reservations of dead processes, and forget dead writers."""
 
         def work(connection: RedisConnection) -> None:
             settle_overdue(connection)

@@ -1,7 +1,7 @@
-"""Keeps writes in files while Redis is unavailable: append-only ones, of each process its own, in a folder.
+"""Keeps writes in append-only files, one or more per process in a folder, while Redis is unavailable.
 
-Entries are acknowledged, so they outlive their process: the next process to open the folder takes over the files of
-dead ones. An entry that was cut off by the death of its process was not acknowledged, and is left out.
+Entries are acknowledged, so they must outlive their process: the next process to open the folder takes over the files
+of dead ones. An entry cut off by the death of its process was not acknowledged, and is skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUFFIX = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call of a writer: its number, the keys of the answers it is about, and its rows."""
+    """One call of a writer: its number, the keys of the answers it concerns, and its rows as script arguments."""
 
     writer: str
     number: int
@@ -31,7 +31,7 @@ class Entry:
     words: Sequence[bytes]
 
     def to_bytes(self) -> bytes:
-        """Encode the entry as a journal holds it."""
+        """Encode the entry for the journal file."""
         parts = [self.writer.encode(), str(self.number).encode(), str(len(self.keys)).encode()]
         parts += [key.encode() for key in self.keys] + list(self.words)
         body = b"".join(_SIZE.pack(len(part)) + part for part in parts)
@@ -39,7 +39,7 @@ class Entry:
 
     @classmethod
     def of(cls, body: bytes) -> Entry:
-        """The entry of these bytes, their checksum checked."""
+        """Decode an entry, whose checksum was verified by the caller."""
         parts, at = [], 0
         while at < len(body):
             (size,) = _SIZE.unpack_from(body, at)
@@ -51,12 +51,12 @@ class Entry:
 
 
 class Journal:
-    """The journal of one process, and those it found without one. Not thread-safe.
+    """The journal of one process, with the files it took over from dead processes. Not thread-safe.
 
     Args:
-        folder: made if missing.
-        writer: who writes this process's own.
-        sync: whether an entry must survive the loss of power too.
+        folder: created if missing.
+        writer: the name of this process's files.
+        sync: whether an entry must survive a power failure too.
 
     Raises:
         StoreError: the folder cannot be used.
@@ -75,28 +75,28 @@ class Journal:
         except OSError as error:
             said = f"{folder}: the journal cannot be used: {error.strerror}; give another folder in journal="
             raise StoreError(said) from None
-        self._waiting = left  # in them, entries wait
+        self._waiting = left  # files with entries to send
 
     def _take(self, path: Path) -> bool:
-        """Lock the file of a journal; False if a living process has it."""
+        """Lock a journal file; False if a living process holds it."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             return False
-        if not path.exists():  # it was removed between
+        if not path.exists():  # its owner removed it before the lock
             os.close(descriptor)
             return False
         self._files[path] = descriptor
         return True
 
     def __bool__(self) -> bool:
-        """Whether anything waits."""
+        """Whether entries are waiting."""
         return bool(self._waiting)
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Keep entries for later, all or none.
+        """Append entries, all or none.
 
         Raises:
             StoreError: they cannot be written.
@@ -121,7 +121,7 @@ class Journal:
             self._waiting.append(path)
 
     def _opened(self) -> Path:
-        """The file that this process writes to now; a new one once all of the last was taken."""
+        """The file this process writes to; a new one once the last was sent and removed."""
         while self._own not in self._files:
             self._made += 1
             self._own = self._folder / f"{self._writer}-{self._made}{_SUFFIX}"
@@ -130,7 +130,7 @@ class Journal:
         return self._own
 
     def batches(self, size: int) -> Iterator[list[Entry]]:
-        """Everything that waits, in the order of each writer; a file is removed after its last entry was taken."""
+        """Yield all waiting entries, each writer's in order; a file is removed once the caller is done with it."""
         while self._waiting:
             path = self._waiting[0]
             entries = list(_entries(path))
@@ -141,7 +141,7 @@ class Journal:
             self._waiting.pop(0)
 
     def close(self) -> None:
-        """Close the files; what waits in them stays."""
+        """Close the files, keeping the entries in them."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()

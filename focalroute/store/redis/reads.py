@@ -1,4 +1,4 @@
-"""Reads from a Redis store and keeps it bounded, over a connection that the store owns."""
+"""Reads from a Redis store and keeps it bounded, through the store's connection."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ from focalroute.store.redis.connection import (
 )
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
-#: Set while a learner keeps an archive; until that has them, twice as many rows are kept.
+#: Set while a learner keeps an archive: then twice as many rows are kept, until they are archived.
 ARCHIVED = "archived"
 
-#: Of a stream: its entries with their fields.
+#: Entries of a stream: (id, fields).
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 _AT_ONCE = 500
-_MOST_NEW = 1000  # entries of a stream delivered at a time; of more, the latest
+_MOST_NEW = 1000  # entries of a stream delivered at a time; older ones are dropped
 
 _Position = tuple[bytes, bytes]  # the newest entries of the streams of feedback and of probed answers
 
 
 def entries(reply: Sequence[Any]) -> Entries:
-    """The entries in a stream command's reply."""
+    """Parse the reply to a stream command."""
     return [(entry, dict(zip(pairs[::2], pairs[1::2], strict=True))) for entry, pairs in reply]
 
 
 def pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
-    """The fields in a hash command's reply."""
+    """Parse the reply to a hash command."""
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
 def _every_entry(connection: RedisConnection, stream: str) -> Iterator[Entries]:
-    """All entries of a stream, a part at a time."""
+    """Yield all entries of a stream, a part at a time."""
     after = b"-"
     while found := entries(connection.command("XRANGE", connection.keys[stream], after, "+", "COUNT", _AT_ONCE)):
         yield found
@@ -69,7 +69,7 @@ def _every_entry(connection: RedisConnection, stream: str) -> Iterator[Entries]:
 
 
 def find_durability(connection: RedisConnection) -> str:
-    """When Redis writes a call to its disk: "always", "everysec", "no", "none": never; "" where it does not say."""
+    """When Redis writes calls to disk: "always", "everysec", "no" (up to the system), "none"; "" if it does not say."""
     try:
         found = pairs(connection.command("CONFIG", "GET", "append*"))
     except StoreError:
@@ -81,7 +81,7 @@ def find_durability(connection: RedisConnection) -> str:
 
 
 def answer_hashes(connection: RedisConnection, ids: Sequence[str]) -> list[AnswerHash]:
-    """The hashes of these answers, empty ones for those that are not there."""
+    """The hashes of these answers; empty for a missing answer."""
     found: list[AnswerHash] = []
     for start in range(0, len(ids), _AT_ONCE):
         commands = [("HGETALL", connection.keys.answer(answer_id)) for answer_id in ids[start : start + _AT_ONCE]]
@@ -104,7 +104,7 @@ def latest_ids(connection: RedisConnection, limit: int) -> list[str]:
 def answers_with_feedback(
     connection: RedisConnection, ids: Sequence[str]
 ) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
-    """These answers, each with its feedback and that one's entries; without those that are gone or damaged."""
+    """These answers with their feedback and its stream entries, without missing and damaged answers."""
     return [
         pair
         for found in answer_hashes(connection, ids)
@@ -142,7 +142,7 @@ def latest_feedback(connection: RedisConnection, last: int, position: _Position)
 
 
 def feedback_after(connection: RedisConnection, position: _Position) -> tuple[FeedbackRows, _Position]:
-    """See `EngineReads`; of either stream the 1,000 newest entries at most."""
+    """See `EngineReads`; reads at most the 1,000 newest entries of each stream."""
     commands = [
         ("XREVRANGE", connection.keys[stream], "+", b"(" + entry, "COUNT", _MOST_NEW)
         for stream, entry in zip((FEEDBACK, PROBED), position, strict=True)
@@ -153,20 +153,20 @@ def feedback_after(connection: RedisConnection, position: _Position) -> tuple[Fe
 
 
 def _with_answers(connection: RedisConnection, feedback: Entries) -> FeedbackRows:
-    """Entries of the feedback stream with their answers; those whose answer is gone are left out."""
+    """The feedback of these entries with its answers, without feedback whose answer is gone."""
     found = {entry: (answer, one) for answer, said in _of_entries(connection, feedback) for entry, one in said}
     return [found[entry] for entry, _ in feedback if entry in found]
 
 
 def _probed_again(connection: RedisConnection, probed: Entries, delivered: bytes) -> FeedbackRows:
-    """The feedback on probed answers up to the entry that was delivered last."""
+    """The feedback on these probed answers, up to the last delivered entry."""
     found = [(entry, answer, one) for answer, said in _of_entries(connection, probed) for entry, one in said]
     found = [row for row in found if entry_order(row[0]) <= entry_order(delivered)]
     return [(answer, one) for _, answer, one in sorted(found, key=lambda row: entry_order(row[0]))]
 
 
 def _of_entries(connection: RedisConnection, found: Entries) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
-    """The answers that entries are about, each once, with their feedback."""
+    """The answers these entries refer to, each once, with their feedback."""
     return answers_with_feedback(connection, list(dict.fromkeys(fields[b"id"].decode() for _, fields in found)))
 
 
@@ -198,7 +198,7 @@ def find_health(connection: RedisConnection) -> dict[str, HealthRow]:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """An entry of the ledger's stream; ``row`` as `focalroute.store.redis.rows` writes it."""
+    """An entry of the ledger's stream; ``row`` is encoded by `focalroute.store.redis.rows`."""
 
     entry: bytes
     at: float
@@ -207,7 +207,7 @@ class LedgerEntry:
 
     @classmethod
     def of(cls, entry: bytes, fields: dict[bytes, bytes]) -> LedgerEntry:
-        """The entry with these fields."""
+        """Decode an entry's fields."""
         return cls(entry, float(fields[b"at"]), json.loads(fields[b"tags"]), json.loads(fields[b"row"]))
 
 
@@ -233,7 +233,7 @@ def ledger_sums(connection: RedisConnection, by: Grouping) -> list[LedgerSum]:
     for held in map(json.loads, connection.command("HVALS", connection.keys[RESERVATIONS])):
         pico = int(held["micro"]) * 1_000_000 + int(held["pico"])
         add(json.loads(held["row"])[1], float(held["at"]), json.loads(held["tags"]), None, held=pico)
-    if by == "endpoint":  # these are kept for ever
+    if by == "endpoint":  # these sums include dropped rows
         for endpoint, total in _totals(connection).items():
             dict.update(sums[endpoint], total)
     return [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
@@ -274,7 +274,7 @@ def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
 
 
 def trim(connection: RedisConnection, keep: int) -> None:
-    """Drop what is beyond the latest ``keep`` answers and their share of the ledger; twice that, for an archive."""
+    """Drop all but the latest ``keep`` answers and their share of the ledger; twice as many with an archive."""
     if connection.command("HGET", connection.keys[POLICY], ARCHIVED):
         keep *= 2
     while rows := _oldest(connection, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep):
@@ -284,12 +284,12 @@ def trim(connection: RedisConnection, keep: int) -> None:
 
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
-    """Up to 500 of the oldest rows of the ledger beyond those that go with ``keep`` answers."""
+    """Up to 500 of the oldest ledger rows beyond the share of ``keep`` answers."""
     return [LedgerEntry.of(*found) for found in _oldest(connection, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep)]
 
 
 def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
-    """Up to 500 of the oldest answers beyond ``keep``: the entry in the stream, the id and the hash."""
+    """Up to 500 of the oldest answers beyond ``keep``: each one's stream entry, id and hash."""
     found = _oldest(connection, ANSWERS, keep)
     ids = [fields[b"id"].decode() for _, fields in found]
     return [
@@ -298,12 +298,12 @@ def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, 
 
 
 def drop_ledger(connection: RedisConnection, last: bytes, keep: int) -> None:
-    """Drop the ledger up to this entry."""
+    """Drop the ledger's rows up to this entry."""
     connection.script("trim", (), (last, 2 * keep))
 
 
 def drop_answers(connection: RedisConnection, rows: Sequence[tuple[bytes, str]], keep: int) -> None:
-    """Drop answers, each given as its entry and its id."""
+    """Drop answers, each given by its stream entry and id."""
     keys = [connection.keys.answer(answer_id) for _, answer_id in rows]
     connection.script("trim", keys, ("", 2 * keep, *(entry for entry, _ in rows)))
 

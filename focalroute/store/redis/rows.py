@@ -1,4 +1,4 @@
-"""Encodes rows as arguments of the scripts, and decodes replies. Numbers that must come back exactly travel as text."""
+"""Encodes rows as script arguments, and decodes replies. Numbers that must come back exactly are sent as text."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from focalroute.store.codec import pack, read_answer, write_answer, write_probe,
 from focalroute.store.engine import duplicate_answer, spoken_by, unknown_answer
 from focalroute.store.redis.connection import FIXED, Keys
 
-_LARGEST = 2**63 - 1  # what Redis adds up
+_LARGEST = 2**63 - 1  # Redis adds 64-bit integers
 
 
 # -- in ------------------------------------------------------------------------------------------------------------
 
 
 def pack_rows(rows: Sequence[Row], keys: Keys) -> tuple[list[str], list[bytes]]:
-    """The keys of the answers that rows are about, and the rows as arguments of ``write.lua``.
+    """The keys of the answers these rows concern, and the rows as arguments of ``write.lua``.
 
     Raises:
-        StoreError: a row cannot be stored; the message holds nothing of it.
+        StoreError: a row cannot be stored; the message quotes nothing of it.
     """
     positions: dict[str, int] = {}
 
@@ -51,7 +51,7 @@ def pack_rows(rows: Sequence[Row], keys: Keys) -> tuple[list[str], list[bytes]]:
         return [keys.answer(answer_id) for answer_id in positions], words
     except StoreError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with the values
+    except Exception as error:  # noqa: BLE001 - bad values may raise anything
         reason = type(error).__name__
     raise StoreError(f"a row cannot be stored ({reason})")
 
@@ -61,7 +61,7 @@ def _to_bytes(value: str | bytes) -> bytes:
 
 
 def _fields(row: Row, position: Callable[[str], str]) -> list[str | bytes]:
-    """The row's kind and fields; ``position``: of an answer's key among the script's keys."""
+    """The row's kind and fields; ``position`` gives the index of an answer's key among the script's keys."""
     if isinstance(row, StoredAnswer):
         steps = b"" if row.trajectory is None else pack(row.trajectory)
         record = write_answer(row)
@@ -91,7 +91,7 @@ def _ledger_fields(row: LedgerRow) -> list[str | bytes]:
     if any(number is not None and not 0 <= number <= _LARGEST for number in (*used, cost)):
         raise StoreError("a row cannot be stored (a number is too large)")
     if not math.isfinite(row.at):
-        raise StoreError("a row cannot be stored (no moment)")
+        raise StoreError("a row cannot be stored (its time is not finite)")
     amounts, ended, held_on = ("", ""), ("", "0", "0"), ("", "")
     if cost is not None:
         amounts = _micro_and_pico(cost)
@@ -105,13 +105,13 @@ def _ledger_fields(row: LedgerRow) -> list[str | bytes]:
 
 
 def _micro_and_pico(pico: int) -> tuple[str, str]:
-    """An amount as whole microdollars and the rest, 0 to 999,999 picodollars."""
+    """Split an amount into whole microdollars and the rest, 0 to 999,999 picodollars."""
     micro, rest = divmod(pico, 1_000_000)
     return str(micro), str(rest)
 
 
 def reservation_words(reservation: Reservation, limits: Mapping[Account, Decimal]) -> list[str]:
-    """A reservation as the arguments of ``reserve.lua``; it stands in the ledger as ``row`` if its process dies."""
+    """A reservation as arguments of ``reserve.lua``; ``row`` is its ledger row if its process dies."""
     amount = pico_above(reservation.amount)
     row = [reservation.answer_id, reservation.endpoint, *(None,) * 5, amount, "reserved"]
     words = [reservation.id, *_micro_and_pico(amount), repr(reservation.timeout_s + GRACE_S)]
@@ -125,24 +125,24 @@ def reservation_words(reservation: Reservation, limits: Mapping[Account, Decimal
 
 
 def refusal(reply: Sequence[bytes]) -> FocalrouteError | None:
-    """Why ``write.lua`` wrote nothing; None: it did."""
+    """The error if ``write.lua`` wrote nothing; None if it wrote."""
     code, *about = (word.decode() for word in reply)
     if code == "unknown":
         return unknown_answer(about[0])
     if code == "duplicate":
         return duplicate_answer(about[0])
     if code == "probe":
-        return StoreError("a row cannot be stored (a probe of no answer, or a second one)")
+        return StoreError("a row cannot be stored (a probe without its answer, or a second probe)")
     return None
 
 
 def read_reservation(reply: Sequence[Any], limits: Sequence[Account]) -> ReservationResult:
-    """The reply of ``reserve.lua``."""
+    """Decode the reply of ``reserve.lua``."""
     return ReservationResult(reply[0] == 1, float(reply[1]), read_balances(reply[2:], limits))
 
 
 def read_balances(reply: Sequence[bytes], accounts: Sequence[Account]) -> dict[Account, Balance]:
-    """The balances that the scripts show; StoreError if one is damaged."""
+    """Decode the balances in a script's reply; StoreError if one is damaged."""
     found = {}
     for account, text in zip(accounts, reply, strict=True):
         state = read_state(text)
@@ -153,7 +153,7 @@ def read_balances(reply: Sequence[bytes], accounts: Sequence[Account]) -> dict[A
 
 
 def read_state(text: bytes) -> AccountState | None:
-    """A state as the scripts show it: the period, then micro- and picodollars of spent and reserved; None: damaged."""
+    """Decode a state: period, then micro- and picodollars spent and reserved; None if it is damaged."""
     try:
         period, micro, pico, held_micro, held_pico = map(int, text.split())
     except ValueError:
@@ -162,13 +162,13 @@ def read_state(text: bytes) -> AccountState | None:
 
 
 def read_capabilities(key: str, text: bytes) -> CapabilityRow:
-    """The row of a hash's field; ValueError if it is damaged."""
+    """Decode a field of the capabilities hash; ValueError if it is damaged."""
     at, _, values = text.partition(b"\n")
     return CapabilityRow(key, float(at), json.loads(values))
 
 
 def read_health(key: str, text: bytes) -> HealthRow:
-    """The row of a hash's field; ValueError or TypeError if it is damaged."""
+    """Decode a field of the health hash; ValueError or TypeError if it is damaged."""
     at, _, values = text.partition(b"\n")
     open_until, ejections = json.loads(values)
     return HealthRow(key, None if open_until is None else float(open_until), int(ejections), float(at))
@@ -178,7 +178,7 @@ class AnswerHash:
     """An answer's hash: the answer and its feedback.
 
     Args:
-        pairs: fields and values in turn.
+        pairs: field names and values alternately.
     """
 
     def __init__(self, pairs: Sequence[bytes]) -> None:
@@ -202,11 +202,11 @@ class AnswerHash:
 
     @property
     def entry(self) -> bytes:
-        """Its entry in the stream of answers."""
+        """The answer's entry in the stream of answers."""
         return self._fields[b"entry"]
 
     def feedback(self) -> list[tuple[bytes, Feedback]]:
-        """The feedback, each with its entry in the stream of feedback, in that order."""
+        """The feedback with its entries in the stream of feedback, in the stream's order."""
         answer_id = self._fields[b"id"].decode()
         found = []
         for name, value in self._fields.items():
@@ -218,6 +218,6 @@ class AnswerHash:
 
 
 def entry_order(entry: bytes) -> tuple[int, int]:
-    """The key by which entries of a stream are sorted."""
+    """The sort key of a stream entry."""
     milliseconds, _, number = entry.partition(b"-")
     return int(milliseconds), int(number)

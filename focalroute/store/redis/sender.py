@@ -1,4 +1,4 @@
-"""Sends jobs to Redis, each call once, and keeps them while Redis is unavailable."""
+"""Sends jobs to Redis, each exactly once, and keeps them while Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from focalroute.store.writer_queue import Job, ReadJob
 
 _AGAIN_S = 0.1  # between two tries to reach Redis
 _BATCH = 500
-_EARLY = [b"early"]  # the script's reply to a call before which others are missing
+_EARLY = [b"early"]  # the script's reply to a call if earlier calls of its writer are missing
 
 _STILL_WRITTEN = ". It is still written if Redis comes back while this process lives"
-_FORGOT = "Redis has lost writes that it had said were done: it was restarted, or replaced, without them"
+_FORGOT = "Redis has lost writes that it had acknowledged: it was restarted or replaced without them"
 
 _log = logging.getLogger("focalroute.store")
 
 
 @dataclass(eq=False, slots=True)
 class WriteJob(Job):
-    """A call that writes rows, as ``write.lua`` takes them.
+    """A call that writes rows by ``write.lua``.
 
     Attributes:
-        number: its place among the calls of its writer, which stays the same; 0: it has none yet.
+        number: the call's sequence number in its writer, kept when it is sent again; 0: none yet.
     """
 
     rows: tuple[Row, ...]
@@ -44,12 +44,12 @@ class WriteJob(Job):
 
 @dataclass(eq=False, slots=True)
 class ScriptJob(Job):
-    """A script that may be run again without harm.
+    """A script that is safe to run again.
 
     Attributes:
         read: decodes its reply.
-        undo: is written if the script may have been run after its caller gave up.
-        sent: whether it may have been run.
+        undo: written if the caller gave up on a script that may have run.
+        sent: whether the script may have run.
     """
 
     name: str
@@ -60,11 +60,11 @@ class ScriptJob(Job):
 
 
 class Sender:
-    """Takes jobs in order and ends all of them. Belongs to the store's thread.
+    """Takes jobs in order and completes or fails each. For the store's thread.
 
     Args:
         journal: where writes go while Redis is unavailable; None: they wait in memory.
-        patience_s: how long other jobs then wait before they fail.
+        patience_s: how long jobs wait for an unavailable Redis before they fail.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Sender:
         self._next_try = 0.0
         self._data_lost = False
         self._reason = ""
-        self._renamed: dict[str, tuple[str, int]] = {}  # writers of journals whose earlier calls Redis has forgotten
+        self._renamed: dict[str, tuple[str, int]] = {}  # journal writers whose earlier calls Redis has lost
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def away(self) -> bool:
-        """Whether Redis could not be reached the last time."""
+        """Whether Redis was unavailable at the last attempt."""
         return self._away_since is not None
 
     def serve(self, jobs: Iterable[Job] = ()) -> None:
-        """Do these jobs after all that waits, or what can be done with them while Redis is unavailable."""
+        """Send the waiting jobs, then these; while Redis is unavailable, journal or fail them."""
         self._waiting.extend(jobs)
         if self.away and time.monotonic() < self._next_try:
             self._journal_or_fail()
@@ -115,7 +115,7 @@ class Sender:
             return
         if self._away_since is not None:
             seconds = time.monotonic() - self._away_since
-            _log.warning("Redis is back after %.1f s, and has what was written meanwhile", seconds)
+            _log.warning("Redis is back after %.1f s, and has received what was written meanwhile", seconds)
             self._away_since = None
             self._data_lost = False
 
@@ -128,19 +128,19 @@ class Sender:
             _log.error("%s", error)
         if not self.away:
             self._away_since = time.monotonic()
-            remedy = "it is tried again" if self._journal is None else "what is written waits in the journal"
+            remedy = "trying again" if self._journal is None else "writes wait in the journal"
             _log.warning("%s; %s", error, remedy)
         self._next_try = time.monotonic() + _AGAIN_S
 
     def give_up(self, error: Exception) -> None:
-        """Fail all that waits, after an unforeseen error."""
+        """Fail all waiting jobs, after an unexpected error."""
         self._connection.drop()
         waiting, self._waiting = self._waiting, deque()
         for job in waiting:
-            _fail(job, StoreError(f"a call could not be ended ({type(error).__name__}); it may have been done"))
+            _fail(job, StoreError(f"a call failed unexpectedly ({type(error).__name__}); it may have been done"))
 
     def close(self) -> None:
-        """End what still waits: it goes into the journal, or fails."""
+        """Journal or fail the jobs that still wait."""
         self._patience_s = 0.0
         self._closing = True
         if self._waiting:
@@ -151,7 +151,7 @@ class Sender:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _send_batch(self) -> None:
-        """Send what writes in one round trip; reads follow one by one, so that they see it."""
+        """Send all waiting writes and scripts in one round trip; without any, do the first read, which sees them."""
         batch = [job for job in self._waiting if not isinstance(job, ReadJob)][:_BATCH]
         if not batch:
             self._read(self._waiting[0])
@@ -190,7 +190,7 @@ class Sender:
         return self._connection.script_command(job.name, (), job.words)
 
     def _refuse(self, job: Job, error: FocalrouteError) -> None:
-        """Fail a job that Redis will never do. A write's number is used up by an empty call."""
+        """Fail a job that Redis will never do. An empty call takes a write's number, so that later calls follow on."""
         _fail(job, error)
         if isinstance(job, WriteJob):
             job.rows, job.keys, job.words = (), [], []
@@ -198,7 +198,7 @@ class Sender:
             self._waiting.remove(job)
 
     def _restart_numbers(self) -> None:
-        """Take a new name: Redis has forgotten calls that it had done, none of which waits any more."""
+        """Become a new writer, as Redis has lost calls it had done, which can no longer be sent again."""
         _log.error(_FORGOT)
         self._writer, self._number = f"{self._writer}+", 0
         for job in self._waiting:
@@ -206,7 +206,7 @@ class Sender:
                 job.number = 0
 
     def _end(self, ended: list[tuple[Job, Any]]) -> None:
-        """Take done jobs off the list, call the subscribers, then settle the futures."""
+        """Remove done jobs, call the subscribers, then settle the jobs' futures."""
         gone = {id(job) for job, _ in ended}
         self._waiting = deque(job for job in self._waiting if id(job) not in gone)
         written = [row for job, _ in ended if isinstance(job, WriteJob) for row in job.rows]
@@ -223,11 +223,11 @@ class Sender:
                 job.future.set_result(None)
 
     def _deliver(self) -> None:
-        """Call the subscribers with new feedback; if it cannot be read now, later."""
+        """Call the subscribers with new feedback; if it cannot be read now, a later call delivers it."""
         try:
             self._subscription.deliver(self._connection)
         except (RedisUnavailable, StoreError) as error:
-            _log.warning("feedback could not be read, it is tried again: %s", error)
+            _log.warning("feedback could not be read, trying again: %s", error)
 
     def _read(self, job: Job) -> None:
         assert isinstance(job, ReadJob)  # noqa: S101 - all others were sent
@@ -237,7 +237,7 @@ class Sender:
             result = job.work(self._connection)
         except RedisUnavailable:
             raise
-        except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting reader
             job.future.set_exception(error)
         else:
             job.future.set_result(result)
@@ -245,17 +245,17 @@ class Sender:
     # -- while Redis is unavailable ----------------------------------------------------------------------------------
 
     def _journal_or_fail(self) -> None:
-        """Put the writes into the journal; without one, or where it fails, fail those that have waited too long."""
+        """Put writes into the journal, and fail remaining jobs that have waited too long."""
         if self._journal is not None:
             self._add_to(self._journal)
         now = time.monotonic()
         all_late = self._away_since is not None and now - self._away_since >= self._patience_s
-        all_late = all_late or self._data_lost  # waiting does not bring it back
+        all_late = all_late or self._data_lost  # waiting does not bring the data back
         for job in [job for job in self._waiting if all_late or now >= job.until]:
             waits = isinstance(job, WriteJob) and not self._closing
             _fail(job, StoreError(f"{self._reason}{_STILL_WRITTEN if waits else ''}"))
             if isinstance(job, WriteJob):
-                continue  # what was consumed is paid for
+                continue  # it still waits: what was consumed must be recorded
             self._waiting.remove(job)
             if isinstance(job, ScriptJob) and job.undo is not None and job.sent:
                 self._waiting.append(WriteJob((job.undo,), *pack_rows((job.undo,), self._connection.keys)))
@@ -277,7 +277,7 @@ class Sender:
                 job.future.set_result(None)
 
     def _catch_up(self, journal: Journal) -> None:
-        """Send what waited in the journals, those of dead processes too."""
+        """Send the entries of the journals, also those of dead processes."""
         refused = 0
         for batch in journal.batches(_BATCH):
             left = list(batch)
@@ -287,12 +287,12 @@ class Sender:
                 left = left[len(done) :]
         if refused:
             _log.error(
-                "%d calls that waited in the journal contradict what others had written, and were refused", refused
+                "%d calls from the journal were refused, as they contradict what other processes had written", refused
             )
         self._deliver()
 
     def _send_entries(self, entries: list[Entry]) -> list[Any]:
-        """Send entries; the replies to the first ones, which were done."""
+        """Send entries; return the replies to the first of them, as many as were done."""
         replies = self._connection.run([self._entry_command(entry) for entry in entries])
         done: list[Any] = []
         for reply in replies:
@@ -302,8 +302,8 @@ class Sender:
                 break
             done.append(reply)
         if not done:
-            # Redis has forgotten calls before the first one: it and those that follow get another writer and new
-            # numbers, the same ones whenever they are sent again.
+            # Redis has lost calls before the first entry: it and the entries after it get another writer and new
+            # numbers, the same ones each time they are sent.
             _log.error(_FORGOT)
             first = entries[0]
             self._renamed[first.writer] = f"{first.writer}~{first.number}", first.number - 1

@@ -1,8 +1,8 @@
 """The store of a fleet: Redis (or Valkey). Safe to use from any thread.
 
-One thread owns the connection. Whatever is queued while it waits for a reply goes out in the next round trip, each call
-as a script of its own, which does all of it or nothing. Every call has a number, and Redis knows the last one of each
-writer: so a call that is sent again, because its reply was lost, is not done twice.
+One thread owns the connection. Calls queued while it waits for a reply go out in the next round trip, each as a script
+of its own, which is atomic. Each writer numbers its calls, and Redis keeps the last number of each writer. So a call
+that is sent again, because its reply was lost, is not done twice.
 """
 
 from __future__ import annotations
@@ -45,26 +45,25 @@ _log = logging.getLogger("focalroute.store")
 _PATIENCE_S = 5.0
 _AT_ONCE = 200  # answers read in one go
 _TRIM_EVERY = 500  # calls
-_RETRY_S = 0.05  # between two looks whether Redis is back
+_RETRY_S = 0.05  # between checks whether Redis is back
 
 
 class RedisStore(QueuedStore[RedisConnection]):
     """Answers, feedback, capabilities and the ledger in Redis, for any number of processes and machines.
 
-    While Redis is unavailable, writes go into the journal, if the address names one, and count as done. Without one
-    they wait in memory and fail for their callers after 5 seconds, though they are still done if Redis comes back while
-    this process lives. What needs a reply (budgets, reading) waits as long and then fails.
+    While Redis is unavailable, writes go into the journal, if the address names one, and count as done. Without a
+    journal they wait in memory; their callers get an error after 5 seconds, but the writes are still done if Redis
+    comes back while this process lives. Calls that need a reply (budgets, reads) wait as long and then fail.
 
     Args:
-        where: its address, see `RedisAddress`.
-        durability: "full": refuse a Redis that does not write every call to its disk before it says it is done, and
-            write the journal likewise.
-        poll_s: how often news from other processes are looked for.
-        patience_s: how long a call waits for a Redis that is unavailable.
+        where: the address, see `RedisAddress`.
+        durability: "full": refuse a Redis that acknowledges calls before they are on its disk, and sync the journal.
+        poll_s: how often to look for feedback and policies from other processes.
+        patience_s: how long a call waits for an unavailable Redis.
 
     Raises:
         ConfigError: the address is wrong, or redis-py is not installed.
-        StoreError: Redis cannot be used (with a journal, one that cannot be reached is waited for).
+        StoreError: Redis cannot be used. With a journal, an unreachable Redis is waited for instead.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._poll_s = poll_s
         self._patience_s = patience_s
         self._connection = RedisConnection(self._address)
-        self._opened: set[Account] = set()  # by this process: one of these that is missing was lost
-        self._untrimmed = _TRIM_EVERY  # an earlier process may have left some
+        self._opened: set[Account] = set()  # by this process: if one is missing in Redis, it was lost
+        self._untrimmed = _TRIM_EVERY  # an earlier process may have left rows to trim
         self._next_settling = time.monotonic() + SETTLE_EVERY_S
         self._on_version: list[Callable[[int], None]] = []
         self._version = 0
-        self._clock_jumps: int | None = None  # once they are known
+        self._clock_jumps: int | None = None  # None until read
         writer = secrets.token_hex(8)
         folder = self._address.journal
         self._journal = None if folder is None else Journal(folder, writer, sync=self._full)
@@ -98,7 +97,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._queue.open()
 
     def _connect(self) -> None:
-        """Reach Redis once; name what it cannot do as it is set up."""
+        """Connect once, and raise if Redis cannot be used as it is set up."""
         try:
             self._connection.connect()
             self._check_durability()
@@ -113,10 +112,10 @@ class RedisStore(QueuedStore[RedisConnection]):
         if self._full and kept != "always":
             raise StoreError(
                 f'{self.name}: durability="full" needs a Redis with "appendonly yes" and "appendfsync always" that '
-                f"lets this user read its CONFIG, this one has {kept or 'another setting'}"
+                f"lets this user read its CONFIG; this one has {kept or 'another setting'}"
             )
         if kept == "none":
-            _log.warning("%s: keeps nothing over a restart; set appendonly yes", self.name)
+            _log.warning("%s: keeps no data over a restart; set appendonly yes", self.name)
 
     # -- the store's face --------------------------------------------------------------------------------------------
 
@@ -145,7 +144,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         return _gather([self.write(*rows) for rows in calls])
 
     def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
-        """See `Store.subscribe`. If feedback comes faster than it is looked for, the latest 1,000 are delivered."""
+        """See `Store.subscribe`. Of more than 1,000 new feedbacks between two polls, only the latest are delivered."""
         try:
             super().subscribe(on_feedback, last=last)
         except StoreError:
@@ -161,7 +160,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         return opened
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
-        """See `Store.reserve`; the moment is Redis's, so that all machines have one clock."""
+        """See `Store.reserve`; the moment is by Redis's clock, which all machines share."""
         words = reservation_words(reservation, limits)
         read = partial(read_reservation, limits=tuple(limits))
         return self._submit(ScriptJob("reserve", words, read, undo=Release(reservation, 0.0)))
@@ -177,7 +176,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         return self._submit(ScriptJob("balances", words, partial(read_balances, accounts=wanted)))
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
-        """See `Store.recent`. Read in parts, so that other jobs need not wait for all of it."""
+        """See `Store.recent`. Reads in parts, so that other jobs run in between."""
         ids = self._read(lambda connection: reads.latest_ids(connection, limit))
         parts = (ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE))
         found = (self._read(partial(reads.answers_with_feedback, ids=part)) for part in parts)
@@ -197,7 +196,7 @@ class RedisStore(QueuedStore[RedisConnection]):
     # -- for the fleet -----------------------------------------------------------------------------------------------
 
     def run(self, work: Callable[[RedisConnection], T]) -> T:
-        """Do something quick with the connection, on the store's thread, after all that was queued.
+        """Call ``work``, which must be quick, with the connection on the store's thread, after all queued jobs.
 
         Raises:
             StoreError: Redis is unavailable.
@@ -205,9 +204,9 @@ class RedisStore(QueuedStore[RedisConnection]):
         return self._read(work)
 
     def follow(self, on_version: Callable[[int], None]) -> None:
-        """Call ``on_version`` with the number of the fleet's policy (0: none yet), now and whenever it changes.
+        """Call ``on_version`` with the version of the fleet's policy, now if there is one, and whenever it changes.
 
-        It is called on the store's thread and must be quick.
+        Changes are reported on the store's thread; ``on_version`` must be quick.
         """
         self._on_version.append(on_version)
         if self._version:
@@ -260,7 +259,7 @@ class RedisStore(QueuedStore[RedisConnection]):
                     self._queue.forget(job.rows)
 
     def _poll(self) -> None:
-        """Look for feedback of other processes and for another policy; keep the streams bounded."""
+        """Look for feedback from other processes and for a new policy; keep the streams bounded."""
         try:
             kept = self._connection.command("HMGET", self._connection.keys[POLICY], "current", "clock_jumps")
             version, jumps = (int(number or 0) for number in kept)
@@ -276,8 +275,8 @@ class RedisStore(QueuedStore[RedisConnection]):
             return
         if self._clock_jumps not in (None, jumps):
             _log.warning(
-                "%s: its clock was far ahead: balances were of periods that have not begun; what the ledger holds of "
-                "the present ones is taken instead",
+                "%s: its clock was far ahead, so balances were of periods that have not begun. The sums of the ledger "
+                "for the present periods replace them",
                 self.name,
             )
         self._clock_jumps = jumps
@@ -288,13 +287,13 @@ class RedisStore(QueuedStore[RedisConnection]):
 
 
 def settle_overdue(connection: RedisConnection) -> None:
-    """Turn what dead processes had reserved into estimated rows of the ledger, 1,000 at a time."""
+    """Turn the reservations of dead processes into estimated ledger rows, 1,000 at a time."""
     while connection.script("overdue", (), ()) == 1000:
         pass
 
 
 def _gather(futures: Sequence[Future[None]]) -> Future[Outcomes]:
-    """The outcomes of all of them, once all are done."""
+    """A future of all outcomes, resolved once all futures are done."""
     gathered: Future[Outcomes] = Future()
     gathered.set_running_or_notify_cancel()
     left = iter(futures)

@@ -1,1 +1,1 @@
-"""The store in one SQLite file, or in memory."""
+"""The SQLite store, in one file or in memory."""

@@ -1,9 +1,9 @@
-"""Checksums: of every row, and of all answers, feedback, probes and rows of the ledger together.
+"""Checksums of single rows, and of all answers, feedback, probes and ledger rows together (the chain).
 
-Every row carries the CRC-32 of its values. One mark says how many of those rows there are, what their checksums add up
-to, and how many transactions wrote such rows; each of those writes it anew. So `checks` find a row that was changed,
-lost or put back. The mark is a row of SQLite's own table of the latest numbers, whose page those transactions write
-anyway: a table of its own took twice the time.
+Every row carries the CRC-32 of its values. One mark holds the number of chained rows, the sum of their checksums, and
+the number of transactions that wrote them; each such transaction rewrites it. So `checks` find a row that was changed,
+lost or put back. The mark is a row of ``sqlite_sequence``, whose page those transactions write anyway: a table of its
+own took twice the time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 if TYPE_CHECKING:
     import sqlite3
 
-_HEAD = 8  # bytes of a trajectory: its own checksum and length (see `focalroute.store.codec`), which stand for the rest
+_HEAD = 8  # bytes of a trajectory: its own checksum and length (see `focalroute.store.codec`) stand for the rest
 
-#: What the checksum of a table's row is of, in this order; the first one names the row.
+#: The columns that a row's checksum covers, in this order, by table; the first column names the row.
 COLUMNS = {
     "answers": ("id", "created_at", "record", "trajectory", "receipt", "texts"),
     "feedback": ("answer_id", "source", "reward", "label", "created_at"),
@@ -35,14 +35,14 @@ COLUMNS = {
     "balances": ("tag", "period_s", "period", "spent", "reserved"),
     "health": ("key", "open_until", "ejections", "changed_at"),
 }
-#: Tables whose rows are counted by the chain. Those written before there were checksums have none; rows of others do.
+#: Tables whose rows the chain counts. Only these may have old rows without checksums.
 CHAINED = ("answers", "feedback", "probes", "ledger")
 _SPACES = re.compile(r"--[^\n]*|\s")
 _FORMS = tuple("%s\0" * count for count in range(1 + max(map(len, COLUMNS.values()))))
 
 
 def checksum(values: Sequence[object]) -> int:
-    """The checksum of a row's values, as SQLite gives them back: REAL columns as floats."""
+    """The checksum of a row's values, of the types that SQLite returns: REAL columns as floats."""
     return zlib.crc32((_FORMS[len(values)] % tuple(values)).encode("utf-8", "surrogatepass"))
 
 
@@ -52,7 +52,7 @@ def head(trajectory: object) -> object:
 
 
 def seal(db: sqlite3.Connection, table: str) -> None:
-    """Give every row of a table the checksum of what it holds now."""
+    """Set the checksum of every row of a table to that of its current values."""
     columns = COLUMNS[table]
     named = " AND ".join(f"{column} IS ?" for column in columns)
     for row in db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall():  # noqa: S608 - constants
@@ -63,15 +63,15 @@ def seal(db: sqlite3.Connection, table: str) -> None:
 
 
 class Mark(NamedTuple):
-    """The row of the chain. As text it has always the same length, so that it is written over in its place.
+    """The chain's row. Its text always has the same length, so that it is overwritten in place.
 
     Attributes:
-        store: a random id, as a number.
+        store: the store's random id.
         commits: transactions that wrote or deleted chained rows.
-        lost: those of them that were acknowledged, and were no longer there when the store was opened.
-        rows: of all chained tables, that have a checksum.
-        total: of their checksums.
-        numbers: of the latest rows of all chained tables, added up.
+        lost: acknowledged transactions that were missing when the store was opened.
+        rows: rows with a checksum in all chained tables.
+        total: the sum of their checksums.
+        numbers: the sum of the latest row numbers (``seq``) of all chained tables.
     """
 
     store: int
@@ -82,14 +82,14 @@ class Mark(NamedTuple):
     numbers: int = 0
 
     def to_text(self) -> str:
-        """As the chain keeps it."""
+        """Encode the mark for the database."""
         store, commits, lost, rows, total, numbers = self
         text = f"focalroute chain {store:016x} {commits:016x} {lost:016x} {rows:016x} {total:016x} {numbers:016x}"
         return f"{text} {zlib.crc32(text.encode()):08x}"
 
     @classmethod
     def of(cls, text: object) -> Self | None:
-        """The mark of this text; None: it is damaged."""
+        """Decode a mark; None if it is damaged."""
         try:
             mark = cls(*(int(word, 16) for word in str(text).split()[2:8]))
         except (ValueError, TypeError):
@@ -103,28 +103,28 @@ _WRITE = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'chain'"
 
 
 class Chain:
-    """The change of a transaction to the chain.
+    """Tracks how a transaction changes the chain.
 
     Attributes:
-        counts: rows more than before, and what their checksums add up to.
+        counts: how much the number of rows and the sum of their checksums have changed.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._written = "", Mark(0)  # mostly this process was the last to write it
+        self._written = "", Mark(0)  # saves parsing: mostly this process wrote the mark last
         self.begin()
 
     def begin(self) -> None:
-        """Begin with the next transaction."""
+        """Start tracking a new transaction."""
         self._touched = self._anew = False
         self.counts = (0, 0)
 
     def touch(self) -> None:
-        """Have it written: a number of a chained table may have been given."""
+        """Make `save` write the mark, as a chained table may have used up a row number."""
         self._touched = True
 
     def accept(self) -> None:
-        """Take what is there when the transaction ends for all there ever was, and forget what is lost."""
+        """Make `save` recount the rows that are there, and forget lost transactions."""
         self._touched = self._anew = True
 
     def add(self, crc: int) -> None:
@@ -134,7 +134,7 @@ class Chain:
         self.counts = (rows + 1, total + crc)
 
     def remove(self, table: str, which: str, values: Sequence[object] = ()) -> None:
-        """Count rows no longer, which are to be deleted; ``which``: the rest of a query after the table's name."""
+        """Subtract rows that are about to be deleted; ``which``: the rest of the query after the table's name."""
         query = f"SELECT count({table}.crc), coalesce(sum({table}.crc), 0) FROM {table} {which}"  # noqa: S608 - constants
         self._touched = True
         fewer, less = self._db.execute(query, values).fetchone()
@@ -142,7 +142,7 @@ class Chain:
         self.counts = (rows - fewer, total - less)
 
     def save(self) -> Mark | None:
-        """Write the chain, if rows that it counts came or went; None: none did, or it is damaged and stays so."""
+        """Write the mark if chained rows have changed; return it, or None if none has or the mark is damaged."""
         if not self._touched:
             return None
         text, numbers = self._db.execute(_STATE).fetchone() or (None, None)
@@ -162,7 +162,7 @@ class Chain:
 
 
 def read_mark(db: sqlite3.Connection) -> Mark | None:
-    """The chain's mark; None: it is damaged."""
+    """The chain's mark; None if it is missing or damaged."""
     row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'chain'").fetchone()
     return None if row is None else Mark.of(row[0])
 
@@ -173,7 +173,7 @@ def write_mark(db: sqlite3.Connection, mark: Mark) -> None:
 
 
 def begin_chain(db: sqlite3.Connection) -> None:
-    """Begin the chain of a database that has none; the rows that it counts have no checksum if they are older."""
+    """Start the chain of a database that has none; older rows of chained tables stay without checksum."""
     for table in COLUMNS.keys() - set(CHAINED):
         seal(db, table)
     (numbers,) = db.execute(_NUMBERS).fetchone()
@@ -181,14 +181,14 @@ def begin_chain(db: sqlite3.Connection) -> None:
 
 
 def recount(db: sqlite3.Connection) -> None:
-    """Make the chain say what is there, in a database that was filled otherwise."""
+    """Write a new mark that counts the present rows, in a database that was filled without the chain."""
     rows, total = _count(db)
     (numbers,) = db.execute(_NUMBERS).fetchone()
     write_mark(db, Mark(secrets.randbits(63), rows=rows, total=total, numbers=numbers or 0))
 
 
 def _count(db: sqlite3.Connection) -> tuple[int, int]:
-    """How many rows of all chained tables have a checksum, and the sum of these."""
+    """The number of rows with a checksum in all chained tables, and the sum of the checksums."""
     rows = total = 0
     for table in CHAINED:
         query = f"SELECT count(crc), coalesce(sum(crc), 0) FROM {table}"  # noqa: S608 - constants
@@ -203,7 +203,7 @@ Check = Callable[["sqlite3.Connection"], Iterator[str]]
 
 
 def checks(schema: Sequence[Any]) -> dict[str, Check]:
-    """Every check but that of answers, by what it is of; ``schema``: of a fresh database."""
+    """All checks except that of answers, by name; ``schema``: that of a fresh database."""
     tables = COLUMNS.keys() - {"answers"}
     rows: dict[str, Check] = {f"rows of {table}": partial(_changed_rows, table) for table in sorted(tables)}
     return {**rows, "chain": _changed_chain, "schema": partial(_changed_schema, schema)}
@@ -221,19 +221,19 @@ def _changed_chain(db: sqlite3.Connection) -> Iterator[str]:
     text, numbers = db.execute(_STATE).fetchone() or (None, None)
     mark = Mark.of(text)
     if mark is None:
-        yield "chain: damaged, so rows may be missing"
+        yield "chain: damaged, so missing rows would not be noticed"
         return
     for table in CHAINED:
         (older,) = db.execute(f"SELECT count(*) - count(crc) FROM {table}").fetchone()  # noqa: S608 - constants
         if older:
-            yield f"{table}: {older} rows are older than checksums; whether they were changed cannot be told"
+            yield f"{table}: {older} rows are older than checksums; changes to them cannot be found"
     rows, total = _count(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_sequence")}
     if (rows, total, numbers or 0) != (mark.rows, mark.total, mark.numbers) or not names <= {*CHAINED, "chain"}:
         yield f"chain: {mark.rows} rows of answers, feedback, probes and ledger were written, {rows} others are there"
     if mark.lost:
         yield (
-            f"chain: {mark.lost} transactions that had been acknowledged are lost: the end of the write-ahead log was "
+            f"chain: {mark.lost} acknowledged transactions are lost: the end of the write-ahead log was "
             "damaged, or an older file was put in the place of this one"
         )
 
@@ -244,6 +244,6 @@ def _changed_schema(schema: Sequence[Any], db: sqlite3.Connection) -> Iterator[s
 
 
 def read_schema(db: sqlite3.Connection) -> list[Any]:
-    """Everything that is in the schema, without spaces and comments."""
+    """The statements of the schema, without spaces and comments."""
     found = db.execute("SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master ORDER BY type, name")
     return [(*names, _SPACES.sub("", sql)) for *names, sql in found]

@@ -1,7 +1,7 @@
-"""Tells when acknowledged transactions are lost: their numbers are kept beside the database, too.
+"""Detects lost transactions that were acknowledged, by a small file with transaction numbers beside the database.
 
-What SQLite finds damaged in its write-ahead log it drops without a word, with all that follows. Then the chain's number
-of transactions is less than the one in the small file beside the database.
+SQLite silently drops a damaged part of its write-ahead log and everything after it. Then the number of transactions in
+the chain is less than the one in the file.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("focalroute.store")
 
 _ENTRY = struct.Struct("<QQI")  # store, commits, CRC-32 of both
-_PAUSE_S = 0.01  # between two writes: they take as long as a small row
-_ENTRIES = 64  # each commit has a place of its own, so that processes need not wait for each other
+_PAUSE_S = 0.01  # between two writes, as each takes as long as a small row
+_ENTRIES = 64  # consecutive commits use different slots, so that processes need not wait for each other
 
 
 _MARK = re.compile(rb"focalroute chain(?: [0-9a-f]{16}){6} [0-9a-f]{8}")
 
 
 class CommitLog:
-    """The numbers of the latest transactions, in a file beside the database. Its trouble does not affect the store.
+    """The numbers of the latest transactions, in a file beside the database. Its failures do not affect the store.
 
-    It is written soon after a commit (`write`) and never synced: the death of a process leaves it a moment behind, the
-    loss of power any time.
+    It is written soon after a commit (`write`) and never synced: after the death of a process it is a moment behind,
+    after a power failure by any amount.
 
     Args:
-        path: of the database; None: it is in memory, and nothing is kept.
+        path: the database's file; None: it is in memory, and nothing is kept.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -48,7 +48,7 @@ class CommitLog:
         self._next = 0.0  # when it may be written again (monotonic)
 
     def open(self) -> None:
-        """Open it, or make it, once the database is known to be ours; nothing is read or written before."""
+        """Open or create the file; to be called once the database is known to be ours."""
         if self._path is None:
             return
         beside = Path(f"{os.path.realpath(self._path)}-commits")
@@ -56,7 +56,7 @@ class CommitLog:
             mode = self._path.stat().st_mode & 0o777
             self._file = os.open(beside, os.O_RDWR | os.O_CREAT, mode)
             if os.fstat(self._file).st_size < _ENTRIES * _ENTRY.size:
-                os.fchmod(self._file, mode)  # the same users may write both
+                os.fchmod(self._file, mode)  # whoever may write the database may write this
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, bytes(_ENTRIES * _ENTRY.size), 0)
         except OSError as error:
@@ -64,7 +64,7 @@ class CommitLog:
             self.close()
 
     def latest(self, store: int) -> int:
-        """The number of the latest transaction of this store; 0: not known."""
+        """The number of the latest transaction of this store; 0 if unknown."""
         if self._file is None:
             return 0
         data = os.pread(self._file, _ENTRIES * _ENTRY.size, 0)
@@ -72,16 +72,17 @@ class CommitLog:
         return max((commits for of, commits, crc in entries if of == store and crc == _crc(of, commits)), default=0)
 
     def add(self, mark: Mark | None) -> None:
-        """Say that a transaction is committed; it is written now if none was lately, else by the next `write`.
+        """Note a committed transaction; its number is written now, or by the next `write` if one was written just now.
 
-        None: it has no mark.
+        Args:
+            mark: None: the transaction wrote no mark.
         """
         self._latest = mark or self._latest
         if time.monotonic() >= self._next:
             self.write()
 
     def write(self) -> None:
-        """Write the latest number, unless that is done."""
+        """Write the latest number, if it is not written yet."""
         mark, self._latest = self._latest, None
         if self._file is None or mark is None:
             return
@@ -109,20 +110,20 @@ def _crc(store: int, commits: int) -> int:
 
 
 def note_lost(db: sqlite3.Connection, name: str, log: CommitLog) -> int:
-    """Note in the chain how many acknowledged transactions are no longer there; within a transaction that writes.
+    """Note in the chain how many acknowledged transactions are lost, within the caller's transaction; return how many.
 
-    Once it is committed, the log is to be cleared: the numbers are given again.
+    After the commit the caller must clear the log, as the lost numbers will be used again.
     """
     mark = read_mark(db)
     lost = 0 if mark is None else max(log.latest(mark.store) - mark.commits, 0)
     if mark is not None and lost:
-        _log.error("%s: %d transactions that had been acknowledged are lost; see `Store.verify`", name, lost)
+        _log.error("%s: %d acknowledged transactions are lost; see `Store.verify`", name, lost)
         write_mark(db, mark._replace(lost=mark.lost + lost))
     return lost
 
 
 def first_mark(wal: Path) -> Mark | None:
-    """The mark of the first transaction in a write-ahead log; None: there is none."""
+    """The mark of the first transaction in a write-ahead log; None if there is none."""
     with contextlib.suppress(OSError), wal.open("rb") as file:
         data = b""
         while part := file.read(1 << 20):

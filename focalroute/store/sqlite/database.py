@@ -20,19 +20,19 @@ from focalroute.core.errors import StoreError
 from focalroute.store.sqlite.checksums import Mark, begin_chain, read_mark, read_schema, recount
 from focalroute.store.sqlite.commit_log import CommitLog, first_mark, note_lost
 
-LONGEST_ROW = 256 * 2**20  # bytes, also of a value
-BUSY_S = 5.0  # the longest that another process is waited for
+LONGEST_ROW = 256 * 2**20  # bytes; also the longest value
+BUSY_S = 5.0  # the longest wait for another process
 
-#: What reading a database raises; an error message that quotes damaged bytes fails in Python itself.
+#: Errors that reading a database raises; Python fails to decode an error message that quotes damaged bytes.
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
 #: Errors of one call's rows, not of the database.
 ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
 
-_OUR_TABLES = {"answers", "ledger_sums"}  # by these a database of ours is known, whatever its version
-_MOST_PAGES = 4000  # not checkpointed, whichever process wrote them; then the next commit does it
+_OUR_TABLES = {"answers", "ledger_sums"}  # every version of our database has these
+_MOST_PAGES = 4000  # pages not checkpointed, from all processes, after which the next commit does it
 _LONGEST_PAUSE_S = 0.004  # between two tries to begin
-_FILE_CHECK_S = 1.0  # between two looks whether the file is still in its place
-_LONGEST_PATH = 504  # bytes that SQLite takes of a file's whole path
+_FILE_CHECK_S = 1.0  # between checks whether the file is still in its place
+_LONGEST_PATH = 504  # bytes that SQLite accepts as a file's full path
 _COPIED = 100  # answers at a time
 _COPY_PAUSE_S = 0.001  # between two parts of a copy
 
@@ -48,12 +48,12 @@ _ADVICE = {
 
 
 def store_error(name: str, error: Exception) -> StoreError:
-    """Name the database, its trouble and the remedy."""
+    """Make an error that names the database, the failure and the remedy."""
     return StoreError(f"{name}: {error}; {_ADVICE.get(_code(error), 'check the file, its folder and its disk')}")
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary result code, 0 where there is none."""
+    """SQLite's primary result code; 0 if there is none."""
     if isinstance(error, UnicodeDecodeError):
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -65,16 +65,16 @@ def _code(error: Exception) -> int:
 def open_database(
     path: Path | None, name: str, log: CommitLog, *, full: bool, to_read: bool = False
 ) -> sqlite3.Connection:
-    """Open a database and bring its schema up to date; one in memory for None.
+    """Open a database and bring its schema up to date; path None: make one in memory.
 
     Args:
-        name: the database's, for errors.
-        log: of its latest commits.
-        full: whether a committed row must survive the loss of power.
-        to_read: whether it may be where nothing can be written.
+        name: the database's name, for errors.
+        log: the log of its latest commits.
+        full: whether a committed row must survive a power failure.
+        to_read: whether the file may be in a read-only place.
 
     Raises:
-        StoreError: it cannot be opened, belongs to another program, or is a newer version's.
+        StoreError: it cannot be opened, belongs to another program, or was written by a newer version.
     """
     give_up = time.monotonic() + BUSY_S
     immutable = False
@@ -83,24 +83,24 @@ def open_database(
             return _connect(path, name, log, full, immutable)
         except FAILURES as error:
             if to_read and not immutable and _code(error) in _NOT_WRITABLE and path is not None and not _has_log(path):
-                immutable = True  # else SQLite has to make a -wal file beside it, which a closed one lacks
+                immutable = True  # else SQLite must make the -wal file that a closed database lacks
                 continue
-            # The process that makes the file WAL locks the others out, and SQLite does not wait for that.
+            # The process that switches the file to WAL locks others out, and SQLite does not wait for that.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise store_error(name, error) from None
         time.sleep(0.01)
 
 
 def _has_log(path: Path) -> bool:
-    """Whether a write-ahead log stands beside a file."""
-    return os.path.exists(f"{os.path.realpath(path)}-wal")  # noqa: PTH110 - False where one may not look
+    """Whether a file has a write-ahead log beside it."""
+    return os.path.exists(f"{os.path.realpath(path)}-wal")  # noqa: PTH110 - False if access is denied
 
 
 def prepare(path: Path) -> None:
-    """Make the file, if there is none; StoreError if it cannot be a database's."""
+    """Create the file if missing; StoreError if it cannot hold a database."""
     try:
         _check_path(path)
-    except OSError as error:  # such as a folder that one may not look into
+    except OSError as error:  # such as a folder without access
         raise StoreError(f"{path}: {error.strerror}; name another file") from None
     except UnicodeEncodeError:
         raise StoreError(f"{str(path)!a}: not a path; it holds a lone surrogate") from None
@@ -120,22 +120,22 @@ def _check_path(path: Path) -> None:
 
 
 def _create_private(path: Path) -> None:
-    """Create the file for its owner only, as it holds prompts and answers; one that is there keeps its mode.
+    """Create the file, readable by its owner only, as it holds prompts and answers; an existing file keeps its mode.
 
     SQLite gives the -wal and -shm files the mode of the database.
     """
-    with contextlib.suppress(OSError):  # it is there, or SQLite says why it cannot be made
-        # A file that is there must not even be opened: closing it would release this process's locks on it.
+    with contextlib.suppress(OSError):  # it exists, or SQLite will say why it cannot be created
+        # An existing file must not even be opened: closing it would release this process's locks on it.
         os.close(os.open(os.path.realpath(path), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def _require_own_log(path: Path) -> None:
-    """See that the write-ahead log beside a file goes on from it.
+    """Check that the write-ahead log beside a file continues that file.
 
-    SQLite would mix into it what a log holds that was left by another file, or by an older copy of this one.
+    SQLite would mix the content of another file's log, or of an older copy's, into this one.
 
     Raises:
-        StoreError: it does not.
+        StoreError: the log belongs to another file.
     """
     first = first_mark(Path(f"{os.path.realpath(path)}-wal"))
     if first is None:
@@ -143,22 +143,22 @@ def _require_own_log(path: Path) -> None:
     try:
         kept = _mark_without_log(path, Mark(first.store))
     except FAILURES:
-        return  # opening it says what is wrong
+        return  # opening the database will say what is wrong
     if kept is not None and (kept.store != first.store or first.commits > kept.commits + 1):
         raise StoreError(
-            f"{path}: was put in the place of another file, whose {path.name}-wal is still there; put that file "
-            f"back, or remove {path.name}-wal and {path.name}-shm, with what was written there last"
+            f"{path}: was put in the place of another file, whose {path.name}-wal is still there. Put that file back, "
+            f"or remove {path.name}-wal and {path.name}-shm, which loses the other file's latest writes"
         )
 
 
 def _immutable(path: Path) -> str:
-    """The address of a file without its log, for reading alone."""
+    """The URI that opens a file read-only and without its log."""
     return f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1"
 
 
 def _mark_without_log(path: Path, empty: Mark) -> Mark | None:
-    """The mark in the file alone; ``empty`` for one without tables, None for one that has no mark or a damaged one."""
-    # SQLite may close this file, as it knows of the locks that this process has on it.
+    """The mark in the file without its log; ``empty`` if it has no tables, None if its mark is missing or damaged."""
+    # Closing the file through SQLite is safe, as SQLite tracks the locks that this process has on it.
     with contextlib.closing(sqlite3.connect(_immutable(path), uri=True)) as db:
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         return read_mark(db) if tables else empty
@@ -178,13 +178,13 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable
         if tables and not tables >= _OUR_TABLES:
             raise StoreError(f"{name}: is a database of something else; name another file")
         if foreign := [each for each in made if each[0] not in ("table", "index")]:
-            kind, called = foreign[0]  # it would run whenever rows are written or read, and may never end
+            kind, called = foreign[0]  # it would run on writes or reads, and might never end
             raise StoreError(f"{name}: holds a {kind}, {called[:40]!r}; drop it, or name another file")
         if path is not None:
             db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
-        db.execute(f"PRAGMA wal_autocheckpoint = {_MOST_PAGES}")  # mostly the store's thread does it
-        db.execute("PRAGMA fullfsync = ON")  # macOS: what is synced is on the disk, not in its cache
+        db.execute(f"PRAGMA wal_autocheckpoint = {_MOST_PAGES}")  # usually the store's thread checkpoints first
+        db.execute("PRAGMA fullfsync = ON")  # macOS: syncing flushes the disk's cache
         db.execute("PRAGMA busy_timeout = 0")  # see `begin_writing` and `patient`
         begin_writing(db, BUSY_S)
         try:
@@ -204,7 +204,7 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable
 
 
 def _compare(db: sqlite3.Connection, name: str, log: CommitLog) -> None:
-    """Note what the log knows of and the database does not; where the chain's own page is damaged, `verify` says so."""
+    """Note transactions that the log has and the database lacks; a damaged chain is left for `verify` to report."""
     try:
         begin_writing(db, BUSY_S)
         lost = note_lost(db, name, log)
@@ -238,9 +238,9 @@ def migrate(db: sqlite3.Connection, name: str) -> None:
 
 @cache
 def _fresh(process: int) -> sqlite3.Connection:
-    """An empty database of this process, to copy: a fiftieth of the time that making one takes.
+    """An empty database to copy, which takes a fiftieth of the time of making one.
 
-    A fork's own, as the parent's may have been in use in another thread.
+    A fork makes its own, as the parent's may have been in use by another thread.
     """
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     atexit.register(db.close)  # CPython 3.13 warns of one that is left open
@@ -250,18 +250,18 @@ def _fresh(process: int) -> sqlite3.Connection:
 
 @cache
 def fresh_schema() -> list[Any]:
-    """The schema of a database that was made by this version."""
+    """The schema of a database made by this version."""
     return read_schema(_fresh(os.getpid()))
 
 
 class OpenedFile:
-    """The file of an open database, to notice when its path no longer leads to it.
+    """Detects that the file of an open database was deleted, replaced or overwritten.
 
-    SQLite goes on in a file that was deleted or replaced, where no other process sees what it writes. In one that
-    another was copied over, it mixes the two.
+    SQLite goes on writing to a deleted or replaced file, where no other process sees the rows. If another file was
+    copied over it, SQLite mixes the two.
 
     Args:
-        path: absolute. One that leads to no file is not checked, nor is None.
+        path: the file's absolute path; None, or a path without file, is not checked.
         db: the open database.
     """
 
@@ -270,29 +270,29 @@ class OpenedFile:
         self._mark: Mark | None = None
         with contextlib.suppress(*FAILURES):  # `verify` says what is wrong
             mark = read_mark(db)
-            self._mark = mark and Mark(mark.store)  # of no commits: the file may lack those that are in the log
+            self._mark = mark and Mark(mark.store)  # without commits, as the file may lack those in the log
         self._changed_at: int | None = None
         files = [] if path is None else [path, Path(f"{os.path.realpath(path)}-wal")]
         self._identities = [(file, found) for file in files if (found := _identity(file)) is not None]
         self._next_check = time.monotonic() + _FILE_CHECK_S
 
     def require_in_place(self) -> None:
-        """Look at once; StoreError if the file, or its log, was deleted, emptied, moved or replaced."""
+        """Check now; StoreError if the file or its log was deleted, emptied, moved, replaced or overwritten."""
         self._next_check = time.monotonic() + _FILE_CHECK_S
         for file, identity in self._identities:
             found = _identity(file)
             if found == identity:
                 continue
-            self._next_check = 0.0  # the next caller must hear of it, too
+            self._next_check = 0.0  # the next caller gets the error, too
             happened = "deleted, emptied or moved away" if found is None else "replaced by another file"
             raise StoreError(
-                f"{file}: was {happened} while it was in use, so what is written is lost to other processes; "
-                "put the file back, or open a new ensemble on what is there now"
+                f"{file}: was {happened} while it was in use, so other processes cannot see what is written; "
+                "put the file back, or open a new ensemble on the present file"
             )
         self._require_own_content()
 
     def _require_own_content(self) -> None:
-        """Look at the mark in the file, if it was written to since the last look, as checkpoints do and copying."""
+        """Check the mark in the file, if the file was written since the last check, by a checkpoint or a copy."""
         if self._path is None or self._mark is None:
             return
         try:
@@ -300,7 +300,7 @@ class OpenedFile:
             if changed_at == self._changed_at:
                 return
             mark = _mark_without_log(self._path, self._mark) or self._mark
-        except (OSError, *FAILURES):  # in the midst of a checkpoint; SQLite says what else is wrong
+        except (OSError, *FAILURES):  # during a checkpoint; SQLite reports anything else
             return
         if mark.store != self._mark.store or mark.commits < self._mark.commits:
             self._next_check = 0.0
@@ -311,13 +311,13 @@ class OpenedFile:
         self._mark, self._changed_at = mark, changed_at
 
     def require_in_place_lately(self) -> None:
-        """Look if that was not done in the last second; likewise."""
+        """Like `require_in_place`, but check at most once a second."""
         if time.monotonic() >= self._next_check:
             self.require_in_place()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """The device and the number of the file at a path; None: there is none, or an empty database."""
+    """Device and inode of the file at a path; None if there is no file, or an empty database."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -329,16 +329,16 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def begin_writing(db: sqlite3.Connection, patience_s: float) -> None:
-    """Begin a transaction that writes, as soon as no other process does.
+    """Begin a write transaction as soon as no other process has one.
 
-    SQLite's own way to wait, which is switched off here, sleeps up to 100 ms at a time. Under many short transactions
-    of others that is unfair: it may miss every gap between them for seconds.
+    SQLite's own busy handler, which is switched off here, sleeps up to 100 ms at a time. Among many short transactions
+    of other processes it may miss every gap for seconds.
 
     Args:
         patience_s: how long to try; 0: once.
 
     Raises:
-        sqlite3.OperationalError: another process has kept the database locked for so long, or it fails.
+        sqlite3.OperationalError: another process held the lock all this time, or the database fails.
     """
     give_up = time.monotonic() + patience_s
     while True:
@@ -353,7 +353,7 @@ def begin_writing(db: sqlite3.Connection, patience_s: float) -> None:
 
 @contextlib.contextmanager
 def patient(db: sqlite3.Connection) -> Iterator[None]:
-    """Let SQLite wait for a lock meanwhile, as reading may have to while a file is recovered."""
+    """Let SQLite wait for locks within this context: a read may have to while a file is recovered."""
     db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
     try:
         yield
@@ -362,7 +362,7 @@ def patient(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def roll_back(db: sqlite3.Connection) -> None:
-    """Leave no transaction open, whatever went wrong; SQLite may have ended it by itself."""
+    """Roll back the open transaction, if SQLite has not ended it by itself."""
     with contextlib.suppress(sqlite3.Error):
         if db.in_transaction:
             db.execute("ROLLBACK")
@@ -374,16 +374,16 @@ def roll_back(db: sqlite3.Connection) -> None:
 def copy_answers(db: sqlite3.Connection, using: threading.Lock, file: Path, latest: int) -> None:
     """Copy the latest answers with their feedback and probes into a new file.
 
-    A part at a time, so that asks get their turn between; SQLite does each without the interpreter's lock.
+    Copies part by part, so that asks run in between; SQLite copies each part without the interpreter's lock.
 
     Args:
-        using: held while the connection is used.
+        using: the lock to hold while using the connection.
 
     Raises:
         sqlite3.Error: the copy cannot be written.
     """
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as copy:
-        copy.execute("PRAGMA synchronous = OFF")  # here and below: a copy that is not written whole is dropped anyway
+        copy.execute("PRAGMA synchronous = OFF")  # here and below: an incomplete copy is dropped anyway
         copy.execute("BEGIN")
         migrate(copy, str(file))
         copy.execute("COMMIT")
@@ -407,7 +407,7 @@ def copy_answers(db: sqlite3.Connection, using: threading.Lock, file: Path, late
 
 
 def _copy_part(db: sqlite3.Connection, after: int) -> int | None:
-    """Copy the next answers with all that belongs to them; the number of the last one, None if there are no more."""
+    """Copy the next answers with their feedback and probes; return the last one's number, None if it was the end."""
     answers = "INSERT INTO copy.answers SELECT * FROM main.answers WHERE seq > ? ORDER BY seq LIMIT ?"
     copied = db.execute(answers, (after, _COPIED)).rowcount
     of_these = "SELECT t.* FROM copy.answers a JOIN main.{0} t ON t.answer_id = a.id WHERE a.seq > ?"

@@ -62,10 +62,10 @@ def latest_answers(
 ) -> list[tuple[StoredAnswer, tuple[Feedback, ...]]]:
     """See `Store.recent`.
 
-    Read in parts, so that other jobs for the connection get their turn between, and decoded by the caller.
+    Reads in parts, so that other jobs use the connection in between, and decodes in the calling thread.
 
     Args:
-        read: has the connection read.
+        read: runs a function with the connection on the store's thread.
     """
     parts: list[_Part] = []
     left, before = limit, sys.maxsize
@@ -84,7 +84,7 @@ def latest_answers(
 
 
 def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part:
-    """The rows of the latest answers before this one, their number first; and their feedback, by id."""
+    """The rows of the latest answers before this number, each with its number first; and their feedback, by id."""
     latest = "SELECT a.seq, " + _ANSWER + "FROM answers a WHERE a.seq < ? ORDER BY a.seq DESC LIMIT ?"
     rows = db.execute(latest, (before, limit)).fetchall()
     feedback: dict[str, list[Feedback]] = {}
@@ -163,7 +163,7 @@ def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
 
 # -- the ledger ----------------------------------------------------------------------------------------------------
 
-# Costs are summed as micro- and picodollars apart, as a 64-bit sum of picodollars ends at 9.2 million USD.
+# Costs are summed as separate micro- and picodollars: a 64-bit sum of picodollars overflows at 9.2 million USD.
 _LEDGER_ROWS = """
 WITH bills AS (
     SELECT CASE WHEN answer_id NOT LIKE 'probe%' AND answer_id NOT LIKE 'judge%' THEN answer_id END AS ask,

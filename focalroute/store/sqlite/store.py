@@ -1,10 +1,10 @@
 """The default store: SQLite, in a file or in memory.
 
-A thread works off a queue. Whatever is queued while it works is committed together, so that many writers share one
+One thread works through a queue. The calls queued while it works are committed together, so that many writers share a
 commit; each call is a unit of its own within it, and fails alone. Reads wait in the same queue, so they see every row
-that was queued before them. While the queue is empty and no other uses the database, a caller commits in its own
-thread (`write_calls`), as waking another takes several times as long as a commit. What may take longer (a file that
-is locked, a sync of the disk, a checkpoint, pruning, calling subscribers) is for the store's thread alone.
+queued before them. While the queue is empty and the database is not in use, a caller commits in its own thread
+(`write_calls`), as waking another takes several times as long as a commit. Slow work (a locked file, a sync of the
+disk, a checkpoint, pruning, calling subscribers) is left to the store's thread.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ _log = logging.getLogger("focalroute.store")
 _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
-_CHECKPOINT_EVERY = 300  # rows of this process: about the thousand pages after which SQLite would by itself
-_SLOW_S = 0.05  # a commit that waited longer is a reason to leave the next ones to the store's thread
+_CHECKPOINT_EVERY = 300  # rows of this process: about 1,000 pages, SQLite's own default
+_SLOW_S = 0.05  # after a commit that waited longer, the store's thread does the next ones
 _SLOW_FOR_S = 10.0  # for this long
-_JUMP_S = 60.0  # by which the clock went ahead without the time passing: worth a warning
-#: A clock that nobody sets and that goes on while the machine sleeps: of Linux, of macOS; elsewhere `time.monotonic`.
+_JUMP_S = 60.0  # a clock set ahead by more is worth a warning
+#: A clock that cannot be set and runs on while the machine sleeps, of Linux or macOS; elsewhere `time.monotonic`.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 class Unit(NamedTuple):
-    """The work of one call; its rows can be read before it is done."""
+    """The work of one call; its answers can be read while it is queued."""
 
     rows: Sequence[Row]
     work: Callable[[sqlite3.Connection, AccountBalances], Any]
@@ -77,18 +77,18 @@ class Unit(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TransactionJob(Job):
-    """Work for a transaction that writes.
+    """Work for a write transaction.
 
     Attributes:
-        units: each is done as a whole or not at all.
-        single: whether there is one unit, and the future is of its result; else of the list of all results.
+        units: each is atomic.
+        single: whether there is one unit, whose result the future gets; else it gets the list of all results.
     """
 
     units: Sequence[Unit]
     single: bool
 
     def settle(self, results: list[Any]) -> None:
-        """Give the future what each unit returned, or why it was not done."""
+        """Resolve the future with the units' results, or the errors of those that failed."""
         if not self.single:
             self.future.set_result(results)
         elif isinstance(results[0], FocalrouteError):
@@ -100,19 +100,19 @@ class TransactionJob(Job):
 class SqliteStore(QueuedStore["sqlite3.Connection"]):
     """Answers, feedback, capabilities and the ledger in one SQLite database. Safe to use from any thread.
 
-    A write whose waiter gave up is committed all the same: what was consumed is paid for. After a fork only the parent
-    may use the store; the child opens its own.
+    A write is committed even if its caller stops waiting, as what was consumed must be recorded. After a fork only the
+    parent may use the store; the child opens its own.
 
     Args:
-        path: the file, made if missing (its folder must exist); None: in memory.
-        durability: "normal": a committed row survives the death of the process; "full": the loss of power too.
-        keep: how many of the latest answers to keep, with their feedback; None: all of them in a file, 10,000 in
-            memory. The ledger's sums are kept for ever.
-        poll_s: how often feedback from other processes is looked for.
-        to_read: whether nothing is to be written: then it may be where nothing can be.
+        path: the file, created if missing (its folder must exist); None: in memory.
+        durability: "normal": a committed row survives the death of the process; "full": a power failure too.
+        keep: how many of the latest answers to keep, with their feedback; None: all in a file, 10,000 in memory. The
+            ledger's sums are never pruned.
+        poll_s: how often to look for feedback from other processes.
+        to_read: whether the store is only read; its file may then be in a read-only place.
 
     Raises:
-        StoreError: it cannot be opened, is not a focalroute database, or is a newer version's.
+        StoreError: it cannot be opened, is not a focalroute database, or was written by a newer version.
     """
 
     def __init__(
@@ -139,17 +139,17 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         )
         self._chain = Chain(self._connection)
         self._opened_file = OpenedFile(self._file, self._connection)
-        self._using = threading.Lock()  # the connection
+        self._using = threading.Lock()  # held while using the connection
         self._copying = threading.Lock()
-        self._slow_until = math.inf if durability == "full" else 0.0  # commits are the store's thread's (monotonic)
+        self._slow_until = math.inf if durability == "full" else 0.0  # until then the store's thread commits
         self._unchecked = 0  # rows written since the last checkpoint
-        self._restarted = False  # whether there was one since: the next write waits for the disk
-        self._unpruned = _PRUNE_EVERY  # an earlier process may have left some
+        self._restarted = False  # whether no write followed the last checkpoint: the next one waits for the disk
+        self._unpruned = _PRUNE_EVERY  # an earlier process may have left rows to prune
         self._queue = WriterQueue(
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
         )
         self._queue.open()
-        self._change(AccountBalances.settle_overdue).exception()  # a damaged file: see `verify`
+        self._change(AccountBalances.settle_overdue).exception()  # errors ignored: `verify` reports a damaged file
 
     # -- the store's face --------------------------------------------------------------------------------------------
 
@@ -200,9 +200,9 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     @contextmanager
     def on_disk(self, latest: int) -> Iterator[Path]:
-        """Yield its file; of a store in memory a copy of its latest answers and their feedback, which is then removed.
+        """Yield the store's file, or for a store in memory a temporary copy of its latest answers and their feedback.
 
-        Only this user may read the copy. Not for ``on_feedback`` callbacks, which run on the store's own thread.
+        Only this user may read the copy. ``on_feedback`` callbacks, on the store's own thread, must not call this.
 
         Raises:
             StoreError: the copy cannot be written.
@@ -212,7 +212,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             return
         with TemporaryDirectory(prefix="focalroute-") as folder:
             file = Path(folder) / "store.db"
-            self._read(lambda _: None)  # what is queued comes first
+            self._read(lambda _: None)  # waits for queued writes
             try:
                 with self._copying:
                     database.copy_answers(self._connection, self._using, file, latest)
@@ -230,11 +230,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         return job.future
 
     def _change(self, work: Callable[[AccountBalances], Any]) -> Future[Any]:
-        """Queue work that writes no rows."""
+        """Queue work on the accounts' balances."""
         return self._submit(_changing(work))
 
     def _soon(self, job: TransactionJob) -> Future[Any]:
-        """Do it now if that needs no waiting, for others or for the disk; else queue it."""
+        """Do a job in the calling thread if that needs no waiting, else queue it."""
         results = self._at_once(job.units)
         if results is None:
             return self._submit(job)
@@ -242,17 +242,17 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         return job.future
 
     def _at_once(self, units: Sequence[Unit]) -> list[Any] | None:
-        """Do these units in this thread; their results, None if that needs waiting, for others or for the disk."""
+        """Do units in the calling thread; return their results, None if that means waiting for others or the disk."""
         if self._restarted or time.monotonic() < self._slow_until or not self._using.acquire(blocking=False):
             return None
         try:
             if not self._queue.idle:
                 return None
-            began = time.monotonic() - time.thread_time()  # the time that this thread works is not waiting
+            began = time.monotonic() - time.thread_time()  # CPU time does not count as waiting
             try:
                 begin_writing(self._connection, 0.0)
             except FAILURES:
-                return None  # the store's thread waits for it, or finds out what is wrong
+                return None  # the store's thread waits, or reports what is wrong
             results = self._transact(units, prune=False)
             if time.monotonic() - time.thread_time() - began > _SLOW_S:
                 self._slow_until = time.monotonic() + _SLOW_FOR_S
@@ -295,18 +295,18 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._commit_log.close()
 
     def _watch_clock(self, before: float) -> float:
-        """Warn of a clock that was set far ahead; how far it is ahead of a monotonic one."""
+        """Warn if the clock was set far ahead since ``before``; return its lead over a steady clock, in seconds."""
         now = _ahead_of_steady()
         if now - before > _JUMP_S:
             _log.warning(
-                "%s: the clock was set ahead by %.0f s; budgets with a period begin anew with it",
+                "%s: the clock was set ahead by %.0f s, so budgets may begin their next period early",
                 self._name,
                 now - before,
             )
         return now
 
     def _commit(self, jobs: list[TransactionJob]) -> None:
-        """Commit all calls in one transaction, deliver its feedback, then settle the futures."""
+        """Commit all jobs in one transaction, deliver their feedback, then settle their futures."""
         if not jobs:
             return
         results: list[Any]
@@ -322,14 +322,14 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._deliver()
         left = iter(results)
         for job in jobs:
-            self._queue.forget(row for unit in job.units for row in unit.rows)  # in the tables, or refused
+            self._queue.forget(row for unit in job.units for row in unit.rows)  # committed or refused
             job.settle(list(islice(left, len(job.units))))
 
     def _transact(self, units: Sequence[Unit], *, prune: bool) -> list[Any]:
-        """Do the units in the transaction that was begun, and end it; the result of each, or why it was not done.
+        """Do units in the open transaction and commit it; return each unit's result or error.
 
         Args:
-            prune: whether it may take the time to prune, if that is due.
+            prune: whether to take the time to prune, if due.
         """
         db = self._connection
         try:
@@ -337,7 +337,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             chain = self._chain
             chain.begin()
             balances = AccountBalances(db, time.time(), chain)
-            single = len(units) == 1  # then the transaction is its own
+            single = len(units) == 1  # no savepoint needed
             results = [
                 self._unit(unit, balances, savepoint=not (single or _one_statement(unit.rows))) for unit in units
             ]
@@ -350,19 +350,19 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             mark = chain.save()
             db.execute("COMMIT")
             self._commit_log.add(mark)
-        except Exception as error:  # noqa: BLE001 - every future gets it, and the store goes on
+        except Exception as error:  # noqa: BLE001 - raised by every future; the store goes on
             roll_back(db)
             results = [error if isinstance(error, StoreError) else self._error(error) for _ in units]
         return results
 
     def _unit(self, unit: Unit, balances: AccountBalances, *, savepoint: bool) -> Any:
-        """Do the work of one call; its result, or why it cannot be done.
+        """Do the work of one call; return its result or error.
 
         Args:
-            savepoint: whether a unit that fails is undone by itself, as the transaction goes on.
+            savepoint: whether a failing unit is undone by itself, so that the transaction can go on.
 
         Raises:
-            sqlite3.Error: the database itself fails, and the whole transaction with it.
+            sqlite3.Error: the database itself fails, and with it the whole transaction.
         """
         db = self._connection
         counts = balances.chain.counts
@@ -395,7 +395,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         return self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep)
 
     def _tidy(self) -> None:
-        """Prune and checkpoint what callers that commit by themselves left behind."""
+        """Prune and checkpoint, which callers that commit in their own thread leave to this one."""
         try:
             if self._prunable:
                 begin_writing(self._connection, database.BUSY_S)
@@ -405,27 +405,27 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._connection.execute("COMMIT")
                 self._commit_log.add(mark)
             if self._unchecked >= _CHECKPOINT_EVERY:
-                self._opened_file.require_in_place()  # else it would mix what was copied there with what is written
+                self._opened_file.require_in_place()  # else the checkpoint would write into a file copied over ours
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
                 self._unchecked, self._restarted = 0, self._path is not None
         except StoreError:
-            self._unchecked = 0  # the next who writes or reads hears of it
+            self._unchecked = 0  # the next caller gets this error
         except FAILURES as error:
             roll_back(self._connection)
-            _log.warning("what was written could not be tidied up, it is tried again: %s", self._error(error))
+            _log.warning("pruning or a checkpoint failed, trying again: %s", self._error(error))
 
     def _look(self, job: ReadJob) -> None:
-        """Read in one transaction, so that all of it sees the same rows."""
+        """Do a read in one transaction, so that all its queries see the same rows."""
         try:
             self._opened_file.require_in_place_lately()
             with patient(self._connection):
                 self._connection.execute("BEGIN")
                 result = job.work(self._connection)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the reader waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting reader
             roll_back(self._connection)
             job.future.set_exception(self._error(error) if isinstance(error, FAILURES) else error)
         else:
-            roll_back(self._connection)  # nothing was written, and a damaged database may not even commit that
+            roll_back(self._connection)  # nothing was written, and a damaged database may fail to commit even that
             job.future.set_result(result)
 
     def _deliver(self) -> None:
@@ -434,7 +434,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             with patient(self._connection):
                 self._subscription.deliver(self._connection)
         except FAILURES as error:
-            _log.warning("feedback could not be read, it is tried again: %s", self._error(error))
+            _log.warning("feedback could not be read, trying again: %s", self._error(error))
 
     def _error(self, error: Exception) -> StoreError:
         return store_error(self._name, error)
@@ -445,12 +445,12 @@ def _ahead_of_steady() -> float:
 
 
 def _concerns_subscribers(units: Iterable[Unit]) -> bool:
-    """Whether subscribers are called about a row."""
+    """Whether subscribers are called about any of the rows."""
     return any(isinstance(row, Feedback | StoredProbe) for unit in units for row in unit.rows)
 
 
 def _one_statement(rows: Sequence[Row]) -> bool:
-    """Whether the rows' work is one statement, which SQLite does as a whole or not at all."""
+    """Whether writing the rows takes a single statement, which is atomic by itself."""
     return not rows or (len(rows) == 1 and isinstance(rows[0], Feedback))
 
 
@@ -459,7 +459,7 @@ def _changing(work: Callable[[AccountBalances], Any]) -> TransactionJob:
 
 
 def _inserting(rows: Sequence[Row]) -> Unit:
-    """The unit that inserts the rows of one call, and counts what they cost."""
+    """The unit that inserts the rows of one call and counts their cost."""
 
     def work(db: sqlite3.Connection, balances: AccountBalances) -> None:
         for row in rows:

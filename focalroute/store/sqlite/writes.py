@@ -1,15 +1,15 @@
-"""The SQL that writes: rows into their tables, reservations, and the balances of the accounts that limits are for.
+"""The SQL that writes: rows, reservations, and the balances of accounts with limits.
 
-A reservation, its refusal, its settlement by a row of the ledger and its release each happen within one transaction, so
-they are exact for all processes on the database, whichever of them has limits. A call counts towards the period in
-which it was reserved, whenever it ends; the moment is taken within the transaction. Opening an account adds up what the
-ledger and the reservations hold already; from then on every process keeps it. Periods never go back, but for one that a
-wrong clock had begun: the present one then goes on, with what the ledger and the reservations hold of it.
+Reserving (or refusing), settling by a ledger row and releasing each happen within one transaction, so they are exact
+across all processes on the database, whether or not a process has limits itself. A call counts towards the period in
+which it was reserved, whenever it ends; the moment is taken within the transaction. Opening an account sums the ledger
+and the reservations; from then on every process updates the balance. Periods never go back, except from one that a
+wrong clock began: then the balance of the present period is summed again.
 
-What a process had reserved when it died becomes a row of the ledger, estimated at the whole amount, once the call can
-no longer be under way and a process has the store open. Should the first process have been asleep and settle the call
-after all, the estimate is removed. So is the estimate of a call that broke off, if its cost becomes known: until then,
-or for a day, a part of its reservation stays.
+A reservation of a dead process becomes a ledger row, estimated at the whole amount, once the call can no longer be
+under way and some process has the store open. If its process was only asleep and settles the call after all, the
+estimate is removed. So is the estimate of a call that broke off, if its cost becomes known; until then, or for a day,
+part of its reservation stays.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("focalroute.store")
 
-_LONGEST_S = 3600.0  # a call, where it is not known
+_LONGEST_S = 3600.0  # of a call, for old reservations without a deadline
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 
 
@@ -70,8 +70,8 @@ def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
     """Insert a row, and count it in the chain.
 
     Raises:
-        UnknownAnswer: feedback for an answer that is not there.
-        StoreError: an answer with this id is there already.
+        UnknownAnswer: feedback for an answer that is not in the store.
+        StoreError: an answer with this id is stored already.
     """
     if isinstance(row, StoredAnswer):
         _insert_answer(db, row, chain)
@@ -101,7 +101,7 @@ def _statement(table: str, conflict: str) -> str:
 
 @cache
 def _replacing(table: str, keys: str, newer: str = "") -> str:
-    """The clause by which a row takes the place of that with these keys; ``newer``: if it is, by this column."""
+    """The clause that replaces the row with the same keys; ``newer``: unless the new row is older by this column."""
     columns = [column for column in (*COLUMNS[table], "crc") if column not in keys.split(", ")]
     clause = f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(f'{column} = excluded.{column}' for column in columns)}"
     if newer:
@@ -118,11 +118,11 @@ def _put(
     *,
     sealed: Sequence[object] | None = None,
 ) -> bool:
-    """Insert the values of a row in the order of `COLUMNS`, with their checksum; whether it was inserted.
+    """Insert a row's values, in the order of `COLUMNS`, with their checksum; return whether it was inserted.
 
     Args:
-        conflict: what to do if there is such a row.
-        sealed: what the checksum is of; None: the values.
+        conflict: the SQL clause for a row that exists already.
+        sealed: the values that the checksum covers; None: ``values``.
     """
     crc = checksum(sealed or values)
     inserted = db.execute(_statement(table, conflict), (*values, crc)).rowcount > 0
@@ -142,7 +142,7 @@ def _insert_answer(db: sqlite3.Connection, row: StoredAnswer, chain: Chain) -> N
 
 
 def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> None:
-    """Insert it in one statement, if it is the first from its source: the reference tells whether the answer exists."""
+    """Insert feedback: the first of its source in one statement, a different later one as a revision."""
     if _try_feedback(db, row, row.source, chain):
         return
     chain.touch()
@@ -162,7 +162,10 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
 
 
 def _try_feedback(db: sqlite3.Connection, row: Feedback, source: str, chain: Chain) -> bool:
-    """Insert it unless this source has said something of the answer; whether it was inserted."""
+    """Insert feedback unless this source has some on the answer; return whether it was inserted.
+
+    The foreign key finds out whether the answer exists, without another statement.
+    """
     values = (row.answer_id, source, float(row.reward), row.label, float(row.created_at))
     try:
         return _put(db, chain, "feedback", values, "ON CONFLICT (answer_id, source) DO NOTHING")
@@ -183,7 +186,7 @@ def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> 
 
 
 def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
-    """Drop answers beyond the latest ``keep``, with their feedback; old ledger rows go into the sums."""
+    """Drop answers beyond the latest ``keep``, with their feedback and probes; fold old ledger rows into the sums."""
     old = "WHERE answers.seq <= (SELECT max(seq) - ? FROM answers)"
     chain.remove("answers", old, (keep,))
     for table in ("feedback", "probes"):
@@ -212,11 +215,11 @@ def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
 class AccountBalances:
     """The balances within one transaction: read once, changed in memory, written by `save`.
 
-    So a commit that many calls share holds the database for a few statements, not for a few of each call.
+    So a commit shared by many calls takes a few statements for balances, not a few for each call.
 
     Args:
-        now: the moment of the transaction, Unix time.
-        chain: in which rows are counted.
+        now: the time of the transaction, Unix time.
+        chain: counts the rows written.
     """
 
     def __init__(self, db: sqlite3.Connection, now: float, chain: Chain) -> None:
@@ -228,7 +231,7 @@ class AccountBalances:
         self._put_right: list[Account] = []
 
     def open(self, accounts: Iterable[Account]) -> dict[Account, Balance]:
-        """Make a row for each account that has none; the balances of all of them."""
+        """Open the accounts that are not open yet; return the balances of all."""
         wanted = list(accounts)
         for account in wanted:
             if account not in self._of(account.tag):
@@ -240,7 +243,7 @@ class AccountBalances:
         return {account: self._state(account, self._now).balance(account) for account in accounts}
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> ReservationResult:
-        """Hold the amount back from every account it concerns, if it fits all limits."""
+        """Reserve the amount in every account it counts towards, if it fits all limits."""
         amount = pico_above(reservation.amount)
         begun = (self._state(account, 0.0).period * account.period_s for account in limits)
         at = max(self._now, *begun, 0.0)
@@ -252,7 +255,7 @@ class AccountBalances:
         return ReservationResult(granted, at, balances)
 
     def count(self, rows: Iterable[Row]) -> None:
-        """Count what rows of the ledger cost, and end the reservations that they settle or release."""
+        """Add the cost of ledger rows to the balances, and end the reservations that rows settle or release."""
         for row in rows:
             if isinstance(row, LedgerRow):
                 held, estimated = (0, 0) if row.reservation is None else self._end(row.reservation)
@@ -264,9 +267,9 @@ class AccountBalances:
                 self._add(row.reservation.tags, row.at, spent=-estimated, reserved=-held)
 
     def settle_overdue(self) -> None:
-        """Turn what dead processes had reserved into rows of the ledger, estimated at the whole amount; end doubts.
+        """Turn dead processes' reservations into ledger rows, estimated at the whole amount; release overdue doubts.
 
-        What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
+        A reservation made by a clock far ahead gets its full time again, from now.
         """
         ahead = "UPDATE reservations SET until = ? + until - at WHERE at > ? AND until > at"
         if self._db.execute(ahead, (self._now, self._now + AHEAD_S)).rowcount:
@@ -285,8 +288,8 @@ class AccountBalances:
             self._add(json.loads(tags), at, spent=0 if doubt else amount, reserved=-amount)
 
     def repair(self) -> list[BalanceDifference]:
-        """Make the balances what the ledger and the reservations add up to; what was different."""
-        self.save()  # what this transaction has done so far is no difference
+        """Set the balances to the sums of ledger and reservations; return the differences."""
+        self.save()  # the transaction's own changes are not differences
         self._states.clear()
         self._changed.clear()
         found = find_differences(self._db, self._now)
@@ -297,13 +300,13 @@ class AccountBalances:
         return [difference_of(*one) for one in found]
 
     def save(self) -> None:
-        """Write what has changed."""
+        """Write the changed balances."""
         for account in self._changed:
             self._write(account, self._states[account.tag][account])
         if self._put_right:
             _log.warning(
-                "the clock was far ahead: the balances of %s were of periods that have not begun; what the ledger "
-                "holds of the present ones is taken instead",
+                "the clock was far ahead, so the balances of %s were of periods that have not begun. The sums of the "
+                "ledger for the present periods replace them",
                 ", ".join(map(str, self._put_right)),
             )
 
@@ -312,14 +315,14 @@ class AccountBalances:
         _put(self._db, self.chain, "balances", values, _replacing("balances", "tag, period_s"))
 
     def _hold(self, reservation: Reservation, at: float, *, until: float) -> int:
-        """Insert a reservation; its picodollars."""
+        """Insert a reservation; return its picodollars."""
         amount = pico_above(reservation.amount)
         held = (reservation.id, reservation.answer_id, reservation.endpoint, float(at), amount, float(until))
         _put(self._db, self.chain, "reservations", (*held, write_tags(reservation.tags)))
         return amount
 
     def _end(self, reservation: Reservation) -> tuple[int, int]:
-        """Delete a reservation, and the row that estimates its call; the picodollars of both, 0 where it is not."""
+        """Delete a reservation and the estimated row of its call; return the picodollars of both, 0 if missing."""
         held = 0
         if self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount:
             held = pico_above(reservation.amount)
@@ -333,9 +336,9 @@ class AccountBalances:
         return held, estimate[0]
 
     def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
-        """Add to every open account that a call with these tags, begun at this moment, counts towards.
+        """Add picodollars to every open account that a call with these tags and this begin counts towards.
 
-        A moment far ahead is of a clock that is wrong, and moves no period. A state that is so is left to `_state`.
+        A time far ahead comes from a wrong clock, and moves no period; `_state` mends an account in such a period.
         """
         for tag in {"", *tags}:
             for account, state in list(self._of(tag).items()):
@@ -365,7 +368,7 @@ class AccountBalances:
 
 
 def _state_of(tag: str, values: Iterable[str | int]) -> AccountState:
-    """The state of these columns; StoreError if they are damaged."""
+    """Decode a balance's columns; StoreError if they are damaged."""
     try:
         return AccountState(*map(int, values))
     except (ValueError, TypeError):
@@ -373,9 +376,9 @@ def _state_of(tag: str, values: Iterable[str | int]) -> AccountState:
 
 
 def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, AccountState | None, AccountState]]:
-    """Each account whose state is not the sum of ledger and reservations, with its state and the sum.
+    """The accounts whose stored state differs from the sum of ledger and reservations: (account, stored, sum).
 
-    What cannot be known, as rows were pruned, is left out.
+    After pruning, the sums of tags and periods are unknown, so those accounts are left out.
     """
     pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
     found: list[tuple[Account, AccountState | None, AccountState]] = []
@@ -393,7 +396,7 @@ def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, 
 
 
 def _add_up(db: sqlite3.Connection, account: Account, period: int) -> AccountState:
-    """Add up what the ledger and the reservations hold of an account in one of its periods."""
+    """Sum the ledger and the reservations of an account in one of its periods."""
     begin, end = period * account.period_s, (period + 1) * account.period_s
     within = "FROM {} WHERE (? = '' OR ? IN (SELECT value FROM json_each(tags))) AND (? = 0 OR at >= ? AND at < ?)"
     values = (account.tag, account.tag, account.period_s, begin, end)
@@ -405,6 +408,6 @@ def _add_up(db: sqlite3.Connection, account: Account, period: int) -> AccountSta
 
 
 def _sum(db: sqlite3.Connection, query: str, values: Sequence[object]) -> int:
-    """Sum up picodollars, micro- and picodollars apart, as a 64-bit sum ends at 9.2 million USD."""
+    """Sum picodollars from separate micro- and picodollars, as a 64-bit sum overflows at 9.2 million USD."""
     micro, pico = db.execute(query, values).fetchone()
     return (micro or 0) * 1_000_000 + (pico or 0)
