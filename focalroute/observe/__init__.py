@@ -1,9 +1,9 @@
-"""Outcomes of past queries become what the policies see of the next one.
+"""Turns the outcomes of past queries into the policies' input for the next one.
 
     outcome -> Window -> PoolStats ─┐
     query -> text features ─────────┴─> AskView -> Observation (to the Decider), Evidence (to the Fusion)
 
-`layout` names every number in them; `observation` and `pool_stats` compute them, for serving and for training.
+`layout` names every number in these; `observation` and `pool_stats` compute the numbers, for serving and for training.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How far open texts say the same: votes that members share with each other's replies.
+"""Soft votes for open texts, by how similar they are.
 
-No two replies to an open request are equal. So where candidates are open texts, a member votes for every one of them,
-by how alike it is to what the member itself wrote: the squared cosine of their vectors, 1 for its own. Everything a
-Fusion adds up over votes then counts agreement, and the reply it chooses is the one that most of the evidence is near
-to (minimum Bayes risk decoding, Kumar and Byrne 2004, with the members' records as the posterior).
+No two replies to an open request are equal. So a member votes for every candidate, weighted by its similarity to the
+member's own reply: the squared cosine of their vectors, 1 for its own. The Fusion then chooses the reply closest to
+most of the evidence (minimum Bayes risk decoding, Kumar and Byrne 2004, with the members' records as the posterior).
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from focalroute.core.records import F32
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import MEMBER, slices
 
-#: Makes the vectors of several texts, norm 1: of each the vector, and why there is none, in words (else empty).
+#: Embeds several texts. For each: its vector (norm 1), and why there is none, in words (else empty).
 Reader = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]
 
-_WIDTH = 1024  # of the built-in vectors: a reply has more n-grams than a query
+_WIDTH = 1024  # of the built-in vectors; larger than for queries, as replies have more n-grams
 _AT = slices(MEMBER)
 _SHARED = [_AT[name].start for name in ("vote", "probability", "evidence")]
 _LOG_PROBABILITY = _AT["log_probability"].start
 
 
 class Agreement:
-    """The replies of one ask, compared.
+    """Compares the replies of one ask.
 
     Args:
-        reader: makes the vectors of the ensemble's embedder; None: `text_features` does.
+        reader: embeds texts with the ensemble's embedder; None: `text_features` is used.
 
     Attributes:
-        failure: why the embedder's vectors are not used, in words; empty: they are, or there is no embedder.
+        failure: why the embedder's vectors are not used, in words; empty if they are, or if there is no embedder.
     """
 
     def __init__(self, reader: Reader | None = None) -> None:
@@ -42,12 +41,12 @@ class Agreement:
         self._features: dict[str, F32] = {}
 
     async def read(self, candidates: Sequence[str]) -> None:
-        """Have the embedder see the candidates, all at once; one alone is like itself and costs nothing.
+        """Embed new candidates in one batch; a single candidate is not embedded, as there is nothing to compare.
 
-        Where it fails on any, all texts of the ask are compared by `text_features`.
+        If any embedding fails, all texts of the ask are compared by `text_features`.
 
         Raises:
-            ConfigError: the embedder is a function that gives no vectors of one length.
+            ConfigError: the embedder is a function that does not return vectors of one length.
             StoreError: a limit cannot be kept, as the store fails.
         """
         new = [text for text in candidates if text not in self._own]
@@ -58,7 +57,7 @@ class Agreement:
             self.failure = self.failure or missing
 
     def between(self, candidates: Sequence[str]) -> F32:
-        """How alike each two candidates are, (K, K), in [0, 1]; 1 on the diagonal."""
+        """Return the similarity of each pair of candidates, (K, K), in [0, 1]; 1 on the diagonal."""
         seen = [] if self.failure else [self._own[text] for text in candidates if text in self._own]
         vectors = np.stack(seen if len(seen) == len(candidates) else [self._built_in(text) for text in candidates])
         alike = np.maximum(np.einsum("kd,ld->kl", vectors, vectors), 0) ** 2
@@ -74,13 +73,13 @@ class Agreement:
 
 
 def shared(members: F32, alike: F32 | None) -> F32:
-    """Evidence (K, m, Fm) of hard votes, as votes shared by how alike the candidates are, (K, K).
+    """Return evidence (K, m, Fm) in which hard votes are spread over similar candidates.
 
-    "vote", "probability" and "evidence" of a candidate become the sum over all candidates, each as far as it is alike;
-    the first two at most 1. There is no probability whose logarithm could be taken.
+    "vote", "probability" and "evidence" of a candidate become sums over all candidates, weighted by similarity; the
+    first two are at most 1. "log_probability" becomes 0.
 
     Args:
-        alike: None: there is one candidate, and no other to share with.
+        alike: (K, K) similarities; None: there is only one candidate.
     """
     soft = members.copy()
     soft[:, :, _LOG_PROBABILITY] = 0
@@ -91,7 +90,7 @@ def shared(members: F32, alike: F32 | None) -> F32:
 
 
 def gathered(posterior: Sequence[float], leader: int, alike: F32) -> list[float]:
-    """A posterior (K,) in which the leader has the others' mass as far as they are alike to it; the sum stays."""
+    """Return the posterior (K,) after moving mass to the leader from candidates similar to it; the sum is unchanged."""
     taken = [p * float(alike[leader, k]) for k, p in enumerate(posterior)]
     left = [p - t for p, t in zip(posterior, taken, strict=True)]
     left[leader] = sum(taken)

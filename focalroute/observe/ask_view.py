@@ -1,4 +1,4 @@
-"""One ask as the policies see it: its candidates, who backs which, and what the fusion made of it so far."""
+"""The policies' view of one ask: its candidates, the members backing each, and the fused posterior so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from focalroute.observe.pool_stats import COST_PENALTIES, FEW, PoolStats, cost_p
 from focalroute.observe.recalibration import recalibrated
 
 _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("agrees", "similar", "signal", "focal"))
-_MARKS = 2  # columns of an endpoint that come first: asked, replied
+_MARKS = 2  # an endpoint's first columns: asked, replied
 _AT = slices(MEMBER)
 _SIMILAR_MEMBER, _EVIDENCE, _LENGTH, _LATER = (_AT[name].start for name in ("similar", "evidence", "length", "later"))
 _SUMMED = slice(_AT["vote"].start, _AT["probability"].stop)
@@ -34,19 +34,19 @@ class AskView:
     """The mutable state of one ask; used by one task at a time.
 
     Args:
-        query: what is asked.
-        stats: the pool's numbers.
+        query: the query.
+        stats: the pool's statistics.
         index: name -> pool index.
         features: of the query's text.
-        expected: on such a text.
-        corrections: what is known of the endpoints' probabilities; None: nothing.
-        embedder: what made the features.
-        agreement: compares candidates that are open texts; None: what is not equal has nothing in common.
+        expected: accuracy and cost expected on this text.
+        corrections: calibration of the endpoints' probabilities; None: nothing is known.
+        embedder: name of the embedder that made the features.
+        agreement: compares candidates that are open texts; None: candidates are equal or have nothing in common.
         curve: see `focalroute.observe.recalibration`.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
-        asked: pool indices of the members whose reply was added, usable or not, in that order.
+        asked: pool indices of the members whose reply was added, usable or not, in order of arrival.
         backs: pool index of each member with a usable reply -> index of the candidate it backs.
         features: as given.
         embedder: as given.
@@ -87,42 +87,42 @@ class AskView:
         self._marks: F32 = np.zeros((len(stats.names), _MARKS), np.float32)
         self._clusters: dict[str, int] = {}
         self._members: dict[int, tuple[int, int | None, int, float, Decimal | None]] = {}
-        self._masses: dict[int, Sequence[float]] = {}  # probabilities of the candidates that there were then
-        self._least: dict[int, float] = {}  # the mass of what was not among a member's free-form samples
+        self._masses: dict[int, Sequence[float]] = {}  # probabilities of the candidates known when the member replied
+        self._least: dict[int, float] = {}  # mass of a candidate that is not among a member's free-form samples
         self._leader = -1
-        self._agrees: list[float] = []  # each candidate with the leading one, of open texts
-        self._evidence: Evidence | None = None  # of all replies so far, once it was asked for
-        self._none: float | None = None  # see `none_of_these`, once it was asked for
+        self._agrees: list[float] = []  # of open texts: column "agrees" for a member backing each candidate
+        self._evidence: Evidence | None = None  # of all replies so far; computed on demand
+        self._none: float | None = None  # see `none_of_these`; computed on demand
         self._fused: tuple[float, ...] = _NOTHING_YET  # top four, margin, entropy
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The normal form of each candidate: the choices themselves, or what its replies have in common."""
+        """The normal form of each candidate: the choice itself, or the form its replies share."""
         return tuple(self.candidates if self._closed else self._clusters)
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Endpoint indices, the cheapest for this query first: the order of a decider's heads."""
+        """Endpoint indices, the cheapest for this query first: the order of the Decider's heads."""
         return self._stats.order
 
     @property
     def by_price(self) -> tuple[int, ...]:
-        """Endpoint indices, those first whose typical call is the cheapest; see `observation.worth_cheapest`."""
+        """Endpoint indices, cheapest typical call first; see `observation.worth_cheapest`."""
         return _best_first(observation.worth_cheapest(self._similar, self._stats.typical_shares))
 
     def hardly_known(self, endpoints: Iterable[int]) -> bool:
-        """Whether any of these has few outcomes in the window; where none has any, nothing teaches."""
+        """Whether any of these endpoints has few outcomes in the window; False while no endpoint has any."""
         return any(self._stats.seen) and any(self._stats.seen[i] < FEW for i in endpoints)
 
     def best_alone(self, cost_weight: float, waits: F64) -> int:
-        """The endpoint that is worth most if only one is asked, by its record, its cost and what waiting costs."""
+        """Return the endpoint that is worth most if asked alone, given its record, its cost and the cost of waiting."""
         shares = self._stats.rows.shares * self._cost_factors + self._stats.wait_shares(waits)
         return int((self._stats.rows.skill + observation.worth_alone(self._similar, cost_weight, shares)).argmax())
 
     def by_text(self, cost_weight: float, waits: F64 | None = None) -> tuple[int, ...] | None:
-        """Endpoint indices, the one first that is to be asked if only one is; see `observation.worth_alone`.
+        """Return endpoint indices, the best to ask alone first; see `observation.worth_alone`.
 
-        None: nothing is known of how right they are on such a text.
+        None if nothing is known of their accuracy on similar texts.
 
         Args:
             waits: as in `observe`.
@@ -135,7 +135,7 @@ class AskView:
         return _best_first(observation.worth_alone(self._similar, cost_weight, shares))
 
     def fork(self) -> AskView:
-        """A copy to try replies out on; what is added to it leaves this one as it is."""
+        """Return a copy to try replies on; this view stays unchanged."""
         trial = copy.copy(self)
         trial.candidates, trial.asked, trial.backs = self.candidates.copy(), self.asked.copy(), self.backs.copy()
         trial._evidence = trial._none = None
@@ -145,9 +145,12 @@ class AskView:
         return trial
 
     def supposing(self, votes: Iterable[tuple[int, int | None]], round: int, *, sure: bool) -> Evidence:
-        """Return the Fusion's input if these endpoints backed these candidates too (None: were silent).
+        """Return the Fusion's input as if these endpoints had also backed these candidates (None: did not answer).
 
-        A candidate beyond the last is a new one; ``sure``: with all their mass on it, instead of a vote without.
+        An index beyond the last candidate adds a new one.
+
+        Args:
+            sure: give each endpoint probabilities, all on its candidate; else a vote without probabilities.
         """
         trial = self.fork()
         for i, candidate in votes:
@@ -161,9 +164,9 @@ class AskView:
         return trial.evidence()
 
     def add(self, reply: Reply, round: int) -> None:
-        """Take in what one asked member gave back in this round (1-based); of a failed one, only that it was asked.
+        """Add a member's reply of this round (1-based); of a failed call, only that the member was asked.
 
-        A reply in which no answer can be found counts as failed.
+        A reply without a readable answer counts as failed.
 
         Raises:
             KeyError: the endpoint is not in the pool.
@@ -174,10 +177,10 @@ class AskView:
         self.again(reply, round)
 
     def again(self, reply: Reply, round: int) -> int | None:
-        """Likewise, of a member that may have replied before; its latest usable reply is what counts.
+        """Add a reply as `add` does, of a member that may have replied before; its latest usable reply counts.
 
         Returns:
-            The candidate that the reply backs; None: it is not usable.
+            The candidate that the reply backs; None if the reply is not usable.
         """
         i = self._index[reply.endpoint]
         candidate, mass = self._answer_in(reply)
@@ -193,7 +196,7 @@ class AskView:
         return candidate
 
     def _back(self, i: int, candidate: int, mass: Sequence[float] | None, tokens: int, round: int) -> None:
-        """Let a member back a candidate; its mass on each: None: all on that one."""
+        """Record the candidate a member backs and its mass on each candidate; None: all on that one."""
         self._evidence = self._none = None
         self.backs[i] = candidate
         self._masses.pop(i, None)
@@ -207,12 +210,12 @@ class AskView:
         self._marks[i, 1] = 1
 
     def usual(self, endpoint: int) -> tuple[float | None, float | None]:
-        """Return the usual cost of a call in USD, and its seconds; None where unknown."""
+        """Return the usual cost (USD) and latency (seconds) of a call; None where unknown."""
         return self._stats.expected_cost[endpoint], self._stats.latency_s[endpoint]
 
     @property
     def length(self) -> float:
-        """How much longer the replies are than their writers' usual ones, from a quarter to four times."""
+        """Geometric mean ratio of the replies' lengths to their endpoints' usual ones, from a quarter to four."""
         usual = self._stats.mean_length
         ratios = [member[2] / usual[i] for i, member in self._members.items() if member[2] and usual[i] > 0]
         return min(max(math.exp(sum(map(math.log, ratios)) / len(ratios)), 0.25), 4.0) if ratios else 1.0
@@ -230,10 +233,10 @@ class AskView:
 
         Args:
             round: 1-based.
-            cost_weight: lambda, what a dollar counts in reward.
+            cost_weight: lambda, what asking the whole pool once costs in reward.
             budget_left: share of this ask's cap that is left; 1 without a cap.
             waits: (N,) USD that waiting for each endpoint costs; None: nothing.
-            paid: endpoints whose calls are paid already.
+            paid: endpoints whose calls are already paid.
         """
         rows, log_cost_weight = self._stats.columns(cost_weight)
         rows[:, _SIMILAR] = self._similar
@@ -264,7 +267,7 @@ class AskView:
         return Observation(np.array(context, np.float32), rows)
 
     def see(self, posterior: Sequence[float]) -> None:
-        """Take in the fused posterior over the present candidates; the next observations show it.
+        """Take the fused posterior over the present candidates into the next observations.
 
         Raises:
             ValueError: it is not one probability for each candidate, adding up to 1.
@@ -286,22 +289,22 @@ class AskView:
         self._fused = observation.posterior_columns(largest, p_log_p, math.log(max(len(p), 2)))
 
     def _agreement(self, candidate: int) -> float:
-        """How far a candidate agrees with the leading one."""
+        """Return how far a candidate agrees with the leading one."""
         if candidate < len(self._agrees):
             return self._agrees[candidate]
         agrees: float = observation.agreement(candidate, self._leader)
         return agrees
 
     def confidence(self, posterior: float) -> float:
-        """How likely a candidate is right to which the Fusion gives this posterior."""
+        """Return how likely a candidate with this posterior is right, recalibrated."""
         return recalibrated(posterior * (1 - self.none_of_these()), self._curve)
 
     def none_of_these(self) -> float:
-        """How likely it is that no candidate is right: 0 of a closed question.
+        """Return the probability that no candidate is right; 0 for a closed question.
 
-        A lone reply is always the likeliest of those there are: that says nothing of how good it is. By naive Bayes the
-        candidates are right with odds e^s, s their evidence, and each of the answers that none gave, `OPEN_CHOICES`
-        in all, with odds 1. Of open texts, of which no two need be alike, only the leader counts.
+        A posterior over the candidates alone would give a lone reply probability 1. By naive Bayes a candidate has odds
+        e^s, s its evidence, and each answer that no member gave has odds 1; there are `OPEN_CHOICES` answers in all.
+        Of open texts, no two of which need be similar, only the leader counts.
         """
         if self._none is None:
             self._none = self._left_to_others()
@@ -317,12 +320,12 @@ class AskView:
         return unseen / (float(np.add.reduce(observation.odds_of(evidence))) + unseen)
 
     def _unseen(self) -> int:
-        """Return how many answers a free-form question has that none gave."""
+        """Return how many answers to a free-form question no member gave."""
         given = 1 if self.agreement is not None else len(self.candidates)
         return max(OPEN_CHOICES - given, 1)
 
     def _alike(self, agreement: Agreement) -> F32:
-        """How far each two candidates say the same, (K, K); tool calls are the same or are not."""
+        """Return the similarity of each pair of candidates, (K, K); for tool calls, 1 if equal, else 0."""
         alike = agreement.between(self.candidates)
         calls = [k for k, form in enumerate(self.forms) if form.startswith(CALLS)]
         if calls:
@@ -331,7 +334,7 @@ class AskView:
         return alike
 
     def evidence(self) -> Evidence:
-        """Return the Fusion's input: every candidate through every member with a usable reply, in pool order."""
+        """Return the Fusion's input: a row for each candidate and each member with a usable reply, in pool order."""
         if self._evidence is None:
             self._evidence = self._make_evidence()
         return self._evidence
@@ -370,16 +373,16 @@ class AskView:
         mass = np.full((len(members), len(self.candidates)), np.nan)
         for row, i in enumerate(members):
             if i in self._masses:
-                mass[row] = 0  # on candidates that came since
+                mass[row] = 0  # on candidates added later
                 mass[row, : len(self._masses[i])] = self._masses[i]
         return mass
 
     def members(self) -> dict[str, Member]:
-        """How each member that replied took part, by name in the order of arrival."""
+        """Return each replying member's part in the ask, by name, in order of arrival."""
         return {self._stats.names[i]: Member(*member) for i, member in self._members.items()}
 
     def _answer_in(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
-        """The candidate that a reply backs (None: it has no answer) and its mass on each (None: all on that one)."""
+        """Return the candidate a reply backs (None: no answer) and its mass on each (None: all on that one)."""
         if not reply.ok:
             return None, None
         if not self._closed:
@@ -394,7 +397,7 @@ class AskView:
         return choice, mass
 
     def _free_form(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
-        """The same of a free-form answer; its candidates may be new, the one it backs the first of them."""
+        """Return the same for a free-form reply, adding its new candidates; it backs its first."""
         if reply.shares is None:
             form = reply_form(reply, self._query.answer)
             return None if form is None else self._cluster(form, shown(reply, form, self._query.answer)), None
@@ -416,10 +419,10 @@ class AskView:
 
 
 def _half_a_sample(samples: int) -> float:
-    """The mass of an answer that none of the samples gave: there may be one as likely as that."""
+    """Return the mass of an answer that is in none of the samples: half of one sample's."""
     return 1 / (2 * samples)
 
 
 def _best_first(worth: F64) -> tuple[int, ...]:
-    """Endpoint indices by worth (N,); of equals in pool order."""
+    """Return endpoint indices by worth (N,), falling; equals in pool order."""
     return tuple(np.argsort(-worth, kind="stable").tolist())

@@ -1,16 +1,16 @@
-"""Calibrates members' probabilities by their distribution on labelled queries: no gradient, only sums.
+"""Calibrates members' probabilities from sums over labelled queries, without gradients.
 
-With x_k the log of a member's mass on choice k, centred over the choices, and y the right one, each task's book keeps,
-by position k, how often k was wrong, how often right, and the sums of x_k and of its squares. From these
+With x_k the log of a member's mass on choice k, centred over the choices, and y the right choice, each task keeps, by
+position k, how often k was wrong, how often it was right, and the sums of x_k and of its squares. From these
 
-    m_k = mean of x_k where k was wrong           the member's liking for the position, whatever is asked
-    g   = mean of x_y - m_y over all              how much more mass the right one gets
-    v   = mean of (x_k - m_k)^2, of (x_y - m_y - g)^2, the larger one
+    m_k = mean of x_k where k was wrong           the member's bias for the position
+    g   = mean of x_y - m_y over all              how much more mass the right choice gets
+    v   = the larger of the means of (x_k - m_k)^2 and (x_y - m_y - g)^2
 
-and the log-likelihood ratio of choice k is g / v (x_k - m_k): a linear discriminant (Fisher 1936), alike for all k.
-That the label is left out of m_k makes it indifferent to how often each position is right. Every mean of a task is
-shrunk to the mean over all tasks, and that to 0, by the weight of a number of queries (partial pooling, Gelman &
-Hill 2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
+and the log-likelihood ratio of choice k is g / v (x_k - m_k): a linear discriminant (Fisher 1936), the same for all k.
+As m_k leaves out the right choice, it does not depend on how often each position is right. Every mean of a task is
+shrunk to the mean over all tasks, and that to 0, with the weight of `PRIOR_QUERIES` (partial pooling, Gelman & Hill
+2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F64, Masses
 
-#: Questions with more choices are left alone.
+#: Questions with more choices are not calibrated.
 MOST_CHOICES = 64
 
-#: Strength, in queries, of what all tasks say of one task, and of 0 before anything was seen.
+#: Strength, in queries, of the prior: the mean over all tasks for one task, 0 for that mean.
 PRIOR_QUERIES = 10
 
-#: Queries after which a member's probabilities count half, and its vote no more than half.
+#: Labelled queries after which a member's vote counts half, in favour of its probabilities.
 HALF_TRUST = 20
 
-#: The least probability whose logarithm is taken.
+#: Smaller probabilities count as this when logarithms are taken.
 LEAST_MASS = np.exp(-30)
 
 _MOST_TASKS = 256
 _STRONGEST = 8.0  # bound of a log-likelihood ratio
-_LEAST_VARIANCE = 1.0  # nats^2: what is expected before anything was seen
+_PRIOR_VARIANCE = 1.0  # nats^2
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over labelled queries, of each endpoint.
+    """Sums over labelled queries for each endpoint.
 
     Attributes:
-        sums: float64 (..., 4, N, P) by position: how often it was wrong and the sum of x there, how often it was right
-            and the sum of x there.
+        sums: float64 (..., 4, N, P) by position: how often it was wrong and the sum of x where it was, how often it
+            was right and the sum of x where it was.
         squares: float64 (..., 2, N) the sum of x^2 where wrong, and where right.
     """
 
@@ -57,13 +57,13 @@ class Totals:
 
 
 class Corrections(NamedTuple):
-    """The corrections that the totals imply.
+    """The corrections that follow from the totals.
 
     Attributes:
         means: m, (..., N, P).
         weights: g / v, (..., N).
-        trust: n / (n + 20), n the labelled queries in which the endpoint gave probabilities, of any task; (..., N).
-        signal: g / sqrt(v), how far apart right and wrong are, in standard deviations; (..., N).
+        trust: n / (n + 20), n the labelled queries of any task for which the endpoint gave probabilities; (..., N).
+        signal: g / sqrt(v), the distance of right from wrong choices in standard deviations; (..., N).
     """
 
     means: F64
@@ -73,7 +73,7 @@ class Corrections(NamedTuple):
 
 
 def corrections_of(own: Totals, shared: Totals) -> Corrections:
-    """From the totals of a task, all 0 where none is given, and those of all tasks."""
+    """Return the corrections for a task from its own totals (all 0 if there are none) and those of all tasks."""
     seen = shared.sums[..., 2, :, :].sum(axis=-1)
     found = _moments(own, _moments(shared, _Moments.before(shared)))
     variance = np.maximum(found.variance[..., 0, :], found.variance[..., 1, :])
@@ -89,12 +89,12 @@ class _Moments(NamedTuple):
 
     @classmethod
     def before(cls, totals: Totals) -> _Moments:
-        """Return the prior: probabilities without information."""
-        return cls(np.zeros_like(totals.sums[..., 0, :, :]), np.zeros(()), np.full((1, 1), _LEAST_VARIANCE))
+        """Return the prior: uninformative probabilities."""
+        return cls(np.zeros_like(totals.sums[..., 0, :, :]), np.zeros(()), np.full((1, 1), _PRIOR_VARIANCE))
 
 
 def _moments(totals: Totals, prior: _Moments) -> _Moments:
-    """Shrunk to the prior."""
+    """Return the moments, shrunk to the prior."""
     wrong, wrong_sum, right, right_sum = (totals.sums[..., part, :, :] for part in range(4))
     means = (wrong_sum + PRIOR_QUERIES * prior.means) / (wrong + PRIOR_QUERIES)
     count = np.stack([wrong.sum(axis=-1), right.sum(axis=-1)], axis=-2)
@@ -112,11 +112,11 @@ def _moments(totals: Totals, prior: _Moments) -> _Moments:
 
 
 def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64:
-    """Logs of probabilities, at least ln(`LEAST_MASS`), centred over each query's choices; 0 where there is none.
+    """Return logs of probabilities, at least ln(`LEAST_MASS`), centred over each query's choices; 0 where unknown.
 
     Args:
         mass: (..., N, K), NaN where an endpoint gave none.
-        size: (...) number of choices, of K.
+        size: (...) the query's number of choices, at most K.
     """
     logs = np.log(np.clip(mass, LEAST_MASS, 1).astype(np.float64))
     real = ~np.isnan(logs) & (np.arange(logs.shape[-1]) < size[..., None])[..., None, :]
@@ -126,16 +126,16 @@ def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64
 
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
-    """The log-likelihood ratios (..., K) of centred log-masses (..., K), within 8 of 0."""
+    """Return the log-likelihood ratios (..., K) of centred log-masses (..., K), clipped to -8..8."""
     found: F64 = (weights[..., None] * (log_mass - means)).clip(-_STRONGEST, _STRONGEST)
     return found
 
 
 def totals_of(log_mass: F64, given: NDArray[np.bool_], label: NDArray[np.int64], size: NDArray[np.int64]) -> Totals:
-    """Return what each of T queries adds, (T, ...).
+    """Return the totals of each of T queries, (T, ...).
 
     Args:
-        log_mass: (T, N, P) centred log-masses; anything beyond a query's choices.
+        log_mass: (T, N, P) centred log-masses; values beyond a query's choices are ignored.
         given: (T, N) whether the endpoint gave probabilities and the label is known.
         label: (T,) the right choice.
         size: (T,) number of choices.
@@ -160,11 +160,11 @@ class _Row(NamedTuple):
 class CalibrationStats:
     """The totals of a pool's endpoints, by task and over all. Not thread-safe by itself; `Observer` guards it.
 
-    At most 256 tasks are kept, those heard of last.
+    The 256 most recently updated tasks are kept.
 
     Args:
         endpoints: the pool's names.
-        kept: how many of the last answers can still be corrected.
+        kept: how many of the latest answers can still be corrected.
     """
 
     def __init__(self, endpoints: Sequence[str], kept: int) -> None:
@@ -175,13 +175,13 @@ class CalibrationStats:
         self._made: dict[str | None, Corrections] = {}
 
     def fill(self, totals: Mapping[str | None, Totals]) -> None:
-        """Know these totals instead, by task; None: over all tasks. Columns are in pool order."""
+        """Replace the totals, by task (None: over all tasks), with columns in pool order."""
         self._rows.clear()
         self._made = {}
         self._totals = OrderedDict(totals)
 
     def add(self, answer_id: str, masses: Masses | None) -> None:
-        """Take in what members gave on one labelled query; what the same answer added before is taken back."""
+        """Add the members' probabilities for one labelled query, replacing what the same answer added before."""
         before = self._rows.pop(answer_id, None)
         if before is not None:
             self._count(before, -1)
@@ -200,14 +200,14 @@ class CalibrationStats:
             self._rows.popitem(last=False)
 
     def forget(self, endpoint: int) -> None:
-        """Forget all that is known of an endpoint."""
+        """Set an endpoint's totals to 0."""
         self._made = {}
         for totals in [*self._totals.values(), *(row.totals for row in self._rows.values())]:
             totals.sums[:, endpoint] = 0
             totals.squares[:, endpoint] = 0
 
     def corrections(self, task: str | None) -> Corrections | None:
-        """Return the corrections of a task, or of all where it is None or new; None without any."""
+        """Return a task's corrections, those over all tasks if it is None or new, or None if nothing is known."""
         shared = self._totals.get(None)
         if shared is None:
             return None
@@ -225,7 +225,7 @@ class CalibrationStats:
         for key in {None, row.task}:
             known = self._totals.pop(key, None)
             if known is None and sign < 0:
-                continue  # its task was given up
+                continue  # its task is no longer kept
             wide = max(row.totals.sums.shape[2], 0 if known is None else known.sums.shape[2])
             added = _widened(row.totals, wide)
             if known is None:
@@ -240,7 +240,7 @@ class CalibrationStats:
 
 
 def _widened(totals: Totals, positions: int) -> Totals:
-    """With as many positions, at least; the same object where it has them already."""
+    """Return the totals padded to at least this many positions; the same object if it has enough."""
     missing = positions - totals.sums.shape[-1]
     if missing <= 0:
         return totals

@@ -1,7 +1,7 @@
 """Focal diversity (RL-Focal, arXiv:2502.04492): how differently the models of an ensemble fail.
 
-`focal_diversity` is the definition, over a failure matrix; `pair_focal_diversity` is what it comes to for two models,
-over arrays of counts, with few common rows shrunk.
+`focal_diversity` is the definition, over a failure matrix; `pair_focal_diversity` is its value for two models, over
+arrays of counts, shrunk where common rows are few.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from focalroute.core.records import F64
 #: A pair with fewer common rows is shrunk.
 MIN_ROWS = 20
 
-#: As if each model had failed in this many further rows, and its partner in half of them.
+#: A shrunk pair counts as if each model had failed this many further rows, and its partner half of them.
 PRIOR_FAILURES = 4
 
 
 def focal_negative_correlation(fails: ArrayLike) -> F64:
-    """How seldom the others fail along when model i, the focal model, fails; shape (m,), each in [0, 1].
+    """Return how seldom the others also fail when model i, the focal model, fails; shape (m,), each in [0, 1].
 
     1 - P2_i / P1_i with P1_i = sum_t f_ti s_t / (m n_i) and P2_i = sum_t f_ti s_t (s_t - 1) / (m (m - 1) n_i), where
-    s_t models failed row t and model i failed n_i rows: one minus the chance that two models drawn without replacement
-    both fail over the chance that one does, on the rows the focal model failed (arXiv:2502.04492).
+    s_t models failed row t and model i failed n_i rows. P1_i is the chance that a model drawn at random fails a row the
+    focal model failed, P2_i the chance that two drawn without replacement both fail it (arXiv:2502.04492).
 
     Args:
         fails: (T, m), 1 where model i failed row t, 0 where it was right; every row was put to all m models.
@@ -49,7 +49,7 @@ def focal_negative_correlation(fails: ArrayLike) -> F64:
 
 
 def focal_diversity(fails: ArrayLike) -> float:
-    """The mean focal negative correlation over the m models, in [0, 1]; 0 with m < 2 (arXiv:2502.04492).
+    """Return the mean focal negative correlation over the m models, in [0, 1]; 0 with m < 2 (arXiv:2502.04492).
 
     >>> round(focal_diversity([[1, 1], [1, 0], [0, 0]]), 3)
     0.167
@@ -59,16 +59,16 @@ def focal_diversity(fails: ArrayLike) -> float:
 
 
 def pair_focal_diversity(rows: Any, failed: Any, partner_failed: Any, both_failed: Any) -> F64:
-    """Focal diversity of pairs of models over the rows both were asked in, elementwise, in [0, 1].
+    """Return the focal diversity of pairs of models over the rows both were asked in, elementwise, in [0, 1].
 
     For a pair the definition reduces to the mean over both orders of (1 - q) / (1 + q), q = P(j fails | i fails). With
-    fewer than `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4); an unseen pair so has 1/3.
+    fewer than `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4); an unseen pair has 1/3.
 
     Args:
-        rows: in which both were asked; numbers or arrays, as the others are.
-        failed: of these, the rows the first failed.
-        partner_failed: the rows the second failed.
-        both_failed: the rows both failed.
+        rows: how many rows both were asked in; a number or an array, as are the others.
+        failed: how many of these the first failed.
+        partner_failed: how many the second failed.
+        both_failed: how many both failed.
 
     >>> float(pair_focal_diversity(0, 0, 0, 0).round(3))
     0.333

@@ -1,22 +1,22 @@
-"""Whether an endpoint silently changed: a change detector over its known outcomes, two-sided, in O(log n) each.
+"""Detects silent changes of an endpoint from its known outcomes, two-sided, in O(log n) per outcome.
 
-The test is the generalised likelihood ratio of Bernoulli outcomes: for every way to cut the outcomes into an older and
-a newer part, the log-likelihood gained by giving each part its own share right. The best cut is a change where that
-gain is beyond a threshold (Lai 2001, Statistica Sinica 11, 303-408; Besson, Kaufmann, Maillard and Seznec 2022, JMLR
-23(77)). The cuts are those of an exponential histogram (Bifet and Gavalda 2007, SDM, 443-448): integer counts in blocks
-of 1, 2, 4, ... outcomes, two or three of each size, so that time and memory are logarithmic.
+The test is a generalised likelihood ratio of Bernoulli outcomes: each cut into an older and a newer part gains
+log-likelihood by giving each part its own share of right outcomes. The best cut is a change if its gain reaches a
+threshold (Lai 2001, Statistica Sinica 11, 303-408; Besson, Kaufmann, Maillard and Seznec 2022, JMLR 23(77)). The cuts
+are those of an exponential histogram (Bifet and Gavalda 2007, SDM, 443-448): integer counts in blocks of 1, 2, 4, ...
+outcomes, two or three of each size, so that time and memory are logarithmic.
 
-When queries get harder all are right less often, and none changed. So a cut must also gain as much over the
-hypothesis that the endpoint went along with the other members of the same queries: that its log-odds moved as theirs
-(the model without a three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5).
-Where it was asked alone, the others' outcomes since its own last one stand for those members.
+When queries get harder, all endpoints are right less often although none changed. So a cut must gain as much over the
+hypothesis that the endpoint's log-odds moved with those of the other members of the same queries (the model without a
+three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5). Where the endpoint was
+asked alone, the others' outcomes since its own last one replace those members.
 
-Nor did it change where it is only asked about something else. So what an `Observer` takes for a change must be as
-surprising to its memory of texts, too (`focalroute.observe.memory.Memory.surprise`).
+Nor has an endpoint changed if it is merely asked about other topics. So `Observer` also requires that the outcomes
+surprise its memory of texts as much (`focalroute.observe.memory.Memory.surprise`).
 
 Measured on synthetic outcomes without peers or texts (`python -m tests.benchmarks.drift detector`): at a constant share
-right one false alarm in 5,600 outcomes of one endpoint at .5, in 10,000 at .7 and in 50,000 at .9; a drop from .7 to .4
-after 200 outcomes is found after a median of 43 outcomes, a rise from .4 to .7 after 42.
+right, one false alarm in 5,600 outcomes of one endpoint at .5, in 10,000 at .7 and in 50,000 at .9; a drop from .7 to
+.4 after 200 outcomes is found after a median of 43 outcomes, a rise from .4 to .7 after 42.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F64
 
-#: What a change must gain, nats.
+#: Log-likelihood that a change must gain, nats.
 THRESHOLD = 8.0
 
-_BLOCKS = 3  # of one size
-_SIZES = 9  # of blocks: 1 to 256 outcomes, so that the last 1,000 or more are remembered
+_BLOCKS = 3  # most blocks of one size
+_SIZES = 9  # of blocks: 1 to 256 outcomes, so that at least the latest 1,000 are remembered
 _LEAST = 8  # outcomes on either side of a cut
-_STEADY = 1.0  # peers, right and wrong, older and newer, that are made up: nobody moves far without reason
+_PRIOR_PEERS = 1.0  # added to the peers' counts, right and wrong, older and newer, against extreme shares
 _SCALINGS = 25
-_REFUSED = 4  # outcomes, at the least, after which a change that was not confirmed is looked at again
-_REFUSED_SHARE = 1 / 8  # how many these are, as a share of the outcomes since that change
+_REFUSED = 4  # least number of outcomes before an unconfirmed change is tested again
+_REFUSED_SHARE = 1 / 8  # that number as a share of the outcomes since the change
 
 _COUNTS = np.arange(_BLOCKS * 2**_SIZES + 1)
 _N_LOG_N: NDArray[np.float64] = _COUNTS * np.log(np.maximum(_COUNTS, 1))
 
-#: Outcomes, the right ones of them, outcomes of others to compare them with, the right ones of those.
+#: Outcomes, how many of them were right, peers' outcomes to compare with, how many of those were right.
 Block = tuple[int, int, int, int]
 
 
 class Change(NamedTuple):
-    """An endpoint changed.
+    """A change of one endpoint.
 
     Attributes:
-        before: its share right before, as far back as is remembered.
+        before: its share right before the change, as far back as is remembered.
         after: its share right since.
         since: known outcomes since.
         at: Unix time of the feedback that showed it.
@@ -67,11 +67,11 @@ class Change(NamedTuple):
 
 
 class Detector:
-    """Watches the outcomes of one endpoint. After a change it begins anew, with what came since."""
+    """Watches the outcomes of one endpoint. After a change it keeps only the outcomes since."""
 
     def __init__(self) -> None:
         self._levels: list[list[Block]] = [[]]  # level k: blocks of 2**k outcomes, newest first
-        self._quiet = 0  # outcomes to come before it looks again
+        self._quiet = 0  # outcomes to wait before the next test
 
     def push(
         self,
@@ -80,13 +80,14 @@ class Detector:
         peers_right: int = 0,
         confirmed: Callable[[Change], bool] = lambda _: True,
     ) -> Change | None:
-        """Take in an outcome; the change, if it shows one.
+        """Add an outcome; return the change that it reveals, if any.
 
         Args:
             right: whether the endpoint was right.
-            peers: outcomes of others to compare with: on the same query or, where it was asked alone, since its last.
+            peers: outcomes of other endpoints to compare with: on the same query or, if it was asked alone, since its
+                last outcome.
             peers_right: how many of these were right.
-            confirmed: whether nothing else explains a change; where something does, nothing is forgotten.
+            confirmed: whether nothing else explains a change; if something does, nothing is forgotten.
         """
         self._levels[0].insert(0, (1, int(right), peers, peers_right))
         for level, blocks in enumerate(self._levels):
@@ -127,7 +128,7 @@ class Detector:
         return Change(was_right / size, right / since, since)
 
     def _keep(self, newest: int) -> None:
-        """Forget all but this many of the newest outcomes, which end at a block's border."""
+        """Forget all but this many of the newest outcomes, a whole number of blocks."""
         for blocks in self._levels:
             kept = 0
             while kept < len(blocks) and newest:
@@ -141,22 +142,22 @@ def _added(one: Block, other: Block) -> Block:
 
 
 def _fit(counts: NDArray[np.int64]) -> F64:
-    """The greatest log-likelihood of outcomes counted as (..., outcomes, right of them, ...), nats."""
+    """Return the maximum log-likelihood of outcomes counted as (..., [outcomes, right, ...]), nats."""
     n, right = counts[..., 0], counts[..., 1]
     fit: F64 = _N_LOG_N[right] + _N_LOG_N[n - right] - _N_LOG_N[n]
     return fit
 
 
 def _gain_over_common(older: NDArray[np.int64], newer: NDArray[np.int64]) -> F64:
-    """Return the gain over the hypothesis that the endpoint and its peers moved alike, by one difference in log-odds.
+    """Return the gain over the hypothesis that the log-odds of the endpoint and of its peers moved by the same amount.
 
-    That is the hierarchical model of endpoint or peer x older or newer x right or wrong without an interaction of all
-    three, fitted by iterative proportional scaling.
+    This is the log-linear model of (endpoint or peer) x (older or newer) x (right or wrong) without a three-way
+    interaction, fitted by iterative proportional scaling.
     """
     n = np.stack([older[:, 0::2], newer[:, 0::2]], axis=-1).astype(float)  # (cuts, endpoint or peers, older or newer)
     right = np.stack([older[:, 1::2], newer[:, 1::2]], axis=-1).astype(float)
     seen: F64 = np.stack([right, n - right], axis=-1)
-    seen[:, 1] += _STEADY
+    seen[:, 1] += _PRIOR_PEERS
     fitted = np.ones_like(seen)
     for _ in range(_SCALINGS):
         for axis in (1, 2, 3):

@@ -1,7 +1,7 @@
-"""Keeps what a policy knows of the past: long-run accuracies, a memory of texts, calibration statistics.
+"""A policy's knowledge from its training: long-run accuracies, a memory of texts, calibration statistics.
 
-The window forgets after T queries, and a new process starts with an empty one; this is what training, or another
-process, has seen before. It is stored in a bundle (``experience.npz``).
+The window forgets after T queries, and a new process starts with an empty one. Experience keeps what training or
+another process saw before. It is stored in a bundle (``experience.npz``).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from focalroute.observe.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """The past of some endpoints.
+    """The records of V endpoints.
 
     Attributes:
-        names: the endpoints, V of them.
+        names: the endpoints.
         accuracy: float32 (V,) long-run accuracy of each, in [0, 1].
         usd: float32 (V,) long-run cost of a call; NaN where unknown.
         vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
-        values: float32 (M, V) how right each endpoint was on them; NaN where it was not asked.
-        costs: float32 (M, V) what it cost there, relative to its mean; NaN where unknown.
-        book: task -> totals of the endpoints' probabilities there, None -> over all tasks; empty where none gave any.
-        embedder: what made the vectors, by its name.
+        values: float32 (M, V) how right each endpoint was on them, in [0, 1]; NaN where it was not asked.
+        costs: float32 (M, V) cost of each call relative to the endpoint's mean; NaN where unknown.
+        book: task -> calibration totals of the endpoints, None -> over all tasks; empty if none gave probabilities.
+        embedder: name of the embedder that made the vectors.
     """
 
     names: tuple[str, ...]
@@ -43,23 +43,20 @@ class Experience:
     embedder: str = HASHED
 
     def offsets(self, pool: Sequence[str]) -> NDArray[np.float64]:
-        """By how much each endpoint of a pool is more accurate in the long run than the known ones on average.
-
-        (N,), NaN for an endpoint that is not known.
-        """
+        """Return each endpoint's long-run accuracy minus the mean of those known in this pool, (N,); NaN if unknown."""
         accuracy = dict(zip(self.names, self.accuracy.tolist(), strict=True))
         found = np.array([accuracy.get(name, np.nan) for name in pool])
         known = found[~np.isnan(found)]
         return found - known.mean() if len(known) else found
 
     def prices(self, listed: NDArray[np.float64], pool: Sequence[str]) -> NDArray[np.float64]:
-        """USD of a call of each endpoint of a pool, (N,): the long run's where it is known, else as listed."""
+        """Return the USD of a call to each endpoint of a pool, (N,): the long-run cost if known, else as listed."""
         usd = dict(zip(self.names, self.usd.tolist(), strict=True))
         known = np.array([usd.get(name, np.nan) for name in pool])
         return np.where(np.isnan(known), listed, known)
 
     def memory(self, pool: Sequence[str]) -> Memory:
-        """A memory of a pool that holds these queries."""
+        """Return a memory for a pool, filled with these queries."""
         memory = Memory(len(pool))
         values, costs = np.full((2, len(self.values), len(pool)), np.nan, np.float32)
         rows = {name: row for row, name in enumerate(self.names)}
@@ -71,7 +68,7 @@ class Experience:
         return memory
 
     def totals(self, pool: Sequence[str]) -> dict[str | None, Totals]:
-        """The book's totals, with a pool's endpoints as columns; 0 for those that are not known."""
+        """Return the book's totals with a pool's endpoints as columns; 0 for unknown endpoints."""
         rows = {name: row for row, name in enumerate(self.names)}
         there = [i for i, name in enumerate(pool) if name in rows]
         columns = [rows[pool[i]] for i in there]
@@ -84,7 +81,7 @@ class Experience:
         return found
 
     def same(self, other: Experience) -> bool:
-        """Whether the other one holds the same; what was read from arrays is the same after any further way there."""
+        """Whether both hold the same data; writing and reading arrays again changes nothing."""
         return (
             self.names == other.names
             and self.embedder == other.embedder
@@ -98,7 +95,7 @@ class Experience:
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """As named arrays: values in half precision, vectors as whole 127ths of their largest entry."""
+        """Return named arrays: values in half precision, vectors as integer 127ths of their largest entry."""
         largest = np.maximum(np.abs(self.vectors).max(axis=1, initial=0, keepdims=True), 1e-9)
         return {
             "names": np.array(self.names, np.str_),
@@ -112,7 +109,7 @@ class Experience:
         }
 
     def _book(self) -> dict[str, NDArray[np.generic]]:
-        """Names of the tasks (B,), and totals that begin with those over all: (B + 1, 4, V, P), (B + 1, 2, V)."""
+        """Return the tasks' names (B,), and totals (B + 1, 4, V, P) and (B + 1, 2, V), those over all tasks first."""
         if not self.book:
             return {}
         tasks = [task for task in self.book if task is not None]
@@ -127,10 +124,10 @@ class Experience:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Experience:
-        """Restore the experience from `arrays`.
+        """Restore the experience from the arrays of `arrays`.
 
         Raises:
-            ValueError: these are other arrays.
+            ValueError: the arrays are not valid.
         """
         try:
             keys = ("names", "accuracy", "usd", "vectors", "values")
@@ -159,12 +156,12 @@ class Experience:
             values.astype(np.float32),
             costs.astype(np.float32),
             _read_book(arrays, len(names)),
-            str(arrays.get("embedder", HASHED)),  # an earlier version of this package knew no others
+            str(arrays.get("embedder", HASHED)),  # an earlier version of this package had no others
         )
 
 
 def _read_book(arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str | None, Totals]:
-    """The book, as `Experience.arrays` gave it; empty where there is none."""
+    """Read the book that `Experience.arrays` wrote; empty if there is none."""
     if "tasks" not in arrays:
         return {}
     tasks, sums, squares = (arrays.get(key, np.zeros(0)) for key in ("tasks", "sums", "squares"))

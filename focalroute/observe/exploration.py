@@ -1,18 +1,19 @@
-"""Whom to probe: endpoints that a query was not asked, so that what is known of them stays fresh.
+"""Chooses endpoints to probe after an answer, so that their records stay fresh.
 
-The policies ask those that were right lately. What they do not ask they hear nothing of: a newcomer, or an endpoint
-that was poor and has become good. A probe asks them, too, after the answer was given, so that exploring costs money
-and never a right answer. Probes cost a share p of what the asks do.
+Policies ask endpoints that were right lately, and so learn nothing of the others: a new endpoint, or a poor one that
+has improved. A probe puts the query to those once it is answered, so that exploration costs money but no right
+answers. Probes cost a share p of what asks cost.
 
-*With feedback* a probe goes where a dollar tells the most: to keep the sum of the variances of N accuracies low within
-a budget, endpoint i should be seen in proportion to 1 / sqrt(c_i), c_i the cost of a call (Neyman's allocation with
-costs; Cochran 1977, Sampling Techniques, 5.5). So the next one is the endpoint of the least (n_i + 10)^2 c_i, n_i the
-outcomes of it in the window: a newcomer has none, one that changed only those since, and of one that is never asked
-they slide out. For 200 outcomes after an endpoint changed p is five times as much.
+*With feedback* a probe asks the endpoint that yields the most information per dollar. The sum of the variances of N
+accuracies is least within a budget if endpoint i is seen in proportion to 1 / sqrt(c_i), c_i the cost of a call
+(Neyman's allocation with costs; Cochran 1977, Sampling Techniques, 5.5). So the next probe goes to the endpoint with
+the least (n_i + 10)^2 c_i, n_i its outcomes in the window: a new endpoint has none, a changed one only those since the
+change, and those of an endpoint that is never asked leave the window. For 200 outcomes after a change p is five times
+as large.
 
-*Without feedback* endpoints are judged by each other, and two alone cannot be. So a probe asks everybody at once, for
-which the account saves up; but of copies only one. What that costs follows how little is known: p (1 + 24 u^2), u the
-mean over endpoints of max(0, 1 - n_i / 20), which at p = 2 % is half of what the asks cost while nothing is.
+*Without feedback* endpoints judge each other, which takes more than two. So the account saves up for a probe of all
+endpoints at once, leaving out copies. It spends p (1 + 24 u^2), u the mean over endpoints of max(0, 1 - n_i / 20): at
+p = 2 % that is half of what the asks cost while nothing is known.
 """
 
 from __future__ import annotations
@@ -25,39 +26,37 @@ from typing import NamedTuple
 from focalroute.observe.observer import Observer
 from focalroute.observe.pool_stats import FEW
 
-_PRIOR = 10  # outcomes that knowing nothing counts as
-_ENOUGH = 50  # outcomes in the window, beyond which an endpoint is known to some 7 points and needs no probe
-_WIDER = 24.0  # times the share beside it, while nothing is known and no feedback comes
+_PRIOR = 10  # outcomes added to each endpoint's count
+_ENOUGH = 50  # outcomes in the window after which accuracy is known to some 7 points and needs no probe
+_WIDER = 24.0  # times the share, spent in addition while nothing is known and no feedback comes
 _UNSETTLED = 4.0  # likewise, while the pool is unsettled
-_CHEAPEST = 0.1  # of the pool's mean cost: what is cheaper counts as this much, so that nobody is probed for ever
+_CHEAPEST = 0.1  # of the pool's mean cost: least cost of a probe, so that a cheap endpoint is not probed forever
 _REMEMBERED = 100  # probes whose feedback may still come
 _COPIES = 0.5  # see `Referees.copies`
 
 
 class Cost(NamedTuple):
-    """A cost: dollars as far as they are known, and calls."""
+    """A cost in dollars, as far as known, and in calls."""
 
     usd: float
     calls: float
 
 
 class Probe(NamedTuple):
-    """Endpoints to probe with one query, and what they are expected to cost."""
+    """The endpoints to probe with one query, and their expected cost."""
 
     endpoints: tuple[int, ...]
     expected: Cost
 
 
 class Probing:
-    """The account of probes, and the choice of the next. Safe to use from any number of threads.
-
-    Nothing here is random.
+    """Keeps the account of probes and chooses the next. Deterministic; safe to use from any number of threads.
 
     Args:
-        share: in [0, 1], of what the asks cost, in dollars, or in calls while the cost of any endpoint is unknown;
-            more while little is known. 0: no probes.
-        agreement: whether endpoints judge each other where there is no feedback. Without that, probes
-            start with the first outcome, as earlier ones would teach nothing.
+        share: p, in [0, 1], of the asks' cost in dollars, or in calls while any endpoint's cost is unknown. 0: no
+            probes.
+        agreement: whether endpoints judge each other without feedback. If not, probes start with the first outcome, as
+            earlier ones would teach nothing.
     """
 
     def __init__(self, observer: Observer, share: float, *, agreement: bool = False) -> None:
@@ -69,15 +68,15 @@ class Probing:
         self._lock = threading.Lock()
 
     def after(self, ask: Cost, candidates: Callable[[], Collection[int]], asked: Collection[int] = ()) -> Probe | None:
-        """After an ask: whom to probe with its query, if anybody; then `settle` what it cost.
+        """Return the probe to make after an ask, if any; `settle` its cost afterwards.
 
-        The probe is paid by the asks before this one: were it paid by this one, too, dear queries, which are the hard
-        ones, would be probed more often than others.
+        Only earlier asks pay for it: if this one did too, expensive queries, which are the hard ones, would be probed
+        more often than others.
 
         Args:
-            ask: what it cost.
-            candidates: gives the endpoints that were not asked and can be probed; called only if it is time for a
-                probe, and one that was not asked needs it.
+            ask: its cost.
+            candidates: returns the endpoints that were not asked and can be probed; called only if a probe is due and
+                some endpoint needs it.
             asked: the endpoints that were asked.
         """
         if not self._share:
@@ -86,7 +85,7 @@ class Probing:
             prices, unit = self._prices()
             chosen = self._choose(candidates, asked, prices, unit)
             share = self._share * (1 + self._wider(self._observer.seen()))
-            most = Cost(sum(price.usd for price in prices), len(prices))  # nobody is probed in long bursts
+            most = Cost(sum(price.usd for price in prices), len(prices))  # so that probes do not come in long bursts
             owed = (min(owed + share * paid, top) for owed, paid, top in zip(self._owed, ask, most, strict=True))
             self._owed = Cost(*owed)
             if not chosen:
@@ -97,14 +96,14 @@ class Probing:
             return Probe(chosen, expected)
 
     def _wider(self, seen: Sequence[int]) -> float:
-        """How many times the share is spent beside it."""
+        """Return how many times the share is spent in addition to it."""
         if not self._unlabelled(seen):
             return _UNSETTLED if self._observer.unsettled else 0.0
         unknown = sum([max(0.0, 1 - n / FEW) for n in seen]) / len(seen)
         return _WIDER * (1.0 if self._observer.unsettled else unknown**2)
 
     def _unlabelled(self, seen: Sequence[int]) -> bool:
-        """Whether most of what is known is known by agreement."""
+        """Whether at least half of the outcomes come from agreement."""
         return self._agreement and 2 * sum(self._observer.labelled()) <= sum(seen)
 
     def settle(self, probe: Probe, paid: Cost) -> None:
@@ -116,11 +115,11 @@ class Probing:
         self._owed = Cost(self._owed.usd - cost.usd, self._owed.calls - cost.calls)
 
     def _prices(self) -> tuple[list[Cost], int]:
-        """Return the expected cost of a probe of each, and the field in which the account is kept."""
+        """Return the expected cost of probing each endpoint, and which field of `Cost` the account uses."""
         costs = self._observer.expected_cost()
         usd = [cost for cost in costs if cost is not None]
         least = sum(usd) / len(costs) * _CHEAPEST
-        if len(usd) < len(costs) or not least:  # unknown, or all of them are free
+        if len(usd) < len(costs) or not least:  # a cost is unknown, or all are free
             return [Cost(0.0, 1.0)] * len(costs), 1
         return [Cost(max(cost, least), 1.0) for cost in usd], 0
 
@@ -131,7 +130,7 @@ class Probing:
         prices: list[Cost],
         unit: int,
     ) -> tuple[int, ...]:
-        """Choose whom to probe now; no endpoint while the account does not hold what that costs."""
+        """Choose the endpoints to probe now; none while the account cannot pay for them."""
         seen = self._observer.seen()
         if self._owed[unit] < min(price[unit] for price in prices) or not (self._agreement or any(seen)):
             return ()
@@ -149,7 +148,7 @@ class Probing:
         return tuple(chosen) if sum(prices[i][unit] for i in chosen) <= self._owed[unit] else ()
 
     def _different(self, free: Collection[int], asked: Collection[int]) -> list[int]:
-        """Of these all that copy no other that is asked."""
+        """Return the free endpoints without copies of each other or of those asked."""
         copies = self._observer.copies()
         chosen: list[int] = []
         for endpoint in self._observer.order():

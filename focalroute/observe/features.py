@@ -1,4 +1,4 @@
-"""Features of a query's text: hashed byte n-grams, the same on every machine and in every process."""
+"""Text features: hashed byte n-grams, the same on every machine and in every process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from focalroute.core.errors import ConfigError
 #: Width of the text features that an `Observer` uses by default.
 TEXT_FEATURES = 256
 
-#: Maps a query's text to a vector, always of the same width.
+#: Maps a text to a vector, always of the same width.
 Embedder = Callable[[str], ArrayLike]
 
-#: Of a longer text only the first and the last so many characters are read.
+#: Characters read at the start and at the end of a text.
 MAX_CHARACTERS = 4096
 
-#: The most features that any embedder may give: a memory of 4,096 texts holds as many of them.
+#: Most features an embedder may give, which bounds a memory of 4,096 texts.
 MOST_FEATURES = 8192
 
-# Odd multipliers, one for each place in an n-gram.
+# One odd multiplier for each place in an n-gram.
 _PLACES = (
     np.uint32(0x9E3779B1),
     np.uint32(0x85EBCA77),
@@ -37,15 +37,15 @@ _MIX, _FAR, _NEAR = np.uint32(0x2C1B3C6D), np.uint32(15), np.uint32(13)
 
 
 def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
-    """Signed hashing of all byte trigrams and 5-grams of the UTF-8 text, ASCII letters lowered; Euclidean norm 1.
+    """Hash all byte trigrams and 5-grams of the UTF-8 text, ASCII letters lowered, to a vector of Euclidean norm 1.
 
-    Weinberger et al. (2009), Feature hashing for large scale multitask learning: each n-gram adds +1 or -1, both the
-    place and the sign taken from its hash, so that collisions cancel in expectation. Of each sum the logarithm of one
-    more counts: an n-gram that comes ten times says little more than one that comes twice. Time is linear in the
-    length, and bounded.
+    Each n-gram adds +1 or -1 at a place; its hash gives place and sign, so that collisions cancel in expectation
+    (Weinberger et al. 2009, Feature hashing for large scale multitask learning). Each sum s is then replaced by
+    sign(s) ln(1 + |s|): an n-gram that occurs ten times says little more than one that occurs twice. Time is linear in
+    the length, and bounded.
 
     Args:
-        text: any string; of more than 2 x `MAX_CHARACTERS` characters the middle is left out.
+        text: any string; the middle of one longer than 2 x `MAX_CHARACTERS` is left out.
         width: the number of features.
 
     Returns:
@@ -77,7 +77,7 @@ def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
 
 
 def clipped(text: str) -> str:
-    """The text, of one longer than 2 x `MAX_CHARACTERS` characters without its middle."""
+    """Return the text, without its middle if it is longer than 2 x `MAX_CHARACTERS` characters."""
     return text if len(text) <= 2 * MAX_CHARACTERS else text[:MAX_CHARACTERS] + text[-MAX_CHARACTERS:]
 
 
@@ -85,7 +85,7 @@ def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
     """Return an embedder's vector, float32 (D,), scaled to Euclidean norm 1; zeros stay zeros.
 
     Raises:
-        ConfigError: it is not a vector of finite numbers, or one of more than `MOST_FEATURES`.
+        ConfigError: it is not a vector of 1 to `MOST_FEATURES` finite numbers.
     """
     try:
         vector = np.asarray(values, np.float64)
@@ -104,10 +104,10 @@ def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
 
 
 def name_of(embedder: object) -> str:
-    """Return the name of an embedder's vectors: those of one name can be compared, wherever they were made.
+    """Return the name of an embedder's vectors; vectors of the same name are comparable, wherever they were made.
 
-    An endpoint's is its model with the parameters that are sent along (not its host); else the embedder's own ``name``,
-    or what Python calls the function or class.
+    For an endpoint it is the model with its request parameters (not the host), else the embedder's own ``name`` or the
+    qualified name of its function or class.
     """
     if isinstance(embedder, Endpoint):
         params = json.dumps(dict(embedder.params), sort_keys=True, default=str) if embedder.params else ""

@@ -1,16 +1,16 @@
-"""How right each endpoint was on past queries of similar text, and how dear: kernel estimates over a sample of them.
+"""Kernel estimates of each endpoint's accuracy and cost on a query, from past queries of similar text.
 
-With x the text features of the query, x_r those of remembered query r and m the mean of those remembered (what all
-texts share says nothing), c_r the cosine of x - m and x_r - m, w_r = max(c_r, 0)^3 and v_ri how right endpoint i was
-there, endpoint i is expected to be right on
+With x the text features of the query, x_r those of remembered query r, m the mean of the remembered features (what all
+texts share says nothing), c_r the cosine of x - m and x_r - m, w_r = max(c_r, 0)^3 and v_ri how right endpoint i was on
+query r, the expected accuracy of endpoint i is
 
-    (sum over the r where i is known of w_r v_ri + s mu_i) / (sum over them of w_r + s)
+    (sum of w_r v_ri + s mu_i) / (sum of w_r + s),    both sums over the r where v_ri is known
 
-where mu_i is its mean over all that is remembered and s a tenth of the typical sum of all w_r: a query that resembles
-nothing is met with the mean. (Nadaraya 1964, Watson 1964, shrunk.) Of costs likewise, relative to what is usual.
+where mu_i is its mean over all remembered queries and s a tenth of the typical sum of all w_r: a query that resembles
+none gets the mean (Nadaraya 1964, Watson 1964, shrunk). Costs, relative to the usual ones, are estimated likewise.
 
-Once it is full, a new query takes the place of one drawn at random, not of the oldest: topics come in blocks, and the
-oldest are those that may come back. What an endpoint was like before it changed is forgotten by `Memory.forget`.
+When the memory is full, a new query replaces one drawn at random, not the oldest: topics come in blocks, and old ones
+may come back. `Memory.forget` drops an endpoint's outcomes from before it changed.
 """
 
 from __future__ import annotations
@@ -32,73 +32,77 @@ CAPACITY = 4096
 #: Weight of the mean, as a share of the typical sum of kernel weights.
 SHRINK = 0.1
 
-#: The mean of the texts is shrunk to 0 as by so many further ones: of one text alone it is not that text.
+#: Strength, in texts, with which the mean text is shrunk to 0, so that the mean of a single text is not that text.
 MEAN_PRIOR = 10.0
 
-#: A cost relative to the usual one is kept within this and its inverse.
+#: A cost relative to the usual one is clipped to between the inverse of this and this.
 MOST_COST = 10.0
 
-_LEAST = 1e-6  # of what is divided by
-_SOME = 64  # queries that are enough to tell a typical sum of weights, or how right an endpoint was on a stretch
-_FEW, _STRETCHES = 4, 8  # stretches: too few to tell how far apart they are, and the most that are looked at
-_UNSURE = 0.05  # least variance of an outcome: nobody is sure to be right
-_KINDS = 0.25  # how far an endpoint's accuracy on one kind of text lies from that on another: standard deviation
-_FORGET = 0.02  # share of the newest query in the typical sum of weights
-_STALE = 1 / 8  # share of new texts after which their mean is taken again
+_LEAST = 1e-6  # least divisor
+_SOME = 64  # queries sampled to estimate a typical sum of weights, or an endpoint's accuracy on a stretch
+_FEW, _STRETCHES = 4, 8  # stretches: least number to estimate their variance from, and the most that are used
+_UNSURE = 0.05  # least variance of an outcome: no endpoint is sure to be right
+_KINDS = 0.25  # standard deviation of an endpoint's accuracy between kinds of text
+_FORGET = 0.02  # weight of the newest query in the typical sum of weights
+_STALE = 1 / 8  # share of new texts after which the mean text is computed again
 
 
 def spread(size: int) -> NDArray[np.int64]:
-    """Which of ``n`` queries, oldest first, to remember: all, or as many as fit, evenly spread."""
+    """Return which of ``size`` queries, oldest first, to remember: all, or as many as fit, evenly spread."""
     return np.linspace(0, size - 1, min(size, CAPACITY)).round().astype(np.int64)
 
 
 def kernel(cosine: F32) -> F32:
-    """w of these cosines."""
+    """Return w of these cosines."""
     positive = np.maximum(cosine, 0)
     cubed: F32 = positive * positive * positive
     return cubed
 
 
 def mean_text(total: NDArray[np.float64], count: int | I64) -> F32:
-    """The mean (..., D) of this many texts (...) with this sum (..., D), shrunk by `MEAN_PRIOR`."""
+    """Return the mean (..., D) of this many texts (...) with this sum (..., D), shrunk by `MEAN_PRIOR`."""
     mean: F32 = (total / (np.asarray(count)[..., None] + MEAN_PRIOR)).astype(np.float32)
     return mean
 
 
 def cosines(some: F32, others: F32, mean: F32) -> F32:
-    """Cosines (S, O) of texts (S, D) and others (O, D), minus a mean: (1, D), or (S, D), one for each of the first."""
+    """Return the cosines (S, O) of texts (S, D) and others (O, D) after subtracting a mean.
+
+    Args:
+        mean: (1, D), or (S, D) with one mean for each of the first texts.
+    """
     offsets: F32 = some - mean
     along: F32 = offsets @ others.T - _dots(offsets, mean)[:, None]
-    squares: F32 = _dots(others, others) - 2 * mean @ others.T + _dots(mean, mean)[:, None]  # of the others, likewise
+    squares: F32 = _dots(others, others) - 2 * mean @ others.T + _dots(mean, mean)[:, None]  # |others - mean|^2
     return along * _scale(_dots(offsets, offsets))[:, None] * _scale(squares)
 
 
 def overall_mean(right: NDArray[Any], count: NDArray[Any]) -> NDArray[Any]:
-    """mu (..., N): how right each endpoint is, of sums (..., N), shrunk towards the pool's as by 10 queries."""
+    """Return mu (..., N): each endpoint's accuracy from sums (..., N), shrunk to the pool's with the weight of 10."""
     pool = (right.sum(axis=-1, keepdims=True) + 1) / (count.sum(axis=-1, keepdims=True) + 2)
     mean: NDArray[Any] = (right + 10 * pool) / (count + 10)
     return mean
 
 
 def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
-    """The estimate from sum of w v (..., N), sum of w (..., N) over the known, mu (..., N) and s."""
+    """Return the estimate from the sums of w v and of w (..., N) where v is known, mu (..., N) and s."""
     estimate: F32 = (weighted + strength * mean) / (known + strength)
     return estimate
 
 
 def relative_costs(right: NDArray[Any], costs: NDArray[Any]) -> F32:
-    """Costs (..., N) to remember: relative to the usual ones and bounded; the usual one where unknown."""
+    """Return the relative costs (..., N) to remember: clipped, 1 where unknown, 0 where ``right`` is unknown."""
     bounded = np.where(np.isnan(costs), 1.0, costs).clip(1 / MOST_COST, MOST_COST)
     known: F32 = np.where(np.isnan(right), 0.0, bounded).astype(np.float32)
     return known
 
 
 def cost_factors(weighted: F32, known: F32, costs: NDArray[Any], count: NDArray[Any], strength: float | F32) -> F32:
-    """How many times its usual cost each call is expected to take (..., N).
+    """Return each call's expected cost as a multiple of its usual one, (..., N).
 
     Args:
-        weighted: sum of w c; ``known``: sum of w, over the queries whose cost c is known.
-        costs: sum of c; ``count``: how many these are.
+        weighted: sum of w c; ``known``: sum of w, over the queries whose cost c is remembered.
+        costs: sum of c; ``count``: the number of these queries.
         strength: s.
     """
     mean = ((costs + 10) / (count + 10)).astype(np.float32)
@@ -107,11 +111,11 @@ def cost_factors(weighted: F32, known: F32, costs: NDArray[Any], count: NDArray[
 
 
 class Expectation(NamedTuple):
-    """How right the endpoints may be on a text, and how dear.
+    """The endpoints' expected accuracy and cost on a text.
 
     Attributes:
-        right: (N,) how right each endpoint may be, minus the mean over endpoints; all 0 where nothing is known.
-        cost: (N,) how many times its usual cost a call may take.
+        right: (N,) expected accuracy minus the mean over endpoints; all 0 if nothing is known.
+        cost: (N,) expected cost of a call as a multiple of the usual one.
     """
 
     right: F32
@@ -134,7 +138,12 @@ class Memory:
         return self._size
 
     def fill(self, vectors: F32, values: F32, costs: F32) -> None:
-        """Remember these instead, oldest first: (M, D) and (M, N), NaN where not known; as many as `spread` says."""
+        """Remember those of these queries that `spread` selects, and nothing else.
+
+        Args:
+            vectors: (M, D) features, oldest first.
+            values: (M, N) how right each endpoint was, NaN where unknown; ``costs`` likewise, see `add`.
+        """
         fit = spread(len(vectors))
         vectors, values, costs = vectors[fit], values[fit], costs[fit]
         size = len(vectors)
@@ -158,17 +167,20 @@ class Memory:
         *,
         inferred: bool = False,
     ) -> None:
-        """Remember one query: its features (D,), and how right and how dear each endpoint was, NaN where not known.
+        """Remember one query, in place of what was remembered for the same answer.
 
-        Costs are relative to the usual ones; none given: not known. ``inferred``: the values are from agreement.
+        An empty text, and a query of which nothing is known, are not remembered.
 
-        What is remembered of the same answer is replaced where it stands. An empty text, and a query of which nothing
-        is known, are not remembered.
+        Args:
+            vector: (D,) its features.
+            values: how right each endpoint was, NaN where unknown.
+            costs: of each endpoint's call, relative to the usual ones, NaN where unknown; empty: all unknown.
+            inferred: whether the values are from agreement.
         """
         row = _row(np.array(values, np.float32), np.array(costs or [np.nan] * self._n, np.float32))
         if not np.count_nonzero(vector):
             return
-        if vector.size != self._vectors.shape[1]:  # the first one, or another embedder: what was is of no use
+        if vector.size != self._vectors.shape[1]:  # the first query, or another embedder: older vectors are useless
             self._clear(vector.size)
         place = self._places.get(answer_id)
         if place is None:
@@ -191,13 +203,13 @@ class Memory:
             self._scale[place] = _scale(offset @ offset)
 
     def forget(self, endpoint: int, newest: int) -> None:
-        """Forget how right an endpoint was on all queries before its ``newest`` latest known ones."""
+        """Forget all known outcomes of an endpoint but the latest ``newest``."""
         latest_first = (-self._number[: self._size]).argsort()
         old = self._known[latest_first, self._n + endpoint].cumsum() > newest
         self._drop(endpoint, latest_first[old])
 
     def forget_inferred(self, endpoint: int) -> None:
-        """Forget how right an endpoint was wherever only agreement says so."""
+        """Forget an endpoint's outcomes that were inferred from agreement."""
         self._drop(endpoint, np.flatnonzero(self._inferred[: self._size]))
 
     def _drop(self, endpoint: int, places: I64) -> None:
@@ -206,11 +218,11 @@ class Memory:
         self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
 
     def estimate(self, vector: F32) -> Expectation:
-        """Return what is expected on a query with these features: nothing while none is remembered, or of no text."""
+        """Return the expectation for a query with these features; nothing is expected of no text, or without memory."""
         if not self._size or vector.size != self._vectors.shape[1] or not np.count_nonzero(vector):
             return self._nothing
         offset = vector - self._mean
-        # einsum keeps to this thread, and to one order of adding up wherever the arrays lie: BLAS does neither
+        # einsum uses one thread and always sums in the same order, which BLAS does not
         along = np.einsum("md,d->m", self._vectors[: self._size], offset) - np.float32(self._mean @ offset)
         weights = kernel(along * self._scale[: self._size] * _scale(offset @ offset))
         total = float(weights.sum())
@@ -222,12 +234,12 @@ class Memory:
         return Expectation(estimate - estimate.mean(), cost_factors(paid, known, costs, count, strength))
 
     def surprise(self, endpoint: int, newest: int) -> float:
-        """How surprising its ``newest`` latest known outcomes are, if it is as it was before on such texts; nats.
+        """Return how surprising an endpoint's latest ``newest`` outcomes are if it has not changed, in nats.
 
-        z^2 / 2, with z the standardised difference of how often it was right to how often what is remembered from
-        before lets expect. The less these texts resemble the others, beside what is usual, the newer their kind: then
-        its accuracy may be off by up to `_KINDS`, on all of them alike. And it may be off as far as it was on earlier
-        stretches of as many queries (see `_unexplained`). Infinite where nothing is remembered.
+        z^2 / 2, with z the standardised difference between its accuracy on these texts and the estimate from its older
+        outcomes. Its variance grows, by up to `_KINDS` squared, the less these texts resemble the older ones, and by
+        what estimates were off on earlier stretches of as many queries (see `_unexplained`). Infinite without older
+        outcomes.
         """
         latest_first = (-self._number[: self._size]).argsort()
         known = latest_first[self._known[latest_first, self._n + endpoint] > 0]
@@ -239,12 +251,12 @@ class Memory:
         novelty = max(0.0, 1 - resemblance / max(usual, _LEAST))
         variance = _chance(expected) + (_KINDS * novelty) ** 2
         square = float(self._known[new, endpoint].mean() - expected.mean()) ** 2
-        if square / variance / 2 >= THRESHOLD:  # else the earlier stretches, which take longest, decide nothing
+        if square / variance / 2 >= THRESHOLD:  # else the earlier stretches, which take longest, cannot matter
             variance += self._unexplained(endpoint, old, len(new))
         return square / variance / 2
 
     def _expected(self, endpoint: int, texts: I64, others: I64) -> tuple[F32, float]:
-        """How right it should be on these remembered texts (S,) by those others alone, and the median sum of w."""
+        """Return its expected accuracy on texts (S,), estimated from the others alone, and the median sum of w."""
         weights = kernel(cosines(self._vectors[texts], self._vectors[others], self._mean[None]))
         right, total = self._known[others, endpoint], weights.sum(axis=1)
         resemblance = float(np.median(total))
@@ -252,10 +264,10 @@ class Memory:
         return shrunk(weights @ right, total, np.mean(right), strength), resemblance
 
     def _unexplained(self, endpoint: int, known: I64, size: int) -> float:
-        """How far from expected it was on earlier stretches of ``size`` queries, beyond chance: variance of the mean.
+        """Return the variance, beyond chance, of an endpoint's mean error on earlier stretches of ``size`` queries.
 
-        Topics come in blocks, and texts do not tell all of how hard these are. Estimated by moments, of each stretch by
-        all that is remembered but the stretch; 0 where fewer than `_FEW` are known.
+        Topics come in blocks, and texts do not fully reveal how hard they are. Each stretch is estimated from all other
+        remembered queries, the variance by moments; 0 with fewer than `_FEW` stretches.
         """
         count = len(known) // size
         if count < _FEW:
@@ -273,20 +285,20 @@ class Memory:
         rows = CAPACITY if width else 0
         self._vectors: F32 = np.zeros((rows, width), np.float32)
         self._known: F32 = np.zeros((rows, 3 * self._n), np.float32)  # see _row
-        self._sums = np.zeros(3 * self._n)  # of the rows known
+        self._sums = np.zeros(3 * self._n)  # of the rows of _known
         self._inferred = np.zeros(rows, bool)
-        self._number = np.zeros(rows, np.int64)  # how many had been added before
-        self._total = np.zeros(width)  # sum of the texts
+        self._number = np.zeros(rows, np.int64)  # how many queries were added before this one
+        self._total = np.zeros(width)  # sum of the vectors
         self._mean: F32 = np.zeros(width, np.float32)
-        self._scale: F32 = np.zeros(rows, np.float32)  # see _scale, of each text minus the mean
+        self._scale: F32 = np.zeros(rows, np.float32)  # see _scale, of each vector minus the mean
         self._size = self._added = self._centred_at = 0
         self._dice = random.Random(0)  # noqa: S311 - no secret
         self._typical = 0.0
-        self._ids = [""] * rows  # the answer in each place; those a memory was filled with have none
+        self._ids = [""] * rows  # the answer in each place; empty for queries from `fill`
         self._places: dict[str, int] = {}
 
     def _centre(self) -> None:
-        """Take the mean of the texts again, and how far each is from it: |x_r - m|^2 = 1 - 2 x_r . m + |m|^2."""
+        """Compute the mean vector again, and each vector's distance from it: |x_r - m|^2 = 1 - 2 x_r . m + |m|^2."""
         self._mean = mean_text(self._total, self._size)
         along = np.einsum("md,d->m", self._vectors[: self._size], self._mean)
         self._scale[: self._size] = _scale(1 - 2 * along + self._mean @ self._mean)
@@ -294,29 +306,29 @@ class Memory:
 
 
 def _dots(a: F32, b: F32) -> F32:
-    """Of each row of the one with that of the other; a single row goes with all."""
+    """Return the dot product of each row of one with the same row of the other; a single row goes with all."""
     dots: F32 = np.einsum("sd,sd->s", a, b)
     return dots
 
 
 def _scale(square: F32) -> F32:
-    """1 over the length of what has this square."""
+    """Return 1 over the lengths whose squares these are."""
     return np.reciprocal(np.sqrt(np.maximum(square, np.float32(_LEAST))))
 
 
 def _chance(expected: F32) -> float:
-    """Variance of the mean of independent outcomes that are right with these probabilities (S,)."""
+    """Return the variance of the mean of independent outcomes that are right with these probabilities (S,)."""
     return float(np.maximum(expected * (1 - expected), _UNSURE).mean()) / len(expected)
 
 
 def _row(values: F32, costs: F32) -> F32:
-    """Values (..., N) where known and 0 where not, then 1 or 0 for that, then costs: (..., 3 N)."""
+    """Return (..., 3 N): values (0 where unknown), whether each is known (1 or 0), and costs."""
     known = ~np.isnan(values)
     return np.concatenate([np.where(known, values, 0), known, relative_costs(values, costs)], axis=-1, dtype=np.float32)
 
 
 def _typical_sum(vectors: F32, mean: F32) -> float:
-    """The median over some of these texts (M, D) of the sum of kernel weights of all others."""
+    """Return the median, over a sample of these texts (M, D), of the sum of all other texts' kernel weights."""
     some = vectors[:: max(len(vectors) // _SOME, 1)]
     sums = kernel(cosines(some, vectors, mean[None])).sum(axis=1) - 1
     return max(float(np.median(sums)), 0.0)

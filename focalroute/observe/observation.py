@@ -1,4 +1,4 @@
-"""The numbers that the policies see of an ask (see `focalroute.observe.layout`), as functions of arrays.
+"""Computes the policies' input for an ask (see `focalroute.observe.layout`), as functions of arrays.
 
 They take any leading shape (...,): none for an ask that is being served, whole logs in offline training. Letters as in
 `focalroute.core.records`: N endpoints, K candidates.
@@ -25,15 +25,15 @@ _VOTE, _PROBABILITY, _LOG_PROBABILITY, _EVIDENCE, _CALIBRATED = (
     _AT[name].start for name in ("vote", "probability", "log_probability", "evidence", "calibrated")
 )
 _HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
-_SUREST = 80.0  # nats of evidence; the odds of more would overflow
-_AS_CHEAP = 1.02  # times the least cost, up to which endpoints are equally cheap
+_SUREST = 80.0  # bound of evidence, nats, so that the odds do not overflow
+_AS_CHEAP = 1.02  # endpoints up to this many times the least cost count as equally cheap
 
 
 # -- Observation.context ---------------------------------------------------------------------------------------------
 
 
 def bounded_cost_weight(cost_weight: Any) -> Any:
-    """The cost weight, lambda, within `COST_WEIGHT_RANGE`."""
+    """Return the cost weight, lambda, clipped to `COST_WEIGHT_RANGE`."""
     return np.minimum(np.maximum(cost_weight, COST_WEIGHT_RANGE[0]), COST_WEIGHT_RANGE[1])
 
 
@@ -49,17 +49,17 @@ def context_columns(
     log_choices: Any,
     level: Any,
 ) -> tuple[Any, ...]:
-    """The columns of `CONTEXT`, in its order; each a number, or an array of one shape, as the arguments are.
+    """Return the columns of `CONTEXT`, in its order; numbers or arrays of one shape, as the arguments are.
 
     Args:
-        earlier_rounds: the round's number, from 0.
+        earlier_rounds: the number of earlier rounds.
         log_cost_weight: log10 of the bounded cost weight.
         budget_left: share of the ask's cap that is left.
         pool: N.
         asked: endpoints asked so far; ``replied``: those with a usable reply.
         posterior: see `posterior_columns`.
         log_choices: ln(K); 0 for a free-form question.
-        level: the column of this name, see `focalroute.observe.pool_stats.level_column`.
+        level: the column "level", see `focalroute.observe.pool_stats.level_column`.
     """
     return (
         earlier_rounds == 0,
@@ -76,12 +76,12 @@ def context_columns(
 
 
 def posterior_columns(largest: Sequence[Any], p_log_p: Any, log_candidates: Any) -> tuple[Any, ...]:
-    """The columns "posterior", "margin" and "entropy" of a fused posterior p; numbers or arrays, as the arguments are.
+    """Return the columns "posterior", "margin" and "entropy" of a posterior p; numbers or arrays, as the arguments are.
 
     Args:
         largest: its four largest probabilities, falling.
         p_log_p: sum of p ln(p).
-        log_candidates: ln of how many candidates there are, at least 2.
+        log_candidates: ln of the number of candidates, at least ln(2).
     """
     return (*largest, largest[0] - largest[1], -p_log_p / log_candidates)
 
@@ -90,27 +90,27 @@ def posterior_columns(largest: Sequence[Any], p_log_p: Any, log_candidates: Any)
 
 
 def similar_column(similar: F32) -> F32:
-    """The column "similar" of a memory's estimate, which is within 1 of 0 as a difference of accuracies."""
+    """Return the column "similar" for a memory's estimate, a difference of accuracies in [-1, 1]."""
     return 4 * similar
 
 
 def worth_alone(similar: F32, cost_weight: Any, shares: Any) -> F64:
-    """How right each endpoint is expected to be on a text, minus what asking it costs: of one call, the best choice.
+    """Return each endpoint's expected accuracy on a text minus its cost penalty; the largest is the best single call.
 
     Args:
-        similar: (..., N) the column of this name.
-        cost_weight: lambda, beyond `COST_WEIGHT_RANGE` as well; a number, or (..., 1).
-        shares: (..., N) c / C, what a typical call costs, relative to asking all.
+        similar: (..., N) the column "similar".
+        cost_weight: lambda, not clipped to `COST_WEIGHT_RANGE`; a number, or (..., 1).
+        shares: (..., N) c / C, the cost of a typical call relative to asking all.
     """
     worth: F64 = similar.astype(np.float64) / 4 - cost_weight * shares
     return worth
 
 
 def worth_cheapest(similar: F32, shares: Any) -> F64:
-    """Likewise where only the cost counts, beyond all weights: of what costs as little as the least, who is right.
+    """Return the worth of each endpoint, (..., N), if only cost counts: among the cheapest, its expected accuracy.
 
     Args:
-        similar: (..., N) as above; ``shares`` likewise.
+        similar: as in `worth_alone`; ``shares`` likewise.
     """
     as_cheap = shares <= _AS_CHEAP * np.min(shares, axis=-1, keepdims=True)
     worth: F64 = np.where(as_cheap, similar.astype(np.float64) / 4, -2 - shares)
@@ -118,22 +118,22 @@ def worth_cheapest(similar: F32, shares: Any) -> F64:
 
 
 def signal_column(signal: F64) -> F32:
-    """The column "signal" (..., N) of `Corrections.signal`."""
+    """Return the column "signal" (..., N) from `Corrections.signal`."""
     column: F32 = (signal - signal.mean(axis=-1, keepdims=True)).clip(-4, 4).astype(np.float32)
     return column
 
 
 def agreement(candidate: Any, leader: Any) -> Any:
-    """The column "agrees" of an endpoint that replied: 1 where it backs the leading candidate, else -1."""
+    """Return the column "agrees" of an endpoint that replied: 1 if it backs the leading candidate, else -1."""
     return 2 * (candidate == leader) - 1
 
 
 def focal_column(asked: F32, number: Any, pairs: F32) -> NDArray[Any]:
-    """The column "focal" (..., N) once endpoints are asked: mean focal diversity over pairs with the others asked.
+    """Return the column "focal" (..., N) once any was asked: mean focal diversity over pairs with the others asked.
 
     Args:
         asked: (..., N) 1 for those asked, else 0.
-        number: how many these are, at least one; (..., 1).
+        number: how many were asked, at least 1; (..., 1).
         pairs: (..., N, N) focal diversity of pairs, 0 on the diagonal.
     """
     sums = (asked[..., None, :] @ pairs)[..., 0, :]
@@ -145,10 +145,10 @@ def focal_column(asked: F32, number: Any, pairs: F32) -> NDArray[Any]:
 
 
 def vote_weights(accuracy: F64, choices: Any) -> F64:
-    """The naive Bayes weight of a vote, ln((K - 1) a / (1 - a)); kept positive: a vote never repels.
+    """Return the naive Bayes weight of a vote, ln((K - 1) a / (1 - a)), kept positive: no vote speaks against itself.
 
     Args:
-        accuracy: a, clipped to between guessing and 0.98; of any shape.
+        accuracy: a, clipped to between guessing + 0.02 and 0.98; of any shape.
         choices: K; `OPEN_CHOICES` for a free-form question.
     """
     a = np.minimum(np.maximum(accuracy, 1 / choices + 0.02), 0.98)
@@ -157,17 +157,17 @@ def vote_weights(accuracy: F64, choices: Any) -> F64:
 
 
 def odds_of(evidence: NDArray[Any]) -> NDArray[Any]:
-    """How many times likelier candidates of this evidence are than one that no endpoint gave: e^s."""
+    """Return the odds e^s of candidates with this evidence against an answer that no endpoint gave."""
     odds: NDArray[Any] = np.exp(np.minimum(evidence, _SUREST))
     return odds
 
 
 def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, length: Any) -> F32:
-    """Rows of `MEMBER` as if asked in round 1, (2, ..., N, Fm): of candidates without a member's vote and with it.
+    """Return rows of `MEMBER` as if asked in round 1, (2, ..., N, Fm): without the member's vote, and with it.
 
     Args:
         weights: (..., N) of the votes.
-        relative_skill: (..., N) the column of this name, and so the next ones.
+        relative_skill: (..., N) the column of this name, as are the next arguments.
     """
     rows = np.zeros((2, *relative_skill.shape, width(MEMBER)), np.float32)
     for name, column in (
@@ -184,11 +184,11 @@ def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, len
 
 
 def member_features(rows: F32, places: I64) -> F32:
-    """Every candidate seen through every member by its vote, (..., K, N, Fm).
+    """Return each member's row for each candidate, by its vote, (..., K, N, Fm).
 
     Args:
         rows: (2, M, Fm), see `member_rows`.
-        places: (..., K, N) which of the M is the member's row, and M more where it votes for the candidate.
+        places: (..., K, N) index of the member's row among the M, plus M where it votes for the candidate.
     """
     features: F32 = rows.reshape(-1, rows.shape[-1]).take(places, axis=0)
     return features
@@ -200,8 +200,8 @@ def write_mass(features: F32, mass: NDArray[Any], least_mass: Any = LEAST_MASS, 
     Args:
         features: (..., K, N, Fm), see `member_features`.
         mass: (..., N, K), NaN where a member gave none.
-        least_mass: the least whose logarithm is taken; of any shape that goes with ``mass``.
-        weights: (..., N) of the votes, if the mass is that of samples, each of which is a vote.
+        least_mass: smaller masses count as this in logarithms; of a shape that broadcasts with ``mass``.
+        weights: (..., N) of the votes, if the mass is of samples, each of which is a vote; else None.
     """
     mass = np.minimum(np.maximum(mass, 0), 1).swapaxes(-1, -2)
     given = ~np.isnan(mass)
@@ -213,12 +213,12 @@ def write_mass(features: F32, mass: NDArray[Any], least_mass: Any = LEAST_MASS, 
 
 
 def calibrate(features: F32, log_mass: F64, known: Corrections, given: Bools) -> None:
-    """Let the probabilities of members speak, and their votes the less, in place.
+    """Write the column "calibrated" and scale down the votes of members that gave probabilities, in place.
 
     Args:
         features: (..., K, N, Fm), see `member_features`.
         log_mass: (..., N, K'), see `focalroute.observe.calibration.centred_log_mass`, for the first K' candidates.
-        known: what is known of these members.
+        known: the corrections of these members.
         given: (..., N) whether a member gave probabilities.
     """
     k = log_mass.shape[-1]
@@ -231,13 +231,13 @@ def calibrate(features: F32, log_mass: F64, known: Corrections, given: Bools) ->
 
 
 def candidate_features(sums: F32, members: Any, log_offered: Any, replied: Any) -> F32:
-    """The rows (..., K, Fc) of `CANDIDATE`.
+    """Return the rows (..., K, Fc) of `CANDIDATE`.
 
     Args:
         sums: (..., K, 2) of the members' votes, and of their probabilities.
         members: how many answered, at least 1; a number, or (..., 1, 1).
-        log_offered: ln of how many candidates there are; a number, or (..., 1), as is the next one.
-        replied: share of the pool that answered.
+        log_offered: ln of the number of candidates; a number, or (..., 1).
+        replied: share of the pool that answered; as ``log_offered``.
     """
     features = np.empty((*sums.shape[:-1], width(CANDIDATE)), np.float32)
     features[..., :2] = sums / members

@@ -1,4 +1,4 @@
-"""From outcomes and queries to what the policies see: one `Observer` a pool, one `AskView` an ask.
+"""Turns outcomes and queries into the policies' input: one `Observer` per pool, one `AskView` per ask.
 
 learn(outcome) -> window -> pool stats (renewed when the window changed) ─┐
 learn(outcome) -> memory of texts -> estimate for a text ─────────────────┼─> begin(query) -> AskView
@@ -35,30 +35,31 @@ from focalroute.observe.window import Window
 
 _log = logging.getLogger("focalroute")
 
-_REFEREED_WINDOWS = 4  # so many times the window's rows are compared by agreement, which tells less than a label
-_AGREED_AT_ONCE = 8  # outcomes without feedback after which the numbers are renewed: one of them tells little,
-_AGREED_SHARE = 16  # and the less the more there are: it waits for one in this many of those in the window
-_FIRST_AGREED = 32  # of which each of the first is shown at once
-_UNSETTLED = 200  # outcomes: for so long after a change the pool counts as unsettled
+_REFEREED_WINDOWS = 4  # windows of rows compared by agreement: more than one, as agreement says less than a label
+# The statistics are renewed once the outcomes without feedback that they do not include yet are at least
+_AGREED_AT_ONCE = 8  # this many,
+_AGREED_SHARE = 16  # and the window's outcomes without feedback divided by this;
+_FIRST_AGREED = 32  # the first outcomes without feedback renew them one by one
+_UNSETTLED = 200  # outcomes after a change during which the pool counts as unsettled
 
 
 class Observer:
     """The statistics of a pool of endpoints. Safe to use from any number of threads.
 
-    Everything learned is kept by endpoint name: the pool's order does not matter, and outcomes may name others, too.
+    The pool's order does not matter, and outcomes may name endpoints outside the pool.
 
     Args:
-        endpoints: the pool's names, N of them, distinct; indices elsewhere point into them.
-        prices: the expected USD of one typical call of each, from its listed price; None where unknown. Windowed costs
-            take over as they are seen, the listed one weighing as much as 5 calls.
+        endpoints: the pool's N distinct names; indices elsewhere point into them.
+        prices: expected USD of a typical call of each, from its listed price; None where unknown. Observed costs take
+            over, the listed one weighing as much as 5 calls.
         window: outcomes kept.
-        detect: whether to look for endpoints that changed, and to forget what was before.
-        embed: maps a query's text to finite numbers, always as many.
-        embedder: what makes the features that `begin` is given, by its name; None: ``embed`` does.
+        detect: whether to detect endpoints that changed, and to forget their earlier outcomes.
+        embed: maps a query's text to a vector of finite numbers, always of the same length.
+        embedder: name of the embedder that makes the features given to `begin`; None: ``embed`` makes them.
 
     Attributes:
         endpoints: as given.
-        embedder: the name of what makes the features; what is remembered of others is left aside.
+        embedder: name of the embedder; features from other embedders are ignored.
     """
 
     def __init__(
@@ -86,41 +87,41 @@ class Observer:
         self._listed = self._totals.prices
         n = len(self.endpoints)
         self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
-        self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; more of them right
+        self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; i's lead over j in these
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
         self._recalibration = Recalibration(window)
         self._relative_skill = self._bias = self._presumption = np.zeros(n)  # see `_compare`
-        self._recompare = True  # whether labels or agreement have told more since
-        self._presumed = 0.0  # by how much the pool's level counts as flattered, though no label says so
-        self._suspicious = False  # whether two endpoints may be one
-        self._unseen = 0  # outcomes without feedback that the numbers do not show yet
+        self._recompare = True  # whether `_compare` is due: there is a new label or a new verdict
+        self._presumed = 0.0  # how much the pool's level is lowered for flattery that no label has shown
+        self._suspicious = False  # whether two endpoints may be copies
+        self._unseen = 0  # outcomes without feedback that the statistics do not include yet
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
         self._changes: dict[str, Change] = {}
-        self._told = (0, 0)  # outcomes known so far of all endpoints, and the right ones of them
-        self._told_before: dict[str, tuple[int, int]] = {}  # these when each endpoint's last one came
+        self._told = (0, 0)  # known outcomes of all endpoints so far, and how many were right
+        self._told_before: dict[str, tuple[int, int]] = {}  # the same at each endpoint's last outcome
         self._agreed_version = 0
-        self._learned = 0  # outcomes
-        self._unsettled_until = 0  # of these
+        self._learned = 0  # outcomes so far
+        self._unsettled_until = 0  # value of _learned
         self._changed: set[int] = set()
         self._changed_pairs: set[tuple[int, int]] = set()
         self._stats = self._renewed()
         self._stats_version = self._version
-        self._begun = False  # whether an ask began since the reading was made
+        self._begun = False  # whether an ask began since the statistics were last renewed by `learn`
 
     def adopt(self, experience: Experience | None) -> None:
-        """Go on from what a policy brings along: it takes the place of the long run and the memory known so far.
+        """Replace long-run accuracies, memory and calibration by a policy's experience; None changes nothing.
 
-        What was learned since in the window stays; None changes nothing.
+        The window stays.
         """
         if experience is None or experience is self._adopted:
             return
         with self._lock:
             before, self._adopted = self._adopted, experience
-            if before is not None and before.same(experience):  # of another version of the policy
+            if before is not None and before.same(experience):  # another version of the policy
                 return
             offsets = experience.offsets(self.endpoints)
             self._offsets = np.nan_to_num(offsets)
@@ -133,26 +134,26 @@ class Observer:
             self._renew()
 
     def _remembered(self, experience: Experience) -> Memory:
-        """Its memory of texts; none where other features than ours are in it."""
+        """Return the experience's memory of texts, empty if another embedder made its features."""
         if experience.embedder == self.embedder or not len(experience.vectors):
             return experience.memory(self.endpoints)
         _log.warning(
-            "the policy remembers texts as %r made them, here %r does: that memory is left out; give the embedder it "
-            "was trained with, or train it again",
+            "the policy's memory of texts is ignored: its embedder was %r, this pool's is %r; use the embedder it was "
+            "trained with, or train it again",
             experience.embedder,
             self.embedder,
         )
         return Memory(len(self.endpoints))
 
     def learn(self, outcome: Outcome, at: float = 0.0) -> Mapping[str, Change]:
-        """Take in an outcome; asks begun afterwards see it.
+        """Learn an outcome; asks that begin afterwards use it.
 
         Args:
             at: when it became known, Unix time.
 
         Returns:
-            The endpoints that it shows to have changed (see `focalroute.observe.drift`); what the window held of them
-            from before is forgotten.
+            The changes it reveals, by endpoint (see `focalroute.observe.drift`); these endpoints' outcomes from before
+            are forgotten.
 
         Raises:
             ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
@@ -178,14 +179,14 @@ class Observer:
         return changes
 
     def agree(self, outcome: Outcome, choices: int | None) -> None:
-        """Learn from an answer without feedback: its members' agreement says how likely each was right.
+        """Learn from an answer without feedback: infer from agreement how likely each member was right.
 
-        Feedback that comes later replaces it; what comes after feedback is passed over.
+        Later feedback replaces it; it is ignored if the answer already has feedback.
 
         Args:
-            outcome: whose ``right`` is empty.
-            choices: of a closed question, `OPEN_CHOICES` of a free-form one; None: its answers cannot be compared, and
-                only what they cost is learned.
+            outcome: with an empty ``right``.
+            choices: of a closed question; `OPEN_CHOICES` of a free-form one; None if its answers cannot be compared:
+                only costs, latencies and lengths are learned.
         """
         with self._lock:
             if outcome.answer_id in self._window:
@@ -200,21 +201,21 @@ class Observer:
             if self._unseen >= max(_AGREED_AT_ONCE, known // _AGREED_SHARE) or known <= _FIRST_AGREED:
                 self._unseen = 0
                 self._agreed_version = self._agreed.version
-                self._renew()  # the next verdict rests on it
+                self._renew()  # the next verdict depends on it
 
     def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
-        """The outcome with how likely each of these members is right, by the others."""
+        """Return the outcome with each of these members' probability of being right, judged by the others."""
         self._recompare = True
         backed = [outcome.members[name].candidate for name in here]
         members = np.array(self._here(here))
         candidates = np.array([-1 if candidate is None else candidate for candidate in backed])
-        for copy in self._referees.compare(members, candidates):  # what it was credited with while it counted twice
+        for copy in self._referees.compare(members, candidates):  # forget credit from before the copy was recognised
             self._agreed.forget(self.endpoints[copy], 0)
             self._memory.forget_inferred(copy)
             self._referees.forget(copy)
             self._changed.add(copy)
         rows = self._stats.rows
-        # Without what is only presumed to be flattery, or they would trust each other less with every verdict.
+        # Add the presumed flattery back, or members would trust each other less with every verdict.
         skill = np.minimum(np.maximum(rows.skill[members] + self._presumed, 0.02), 0.98)
         copies = self._referees.copies[members[:, None], members]
         verdict = judge(members, candidates, choices, skill, rows.skill[members] - rows.level, copies)
@@ -231,7 +232,7 @@ class Observer:
             self._memory.add(outcome.answer_id, outcome.features, right, costs, inferred=inferred)
 
     def _relative_costs(self, outcome: Outcome) -> list[float]:
-        """Return the cost of each member's call, relative to what is usual there; NaN where either is unknown."""
+        """Return the cost of each member's call relative to the endpoint's usual one; NaN where either is unknown."""
         costs = [math.nan] * len(self.endpoints)
         for name, member in outcome.members.items():
             usual = self._stats.expected_cost[self._index[name]] if name in self._index else None
@@ -240,7 +241,7 @@ class Observer:
         return costs
 
     def _renew_if_begun(self) -> None:
-        """Where asks are under way renew the numbers now, so that the next one need not; a replayed backlog waits."""
+        """Renew the statistics if an ask began, so that the next need not; a replayed backlog renews them only once."""
         if self._begun:
             self._begun = False
             self._renew()
@@ -256,7 +257,7 @@ class Observer:
         return self._window.version + self._agreed_version
 
     def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
-        """Show the detectors what is known that was not before; a correction of what was is not taken up."""
+        """Give the detectors the outcomes that are newly known; corrections of known ones are ignored."""
         known = self._window.known(answer_id)
         new = [name for name in known if name not in before]
         known_right = sum(known.values())
@@ -265,7 +266,7 @@ class Observer:
         changes = {}
         for name in new:
             peers, peers_right = len(known) - 1, known_right - known[name]
-            if not peers:  # asked alone: what is known of others since its last outcome
+            if not peers:  # asked alone: compare with the others' outcomes since its last one
                 since, right_since = self._told_before.get(name, (asked, right))
                 peers, peers_right = asked - since, right - right_since
             self._told_before[name] = self._told
@@ -278,11 +279,11 @@ class Observer:
         return changes
 
     def _surprising(self, name: str, change: Change) -> bool:
-        """Whether its texts do not explain it."""
+        """Whether the texts of the queries do not explain the change."""
         return name not in self._index or self._memory.surprise(self._index[name], change.since) >= THRESHOLD
 
     def _forget(self, name: str, newest: int) -> None:
-        """All that was known of an endpoint before its newest outcomes, its long run included, is of another one."""
+        """Forget an endpoint's record from before its newest outcomes, including its long-run accuracy."""
         self._window.forget(name, newest)
         self._agreed.forget(name, 0)
         if name in self._index:
@@ -297,29 +298,29 @@ class Observer:
 
     @property
     def unsettled(self) -> bool:
-        """Whether more should be explored: an endpoint changed within the last 200 outcomes, or two may be one."""
+        """Whether to explore more: an endpoint changed within the last 200 outcomes, or two may be copies."""
         return self._learned < self._unsettled_until or self._suspicious
 
     def copies(self) -> F64:
-        """How far each two endpoints are one (N, N), see `focalroute.observe.referees`; read-only by agreement."""
+        """Return how far each pair are copies, k (N, N), see `focalroute.observe.referees`; do not change the array."""
         return self._referees.copies
 
     def changes(self) -> tuple[Change | None, ...]:
-        """The last change of each endpoint; None where none was found."""
+        """Return the last change of each endpoint; None where none was found."""
         return tuple(self._changes.get(name) for name in self.endpoints)
 
     def begin(
         self, query: Query, features: F32 | None = None, reader: Reader | None = None, factors: F64 | None = None
     ) -> AskView:
-        """Begin one ask: its own mutable state, on the pool's numbers as they are now.
+        """Begin an ask: return its state, based on the pool's current statistics.
 
         Args:
-            features: of the query's text, norm 1; None: they are made here.
-            reader: makes the vectors that replies of open text are compared by; None: `text_features` does.
-            factors: (N,) the cost of this query at each endpoint, relative to the usual cost there; None: 1.
+            features: of the query's text, norm 1; None: computed here.
+            reader: embeds open-text replies to compare them; None: `text_features` is used.
+            factors: (N,) the query's cost at each endpoint relative to the usual cost there; None: 1.
 
         Raises:
-            ConfigError: the embedder gives something else than such features.
+            ConfigError: the embedder does not return a vector of finite numbers.
         """
         features = self._features(query.text) if features is None else features
         with self._lock:
@@ -341,19 +342,19 @@ class Observer:
         )
 
     def expected_cost(self) -> tuple[float | None, ...]:
-        """Expected USD of one call to each endpoint; None where neither a price nor a cost is known."""
+        """Return the expected USD of one call to each endpoint; None where neither a price nor a cost is known."""
         return tuple(self._current().expected_cost)
 
     def order(self) -> tuple[int, ...]:
-        """Endpoint indices, cheapest first, unknown cost last, then by name: the order of a decider's heads."""
+        """Return endpoint indices in the Decider's order: cheapest first, unknown cost last, equals by name."""
         return self._current().order
 
     def accuracy(self) -> tuple[float, ...]:
-        """Windowed accuracy of each endpoint, shrunk (see `rows_of`); inferred values count, too."""
+        """Return each endpoint's windowed accuracy, shrunk (see `rows_of`), inferred values included."""
         return tuple(self._current().rows.accuracy.tolist())
 
     def accuracy_interval(self) -> tuple[tuple[float, float], ...]:
-        """95 % of each endpoint's accuracy, with what is not known of how wrong inferred values are.
+        """Return a 95 % interval of each endpoint's accuracy a that allows for errors of inferred values.
 
         Its variance is a (1 - a) / (n + S) + (m / (n + S) bias_deviation)^2 with m of n rows inferred from agreement
         (prediction-powered inference, arXiv 2301.09633).
@@ -368,21 +369,21 @@ class Observer:
         return tuple(zip(low, high, strict=True))
 
     def seen(self) -> tuple[int, ...]:
-        """Rows of the window in which it is known or inferred of each endpoint whether it was right."""
+        """Return for each endpoint the rows of the window in which it is known or inferred whether it was right."""
         return tuple(self._current().seen)
 
     def labelled(self) -> tuple[int, ...]:
-        """Of these rows, those that feedback told of each endpoint; the others were inferred from agreement."""
+        """Return how many of the rows of `seen` come from feedback, by endpoint; the others come from agreement."""
         counts = map(self._window.counts, self.endpoints)
         return tuple(count.known + count.inferred for count in counts)
 
     def latency_s(self) -> tuple[float | None, ...]:
-        """Mean latency of each endpoint's replies, seconds; None where unknown."""
+        """Return the mean latency of each endpoint's replies, seconds; None where unknown."""
         return tuple(self._current().latency_s)
 
     @staticmethod
     def _right(outcome: Outcome, name: str) -> float:
-        """NaN where it is not known; outcomes of others than members are skipped, as the window does."""
+        """Return how right an endpoint was; NaN if unknown or not a member, as in the window."""
         return outcome.right.get(name, math.nan) if name in outcome.members else math.nan
 
     def _features(self, text: str) -> F32:
@@ -396,7 +397,7 @@ class Observer:
         return self._stats
 
     def _renewed(self) -> PoolStats:
-        """New numbers; only what changed since the last ones is computed again. Earlier ones stay as they were."""
+        """Return new statistics, recomputing only what changed; earlier ones are not modified."""
         names = self.endpoints
         for i in self._changed:
             self._totals.update(i, self._window.counts(names[i]), self._agreed.counts(names[i]))
@@ -417,11 +418,11 @@ class Observer:
         return self._totals.stats(names, self._pairs, self._relative_skill, self._offsets, self._strengths, self._bias)
 
     def _compare(self) -> None:
-        """Take the endpoints beside each other by what labels and agreement say now."""
+        """Compute relative skills and biases again from the present labels and agreement."""
         offsets, strengths = self._offsets, self._strengths
         self._suspicious = self._referees.suspicious()
         refereed, ahead = self._referees.comparisons()
-        if refereed.any():  # what agreement says is where labels start from, and not worth more than a few of them
+        if refereed.any():  # agreement is the prior for labels, worth at most `MOST_WORTH` of them
             offsets = relative_skills(refereed, ahead.sum(axis=1), offsets, strengths)
             strengths = strengths + np.minimum(refereed.sum(axis=1), MOST_WORTH)
         self._relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), offsets, strengths)

@@ -1,6 +1,6 @@
-"""Statistics of a pool's endpoints before they are asked: formulas over arrays, and `PoolStats`, one pool's.
+"""Statistics of a pool's endpoints before they are asked: formulas over arrays, and one pool's `PoolStats`.
 
-The formulas take any leading shape (...,): none for the pool that is served, one row a query in offline training.
+The formulas take any leading shape (...,): none for the pool that is served, one row per query in offline training.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.observation import bounded_cost_weight, member_rows, vote_weights
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
-#: Strength, in asks, of the prior that holds an endpoint's accuracy at its pool's mean.
+#: Strength, in asks, of the prior of an endpoint's accuracy: its pool's level.
 PRIOR_ASKS = 10
 
-#: Likewise where its long-run accuracy is known; the prior holds it at that distance from the pool's level.
+#: Strength where its long-run accuracy is known: the prior is then its long-run distance from the pool's level.
 PRIOR_LONG_RUN = 50
 
 #: Strength, in calls, of the listed price as a prior of the mean cost of a call.
@@ -34,21 +34,21 @@ _RELATIVES = [_AT["price"].start, _AT["latency"].start]
 
 #: The two columns that depend on the cost weight, lambda.
 COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
-#: Outcomes below which an endpoint is hardly known: exploration spends more, and no wait for it is cut short.
+#: Below this many outcomes an endpoint is hardly known: exploration spends more, and no wait for it is cut short.
 FEW = 20
-_PRICES_KEPT = 16
+_COST_WEIGHTS_KEPT = 16
 _NO_ROWS = Counts()
-_LEAST = 1e-12  # USD or seconds: what is free or instant counts as this little, so that its logarithm is finite
+_LEAST = 1e-12  # least USD or seconds, so that logarithms are finite for free or instant calls
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRows:
-    """The statistics of the window by endpoint: (..., N) arrays, ``level`` (...,).
+    """The window's statistics by endpoint: (..., N) arrays, ``level`` (...,).
 
     Attributes:
         accuracy: windowed accuracy, shrunk.
         skill: level + relative skill, within 0.02 and 0.98: how likely it is to be right on the next query.
-        level: the pool's: how accurate it would be if the window knew equally much of everyone.
+        level: the pool's accuracy, corrected for which endpoints the window has seen more often.
         columns: float32 (..., N, De) rows of the layout; 0 in the columns that depend on the query or on lambda.
         shares: c / C, the cost of a call relative to that of asking all once; an unknown cost counts as the mean.
     """
@@ -61,14 +61,14 @@ class EndpointRows:
 
 
 def table_of(prices: F64, counts: F64) -> F64:
-    """Return the table for `rows_of`, from sums over the window.
+    """Return the table for `rows_of` from sums over the window.
 
-    Expected cost is (S price scale + sum of costs) / (S + n), S = 5 calls; scale is how much more the calls seen cost
-    than their prices, over the whole pool, since a price stands for a call of typical length.
+    Expected cost is (S price scale + sum of costs) / (S + n), S = 5 calls. A price assumes a typical length; scale is
+    the ratio of observed costs to prices over the whole pool.
 
     Args:
         prices: (N,) USD of a typical call, NaN where unknown.
-        counts: (..., N, 6) rows with a value, and the right ones (an inferred value counts as the fraction it is);
+        counts: (..., N, 6) rows with a value, and the sum of the values (1 right, 0 wrong, a fraction if inferred);
             calls of known cost and their USD; calls of known latency and their seconds.
 
     Returns:
@@ -81,7 +81,7 @@ def table_of(prices: F64, counts: F64) -> F64:
     prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
     typical = (priced * price).sum(axis=-1, keepdims=True) + prior
     paid = (usd * listed).sum(axis=-1, keepdims=True) + prior
-    charged = typical > _LEAST  # of prices next to nothing no multiple means anything, or is finite
+    charged = typical > _LEAST  # else the ratio means nothing, and may be infinite
     scale = np.where(charged, paid / np.where(charged, typical, 1), 1)
     calls = PRIOR_CALLS * listed + priced
     cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
@@ -94,22 +94,22 @@ def table_of(prices: F64, counts: F64) -> F64:
 
 
 def cost_penalties(priced: F64) -> F32:
-    """The layout's "cost_penalty" and "log_cost_penalty" (..., 2) of lambda c / C (...,)."""
+    """Return the columns "cost_penalty" and "log_cost_penalty" (..., 2) for lambda c / C (...,)."""
     both = np.stack([np.minimum(priced, 4.0), np.log10(priced + 1e-4).clip(-4.0, 1.0)], axis=-1)
     return both.astype(np.float32)
 
 
 def level_column(level: F64) -> F64:
-    """The layout's "level" of a pool's level."""
+    """Return the column "level" for a pool's level."""
     return (level - 0.5) * 2
 
 
 def length_moments(replies: F64, tokens: F64, squares: F64) -> tuple[F64, F64]:
-    """Mean and deviation of reply lengths; the variance is taken one token squared larger, and as infinite below 2.
+    """Return the mean and standard deviation of reply lengths; 1 is added to the variance, infinite below 2 replies.
 
     Args:
-        replies: of known length; of any shape, as ``tokens``, the sum of their lengths, and ``squares``, that of their
-            squares.
+        replies: the number of replies of known length; ``tokens``: the sum of their lengths; ``squares``: the sum of
+            the squared lengths. All of one shape.
     """
     n = np.maximum(replies, 1)
     mean = tokens / n
@@ -118,16 +118,16 @@ def length_moments(replies: F64, tokens: F64, squares: F64) -> tuple[F64, F64]:
 
 
 def standardised_length(tokens: Any, mean: Any, deviation: Any) -> Any:
-    """The layout's "length" of a reply of known length, not yet clipped; numbers or arrays, as the arguments are."""
+    """Return the unclipped column "length" of replies of known length; numbers or arrays, as the arguments are."""
     return (tokens - mean) * 0.25 / deviation
 
 
 def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
-    """How much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
+    """Return how much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
 
-    An endpoint that is asked where others disagreed sees harder queries, which a plain accuracy ignores. So
-    theta minimises the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2, with n_ij the rows both were asked in and
-    d_ij how much more of them i got right, plus that of S_i (theta_i - offset_i)^2: least squares on paired comparisons
+    An endpoint that is asked after others disagreed gets harder queries, which its plain accuracy ignores. So theta
+    minimises the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2 plus the sum of S_i (theta_i - offset_i)^2, with
+    n_ij the rows in which both were asked and d_ij i's accuracy on these minus j's: least squares on paired comparisons
     (Mosteller 1951), shrunk to the long run.
 
     Args:
@@ -145,11 +145,11 @@ def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F
 
 
 def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths: F64) -> EndpointRows:
-    """Return the statistics of a summary's table, for one pool or many at once.
+    """Return the statistics from the tables of `table_of`, for one pool or many at once.
 
-    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior sits where the long run
-    puts the endpoint beside the others, within 0.02 and 0.98. The level is (sum of right - sum of n offset + 1)
-    / (sum of n + 2): 1/2 before anything was seen, and the pool's mean where no long run is known, all offsets being 0.
+    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior mean, level + offset,
+    is clipped to 0.02..0.98. The level is (sum of right - sum of n offset + 1) / (sum of n + 2): 1/2 without outcomes,
+    and the pool's mean accuracy, shrunk, if no long-run accuracy is known and all offsets are 0.
 
     Args:
         table: (..., N, 8), see `table_of`.
@@ -162,7 +162,7 @@ def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths
     level = ((right - n * offsets).sum(axis=-1) + 1) / (n.sum(axis=-1) + 2)
     prior = (level[..., None] + offsets).clip(0.02, 0.98)
     accuracy = (right + strengths * prior) / (n + strengths)
-    # a mean over the known ones; of none, whatever it is is multiplied by 0
+    # means over the known values; if none is known, the mean is later multiplied by 0
     sums, counts = table[..., 2:4].sum(axis=-2), known.sum(axis=-2)
     means = sums / np.maximum(counts, 1)
     columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
@@ -182,19 +182,19 @@ def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths
 
 @dataclass(slots=True)
 class PoolStats:
-    """One pool's numbers at one moment, the same for an ask in all its rounds; read-only by agreement.
+    """One pool's statistics at one moment, shared by all rounds of an ask; do not modify.
 
     Attributes:
-        names: the endpoints, pool order; N of them.
+        names: the N endpoints in pool order.
         rows: see `EndpointRows`.
-        seen: rows of the window in which something is known of each, length N.
-        relative_skill: float32 (N,), the layout's; ``level``: likewise, of the pool.
+        seen: the window's rows in which it is known or inferred whether each was right, length N.
+        relative_skill: float32 (N,) the column of this name; ``level``: likewise, of the pool.
         latency_s: mean latency, length N; None where unknown.
         expected_cost: USD of one call, length N; None where unknown.
         mean_length: completion tokens, length N; ``length_deviation``: see `length_moments`.
         order: endpoint indices, cheapest first, unknown cost last, then by name.
-        prices: float64 (N,) USD of a typical call, whatever each was asked lately; where none is listed, the mean of
-            those seen; NaN where unknown.
+        prices: float64 (N,) USD of a typical call, which does not depend on recent queries; expected cost if there is
+            no price; NaN where unknown.
         pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
     """
 
@@ -215,11 +215,11 @@ class PoolStats:
 
     @property
     def typical_shares(self) -> F64:
-        """The cost of a typical call to each, relative to asking all once, (N,); unknown counts as the mean."""
+        """See the function `typical_shares`."""
         return typical_shares(self.prices)
 
     def at(self, factors: F64) -> PoolStats:
-        """The same for a query whose cost at each endpoint is this multiple of the usual one (N,)."""
+        """Return the statistics for a query whose cost at each endpoint is this multiple of the usual one, (N,)."""
         usual = np.array(self.expected_cost, np.float64)
         costs, there = usual * factors, ~np.isnan(usual)
         dearer = max(np.nansum(costs), _LEAST) / max(np.nansum(usual), _LEAST)
@@ -239,10 +239,10 @@ class PoolStats:
         )
 
     def columns(self, cost_weight: float) -> tuple[F32, float]:
-        """The endpoint rows (N, De) at this lambda, a copy; and log10 of the lambda, bounded."""
+        """Return a copy of the endpoint rows (N, De) at this lambda, and log10 of the bounded lambda."""
         found = self._at_cost_weight.get(cost_weight)
         if found is None:
-            if len(self._at_cost_weight) >= _PRICES_KEPT:
+            if len(self._at_cost_weight) >= _COST_WEIGHTS_KEPT:
                 self._at_cost_weight.clear()
             bounded, rows = float(bounded_cost_weight(cost_weight)), self.rows.columns.copy()
             rows[:, COST_PENALTIES] = cost_penalties(bounded * self.rows.shares)
@@ -250,16 +250,16 @@ class PoolStats:
         return found[0].copy(), found[1]
 
     def wait_shares(self, waits: F64) -> F64:
-        """Waiting costs (N,), USD, relative to asking all once; to waiting for all where all calls are free."""
+        """Return costs of waiting (N,), USD, relative to asking all once, or to waiting for all if calls are free."""
         known = [usd for usd in self.expected_cost if usd is not None]
-        everybody = sum(known) * len(self.names) / max(len(known), 1)
-        shares: F64 = waits / max(everybody or float(waits.sum()), _LEAST)
+        asking_all = sum(known) * len(self.names) / max(len(known), 1)
+        shares: F64 = waits / max(asking_all or float(waits.sum()), _LEAST)
         return shares
 
     def member_rows(self, choices: int) -> F32:
-        """See `focalroute.observe.observation.member_rows`, by votes among this many choices; a copy.
+        """Return a copy of the rows of `focalroute.observe.observation.member_rows` for this many choices.
 
-        The columns "similar" and "length" are 0: they depend on the query.
+        The columns "similar" and "length" are 0, as they depend on the query.
         """
         found = self._by_choices.get(choices)
         if found is None:
@@ -275,17 +275,17 @@ class PoolTotals:
         prices: USD of a typical call of each; None where unknown.
 
     Attributes:
-        prices: float64 (N,), NaN where unknown; what is expected of a call before, and beside, those that were seen.
+        prices: float64 (N,), NaN where unknown; the prior of the mean cost of a call.
     """
 
     def __init__(self, prices: Sequence[float | Decimal | None]) -> None:
         self.prices = np.array(prices, np.float64)
         self._counts = np.zeros((len(prices), 6))  # see `table_of`
-        self._agreed = np.zeros((len(prices), 2))  # rows with a value inferred from agreement, and the sum of these
+        self._agreed = np.zeros((len(prices), 2))  # rows with a value inferred from agreement, and its sum
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
 
     def update(self, index: int, labelled: Counts, agreed: Counts = _NO_ROWS) -> None:
-        """Take over one endpoint's totals, of the rows with feedback and of those without."""
+        """Set one endpoint's totals from the rows with feedback and those without."""
         c = Counts._make(map(operator.add, labelled, agreed))
         self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
         self._agreed[index] = agreed.inferred, agreed.inferred_sum / INFERRED_UNIT
@@ -299,7 +299,7 @@ class PoolTotals:
         )
 
     def share_inferred(self) -> F64:
-        """(N,) each endpoint's rows with a value inferred from agreement, as a share of all rows of all."""
+        """Return each endpoint's rows inferred from agreement as a share of the whole pool's rows, (N,)."""
         share: F64 = self._agreed[:, 0] / (self._counts[:, 0].sum() + 2)
         return share
 
@@ -312,10 +312,10 @@ class PoolTotals:
         strengths: F64,
         bias: F64 | float = 0.0,
     ) -> PoolStats:
-        """The pool's numbers.
+        """Return the pool's statistics.
 
         Args:
-            names: the endpoints; ``pairs`` the focal diversity (N, N) of each two; the next ones as for `rows_of`.
+            names: the endpoints; ``pairs``: focal diversity of each pair, (N, N); the next three as for `rows_of`.
             bias: (N,) by how much values inferred from agreement are too low.
         """
         counts = self._counts.copy()
@@ -343,7 +343,7 @@ class PoolTotals:
 
 
 def typical_shares(prices: F64) -> F64:
-    """Each call's cost relative to asking all once, (N,), of its prices (N,); NaN, unknown, counts as the mean."""
+    """Return the price of a typical call to each endpoint relative to asking all once, (N,); NaN counts as the mean."""
     known = ~np.isnan(prices)
     paid = np.where(known, prices, prices[known].mean() if known.any() else 1.0)
     shares: F64 = paid / max(float(paid.sum()), _LEAST)

@@ -1,10 +1,11 @@
-"""How likely answers really are right that the Fusion is so sure of: Platt's scaling, learned as labels come.
+"""Turns the Fusion's posteriors into confidences by Platt scaling, learned as labels come.
 
     confidence = sigmoid(alpha + beta logit q),    q the posterior of the answer
 
-alpha and beta maximise the likelihood of the latest outcomes and of a prior around (0, beta_0), which is worth `PRIOR`
-of them (Platt 1999). It is monotone in q, so it never changes which answer is given. Members err together, so votes
-tell less than they seem to: beta_0 is `SHARED_ERRORS`, but 1 for a policy that was trained on the pool's own record.
+alpha and beta maximise the likelihood of the latest outcomes under a prior around (0, beta_0) that is worth `PRIOR`
+outcomes (Platt 1999). The curve is monotone in q, so it never changes which answer is given. Members' errors are
+correlated, so votes say less than they seem to: beta_0 is `SHARED_ERRORS`, but 1 for a policy that was trained on the
+pool's own record.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 #: Outcomes that the prior weighs as much as.
 PRIOR = 30
 
-#: Share of the evidence that is left where nothing is known of how far the members' errors are shared.
+#: Share of the evidence that counts while it is unknown how correlated the members' errors are.
 SHARED_ERRORS = 0.7
 
-_CURVATURE = PRIOR / 4 * np.diag([1.0, 4.0])  # of the log-likelihood of so many outcomes at q about 1/2, logits about 2
+_CURVATURE = PRIOR / 4 * np.diag([1.0, 4.0])  # the log-likelihood's for `PRIOR` outcomes: q about 1/2, logits about 2
 _IDENTITY = (0.0, 1.0)
 _PRESUMED = (0.0, SHARED_ERRORS)
-_FARTHEST = 8.0  # logits beyond it count as this
+_FARTHEST = 8.0  # bound of a logit
 
 
 class Recalibration:
@@ -32,7 +33,7 @@ class Recalibration:
         size: outcomes kept.
 
     Attributes:
-        curve: alpha and beta, as they are now.
+        curve: the present alpha and beta.
     """
 
     def __init__(self, size: int) -> None:
@@ -45,13 +46,13 @@ class Recalibration:
         self._prior = self.curve = _PRESUMED
 
     def trust(self) -> None:
-        """Take the posterior at its word until outcomes tell: the policy was trained on the pool's own record."""
+        """Make the identity the prior: the policy was trained on the pool's own record."""
         self._prior = _IDENTITY
         if not self._ids:
             self.curve = _IDENTITY
 
     def learn(self, answer_id: str, posterior: float, right: float) -> None:
-        """Take in how right an answer was, in [0, 1], that had this posterior; what was known of it is replaced."""
+        """Learn how right an answer with this posterior was, in [0, 1], replacing what was known of the answer."""
         place = self._places.get(answer_id)
         if place is None:
             place, self._next = self._next, (self._next + 1) % self._size
@@ -66,7 +67,7 @@ class Recalibration:
         self._step()
 
     def _step(self) -> None:
-        """One step of Newton's method from where the last one led: with one outcome more that is far enough."""
+        """Do one step of Newton's method from the last curve, which is enough after one more outcome."""
         known = len(self._ids)
         rows, curve = self._rows[:known], np.array(self.curve)
         p = 1 / (1 + np.exp(-rows @ curve))
@@ -77,7 +78,7 @@ class Recalibration:
 
 
 def recalibrated(posterior: float, curve: tuple[float, float]) -> float:
-    """The confidence in an answer with this posterior.
+    """Return the confidence in an answer with this posterior.
 
     >>> recalibrated(0.9, (0.0, 1.0))
     0.9

@@ -1,25 +1,25 @@
 """Infers which endpoints are right from their agreement, without labels.
 
 *Values.* With naive Bayes weights w_j of the members' votes (see `observation.vote_weights`), the candidates C that
-were given and K effective answers, candidate c is right with probability
+were given and K possible answers, candidate c is right with probability
 
     q(c) = e^s(c) / (sum over C of e^s + max(K - |C|, 0)),    s(c) = sum of w_j over the members j that back c
 
-and a member's value is q of its candidate. The last term is "none of these": a lone member is as right as it usually
-is, so a member asked alone teaches nothing.
+and a member's value is q of its candidate. The last term is "none of these": it makes a lone member's value its usual
+accuracy, so a member asked alone teaches nothing.
 
 *Comparisons.* Members i and j that differ are compared by the others, their referees:
 
-    d_ij = (sum of v_r over the referees r who agree with i - that over those who agree with j) / sum of v_r
+    d_ij = (sum of v_r over referees r that agree with i - sum over those that agree with j) / sum of v_r
 
-with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too, so that E[d_ij] is `RELIABILITY` times the
-difference that a label would show: each such row counts RELIABILITY^2 of a labelled one. Linear shares, and not
-posteriors, because only they do not make those who are believed ever more believed. Rows on which i and j agree show no
-difference, whichever others were asked.
+with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too: E[d_ij] is `RELIABILITY` times the difference
+that a label would show, so each such row counts RELIABILITY^2 of a labelled one. The shares are linear because with
+posteriors trusted endpoints would gain ever more trust. Rows on which i and j agree show no difference.
 
-*Copies.* Of the rows on which i and j differ, or agree against another member, they agree on a share o, which is small
-for endpoints that err by themselves. From o = 0.85 to 0.93 k_ij rises from 0 to 1, and copies count as one: a vote is
-divided by 1 + the sum of k over the others that back the same, and v_r is multiplied by (1 - k_ri) (1 - k_rj).
+*Copies.* On a share o of the rows on which i and j differ, or agree against another member, they agree. It is small for
+endpoints whose errors are independent. From o = 0.85 to 0.93 k_ij rises from 0 to 1, and copies count as one: a vote
+is divided by 1 + the sum of k over the others that back the same candidate, and v_r is multiplied by
+(1 - k_ri) (1 - k_rj).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ import numpy as np
 from focalroute.core.records import F64, I64
 from focalroute.observe.observation import vote_weights
 
-#: How much of a difference between two endpoints their referees see, in the mean.
+#: Mean share of a difference between two endpoints that their referees see.
 RELIABILITY = 0.6
 
-#: By how much values are taken to be too high before labels tell: endpoints err together, and then look right.
+#: By how much values are assumed too high before there are labels: endpoints err together, and then look right.
 FLATTERY = 0.1
 
 #: The most labelled rows that all comparisons of an endpoint by referees are worth.
 MOST_WORTH = 60
 
-_BIAS_PRIOR = 10.0  # labelled rows: how strongly a correction is held at the pool's, and that at -FLATTERY
-_LEAST_HEARD = 0.02  # trust in all referees of a pair together
+_BIAS_PRIOR = 10.0  # labelled rows: strength of the pool's bias as the prior of an endpoint's, and of -FLATTERY for it
+_LEAST_HEARD = 0.02  # least trust in all referees of a pair together
 _COPY = 0.85, 0.93  # the shares o between which k rises
-_CONTESTED_PRIOR = 1.0  # rows on which two endpoints are taken to differ
-_TWO_VOICES = 1.5  # votes, copies counted as one
+_CONTESTED_PRIOR = 1.0  # rows added on which two endpoints differ
+_TWO_VOICES = 1.5  # least votes to judge by, copies counted as one
 _FEW = 15  # rows
-_ALIKE = 0.97  # share of rows on which two agree who may be one
-_MOST_CONTESTED = 500.0  # rows; then all earlier ones count half
-_REFEREED_PRIOR = 0.5  # rows: how strongly the difference of a pair is held at 0
+_ALIKE = 0.97  # share of rows on which two endpoints agree that may be copies
+_MOST_CONTESTED = 500.0  # rows; beyond that all earlier ones count half
+_REFEREED_PRIOR = 0.5  # rows: strength of the prior 0 of a pair's difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Verdict:
 
     Attributes:
         members: (m,) their indices in the pool.
-        values: (m,) how likely each is right; NaN where nothing tells.
-        sums: (4, m, m) of each pair, see `_exact`: rows in common; whether they differ; RELIABILITY d_ij; RELIABILITY^2
-            where there are referees. Where all back the same only the first, (1, m, m): the others are 0.
+        values: (m,) how likely each is right; NaN where unknown.
+        sums: (4, m, m) for each pair, see `_exact`: rows in common; whether they differ; RELIABILITY d_ij;
+            RELIABILITY^2 where there are referees. Only the first, (1, m, m), if all back the same: the others are 0.
     """
 
     members: I64
@@ -77,28 +77,28 @@ def judge(
 
     Args:
         members: (m,) their indices in the pool.
-        candidates: (m,) the one each backs; -1: its reply holds no answer, which is wrong.
+        candidates: (m,) the candidate each backs; -1: its reply has no answer, which counts as wrong.
         choices: K; `OPEN_CHOICES` for a free-form question.
-        skill: (m,) how likely each was thought to be right.
-        relative_skill: (m,) by how much more than the mean of the pool.
-        copies: (m, m) k, 1 on the diagonal; None: none copies.
+        skill: (m,) how likely each was expected to be right.
+        relative_skill: (m,) the same minus the pool's level.
+        copies: (m, m) k, 1 on the diagonal; None: no copies.
     """
     copies = np.eye(len(members)) if copies is None else copies
     if _are_one(candidates) and candidates[0] >= 0:
         return _unanimous(members, choices, skill, copies)
     answered = candidates >= 0
     same = (candidates[:, None] == candidates) & answered[:, None]
-    alone = 1 / np.maximum((same * copies).sum(axis=1), 1)  # what is left of a vote beside its copies
+    alone = 1 / np.maximum((same * copies).sum(axis=1), 1)  # weight of a vote, divided among copies
     scores = np.exp(same @ (vote_weights(skill, choices) * alone))
     given = dict(zip(candidates[answered].tolist(), scores[answered].tolist(), strict=True))
     values = np.zeros(len(members))
     if given:
         whole = sum(given.values()) + max(choices - len(given), 0)
-        values = np.minimum(answered * scores / whole, 1)  # rounding may pass it
-    if len(given) == 1 and (alone * answered).sum() < _TWO_VOICES:  # one voice, however many speak with it
+        values = np.minimum(answered * scores / whole, 1)  # rounding may exceed 1
+    if len(given) == 1 and (alone * answered).sum() < _TWO_VOICES:  # copies only: they count as one vote
         values[answered] = np.nan
     trust = np.minimum(np.maximum(0.5 + 3 * relative_skill, 0.1), 2.0)  # v_r
-    heeded = (1 - copies) * (trust * alone)  # of referee r on member i, (m, m)
+    heeded = (1 - copies) * (trust * alone)  # weight of referee r (column) for member i (row), (m, m)
     backing, referees = (same * heeded) @ (1 - copies), heeded @ (1 - copies)
     differ = candidates[:, None] != candidates
     heard = differ & (referees > _LEAST_HEARD)
@@ -111,7 +111,7 @@ def judge(
 
 
 def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
-    """`judge` where all back the same, so that there is nothing to compare."""
+    """Judge members that all back the same candidate, so that no pair differs."""
     alone = 1 / np.maximum(np.add.reduce(copies, axis=1), 1)
     score = math.exp(float(vote_weights(skill, choices) @ alone))
     value = min(score / (score + choices - 1), 1.0) if float(np.add.reduce(alone)) >= _TWO_VOICES else math.nan
@@ -120,7 +120,7 @@ def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
 
 @lru_cache(maxsize=16)
 def _pairs(members: int) -> F64:
-    """(1, m, m): 1 for each pair; all verdicts that say nothing else of pairs share it."""
+    """Return (1, m, m): 1 for each pair; shared by all unanimous verdicts."""
     return 1 - np.eye(members)[None]
 
 
@@ -129,7 +129,7 @@ def _are_one(candidates: I64) -> bool:
 
 
 class Referees:
-    """The verdicts on the latest queries, and what labels say of them. Not thread-safe by itself; `Observer` guards it.
+    """The verdicts on the latest queries, and their errors by labels. Not thread-safe by itself; `Observer` guards it.
 
     Args:
         endpoints: N.
@@ -145,15 +145,15 @@ class Referees:
         self._errors: OrderedDict[str, tuple[I64, F64]] = OrderedDict()
         self._sums = np.zeros((4, endpoints, endpoints))
         self._error_sums = np.zeros((3, endpoints))  # labelled rows; sums of (truth - value) and of its square
-        self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree, or differ
+        self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree against another, or differ
         self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they differ
         self.copies = np.eye(endpoints)
 
     def compare(self, members: I64, candidates: I64) -> list[int]:
-        """Take in which members of one query agree, against another one.
+        """Count which members of one query agree against another one, and update the copies.
 
         Returns:
-            Who was found to copy, or to be copied.
+            The endpoints newly found to copy or to be copied.
         """
         at = members[:, None], members
         self._met[0][at] += 1
@@ -173,7 +173,7 @@ class Referees:
         return copying
 
     def add(self, answer_id: str, verdict: Verdict) -> None:
-        """Take in the verdict on one query, in place of an earlier one."""
+        """Add the verdict on one query, replacing an earlier one."""
         self._drop(answer_id)
         self._verdicts[answer_id] = verdict
         self._sums[: len(verdict.sums), verdict.members[:, None], verdict.members] += verdict.sums
@@ -181,7 +181,11 @@ class Referees:
             self._drop(next(iter(self._verdicts)))
 
     def label(self, answer_id: str, right: F64) -> None:
-        """Replace the verdict on a query by what is known, (N,) 1 right, 0 wrong, NaN unknown; note its errors."""
+        """Drop the verdict on a labelled query and keep its errors.
+
+        Args:
+            right: (N,) 1 right, 0 wrong, NaN unknown.
+        """
         verdict = self._verdicts.get(answer_id)
         if verdict is None:
             return
@@ -196,14 +200,14 @@ class Referees:
             self._error_sums[:, members] -= _powers(errors)
 
     def suspicious(self) -> bool:
-        """Whether two endpoints have nearly always agreed, and too seldom beside another to tell why."""
+        """Whether two endpoints nearly always agree, with too few contested rows to tell whether they are copies."""
         rows, differed = self._met
         alike = (rows >= _FEW) & (rows - differed >= _ALIKE * rows) & (self._contested.sum(axis=0) < _FEW)
         np.fill_diagonal(alike, 0)
         return bool(alike.any())
 
     def forget(self, endpoint: int) -> None:
-        """Forget every comparison of an endpoint."""
+        """Forget all verdicts on queries that an endpoint answered, and its errors."""
         for answer_id, verdict in list(self._verdicts.items()):
             if endpoint in verdict.members:
                 self._drop(answer_id)
@@ -213,10 +217,10 @@ class Referees:
         self._error_sums[:, endpoint] = 0
 
     def bias(self) -> F64:
-        """By how much values are too low, (N,).
+        """Return by how much each endpoint's values are too low, (N,).
 
-        The mean error on labelled rows, shrunk to the pool's, and that to -FLATTERY.
-        This is the rectifier of prediction-powered inference (arXiv 2301.09633, Eq. 1), partially pooled.
+        This is the mean error on labelled rows, shrunk to the pool's, which is shrunk to -FLATTERY: the rectifier of
+        prediction-powered inference (arXiv 2301.09633, Eq. 1), partially pooled.
         """
         rows, errors, _ = self._error_sums
         pool = errors.sum() / (rows.sum() + _BIAS_PRIOR)
@@ -224,22 +228,22 @@ class Referees:
         return bias
 
     def presumed(self) -> F64:
-        """How much of FLATTERY labels have left in the bias, (N,)."""
+        """Return the part of FLATTERY that labels have left in the bias, (N,)."""
         rows = self._error_sums[0]
         left: F64 = FLATTERY * _BIAS_PRIOR / (rows.sum() + _BIAS_PRIOR) * _BIAS_PRIOR / (rows + _BIAS_PRIOR)
         return left
 
     def bias_deviation(self) -> F64:
-        """The standard error of `bias`, (N,); FLATTERY before anything is labelled."""
+        """Return the standard error of `bias`, (N,); FLATTERY without labels."""
         rows, errors, squares = self._error_sums
         spread = np.maximum(squares - errors**2 / np.maximum(rows, 1), 0)
         deviation: F64 = np.sqrt(spread + (_BIAS_PRIOR * FLATTERY) ** 2) / (rows + _BIAS_PRIOR)
         return deviation
 
     def comparisons(self) -> tuple[F64, F64]:
-        """Return the worth of the verdicts for each pair in labelled rows, and i's lead in these; (N, N).
+        """Return each pair's verdicts as an equivalent number of labelled rows, and i's lead over j in these; (N, N).
 
-        A pair's difference is its share of rows on which it differs times the mean of what referees see there.
+        A pair's difference is the share of rows on which it differs times the mean difference that referees see there.
         """
         rows, differ, ahead, heard = self._sums
         worth = rows * np.where(differ > 0, (heard + _REFEREED_PRIOR) / (differ + _REFEREED_PRIOR), 1.0)
@@ -254,11 +258,11 @@ class Referees:
 
 
 def _powers(errors: F64) -> F64:
-    """(3, m): 1, the errors, their squares; exact, see `_exact`."""
+    """Return (3, m): 1, the errors, their squares; see `_exact`."""
     return np.stack([np.ones(len(errors)), errors, _exact(errors**2)])
 
 
 def _exact(values: F64) -> F64:
-    """In steps of 2^-20, so that what is added and taken away again leaves no trace."""
+    """Round to multiples of 2^-20, so that adding and subtracting the same values is exact."""
     rounded: F64 = np.round(values * 2**20) / 2**20
     return rounded

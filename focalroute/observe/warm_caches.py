@@ -1,8 +1,8 @@
-"""The cost of calls whose prompts begin as earlier ones did: a service reads that part from its cache, for less.
+"""Expects lower costs for prompts that begin like earlier ones, which a service reads from its prompt cache.
 
-Learned from ``cached_tokens`` in the usage of the replies, by endpoint and by how a prompt begins: the conversation,
-that is all up to its first question; of a new one the ``prompt_cache_key``, or else the system prompt. Kept in this
-process, as hashes. Nothing is promised: a call is reserved at the full price, since any cache may be cold.
+This is learned from ``cached_tokens`` in the replies' usage, by endpoint and by the prompt's beginning: all messages up
+to a conversation's first question; for a new conversation the ``prompt_cache_key``, else the system prompt. Beginnings
+are kept in this process, as hashes. Calls are still reserved at the full price, since any cache may be cold.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from focalroute.core.config import Endpoint
 from focalroute.core.records import Query, Reply
 from focalroute.observe.pool_stats import PRIOR_CALLS
 
-_LASTS_S = 300.0  # services keep an unused cache for five minutes and longer
+_LASTS_S = 300.0  # services keep an unused cache for at least five minutes
 _MOST_BEGINNINGS = 4096
-_MEMORY = 0.99  # how much an earlier call counts in an endpoint's mean beside the next one
-_SAME = 0.01
-_LEAST_SHARE = 1e-3
+_MEMORY = 0.99  # weight of a call in an endpoint's mean relative to the next one
+_SAME = 0.01  # smaller differences of cost are ignored
+_LEAST_SHARE = 1e-3  # of the full price
 
 
 class WarmCaches:
-    """Foresees how a query's cost at each endpoint differs from its usual cost there. Safe to use from any thread.
+    """Predicts each endpoint's cost for a query relative to its usual cost. Safe to use from any thread.
 
     Args:
         endpoints: the pool, N of them.
@@ -40,13 +40,13 @@ class WarmCaches:
             for i, (one, price) in enumerate(zip(endpoints, prices, strict=True))
             if price is not None and price.cached < price.prompt
         }
-        self._paid = [float(PRIOR_CALLS)] * len(endpoints)  # shares of the full price, summed over the latest calls;
-        self._calls = self._paid.copy()  # their number, with those that stand for the listed price in `expected_cost`
+        self._paid = [float(PRIOR_CALLS)] * len(endpoints)  # decayed sum of the calls' shares of the full price
+        self._calls = self._paid.copy()  # decayed number of calls; starts at the listed price's weight in expected cost
         self._beginnings: OrderedDict[int, dict[int, tuple[float, float]]] = OrderedDict()  # endpoint -> (share, when)
         self._lock = threading.Lock()
 
     def learn(self, query: Query, replies: Iterable[Reply]) -> None:
-        """Take in what the replies to a query were read from."""
+        """Learn from the replies to a query how much of its prompt was cached."""
         used = [
             (reply.endpoint, usage) for reply in replies if (usage := reply.usage) and reply.endpoint in self._prices
         ]
@@ -68,11 +68,11 @@ class WarmCaches:
                 self._beginnings.popitem(last=False)
 
     def factors(self, query: Query) -> NDArray[np.float64] | None:
-        """By how much this query costs more or less than usual at each endpoint, (N,); None: as usual at all."""
+        """Return the query's expected cost relative to the usual one at each endpoint, (N,); None: all as usual."""
         if not self._beginnings:
             return None
         now, shares = time.monotonic(), [1.0] * len(self._paid)
-        for place in (_beginning(query), _conversation(query)):  # the conversation's own word is the last
+        for place in (_beginning(query), _conversation(query)):  # the conversation's own share takes precedence
             for i, (share, at) in self._beginnings.get(place, {}).copy().items():
                 if now - at < _LASTS_S:
                     shares[i] = share

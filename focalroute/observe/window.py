@@ -1,7 +1,7 @@
-"""The last T queries with known outcome: what each endpoint got right, and how it replied.
+"""A sliding window over the last T outcomes: each endpoint's right answers, costs, latencies and lengths.
 
-Everything kept is an integer (money in picodollars, time in microseconds, inferred values in 1/1024), so that sliding
-is exact: after any stream the state equals that of the last T outcomes alone. A push costs O(members), whatever T is.
+All totals are integers (money in picodollars, time in microseconds, inferred values in 1/1024), so that sliding is
+exact: after any stream the state equals that of the last T outcomes alone. A push costs O(members), whatever T is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from focalroute.core.records import Member, Outcome
 
-#: Inferred values are summed in steps of one part in this many.
+#: Inferred values are summed in multiples of 1 over this.
 INFERRED_UNIT = 1024
 
 
@@ -21,11 +21,12 @@ class Counts(NamedTuple):
 
     Attributes:
         rows: rows in which it replied.
-        known: rows in which it is known whether it was right; ``right`` of them it was.
-        inferred: rows in which that was only inferred from a reward; ``inferred_sum`` in units of 1 / `INFERRED_UNIT`.
-        lengths: replies with an answer, of known length; ``tokens`` and ``tokens_squared`` sum their completion tokens.
-        timed: replies of known latency; ``latency_us`` sums it, microseconds.
-        priced: replies of known cost; ``cost_pico`` sums it, 1e-12 USD.
+        known: rows in which it is known whether it was right; ``right``: how often it was.
+        inferred: rows in which that is only inferred; ``inferred_sum``: sum of these values, in 1 / `INFERRED_UNIT`.
+        lengths: replies with an answer and known length; ``tokens`` and ``tokens_squared``: sums of completion tokens
+            and of their squares.
+        timed: replies of known latency; ``latency_us``: its sum, microseconds.
+        priced: replies of known cost; ``cost_pico``: its sum, 1e-12 USD.
     """
 
     rows: int = 0
@@ -43,7 +44,7 @@ class Counts(NamedTuple):
 
 
 class CoAsked(NamedTuple):
-    """Rows in which two endpoints are both known to be right or wrong, and how many of these each and both failed."""
+    """Rows in which two endpoints' outcomes are both known, and how many of these the first, second and both failed."""
 
     asked: int
     failed_first: int
@@ -52,7 +53,7 @@ class CoAsked(NamedTuple):
 
 
 class _Track:
-    """One endpoint: its totals, and bit t for the row at ring position t."""
+    """One endpoint's totals, and bit sets of ring positions: outcome known (``asked``), and ``failed``."""
 
     __slots__ = ("asked", "counts", "failed")
 
@@ -63,7 +64,7 @@ class _Track:
 
 
 class Window:
-    """A sliding window over outcomes, keyed by endpoint name; endpoints come and go as the outcomes name them.
+    """A sliding window over outcomes, keyed by endpoint name, of any endpoints that the outcomes name.
 
     Not thread-safe by itself; `Observer` guards it.
 
@@ -92,12 +93,12 @@ class Window:
         return answer_id in self._position
 
     def push(self, outcome: Outcome) -> tuple[tuple[str, ...], ...]:
-        """Take in an outcome; the oldest leaves a full window, and one of the same answer is replaced where it stands.
+        """Add an outcome, replacing in place one of the same answer; a full window drops its oldest.
 
-        Only members count; what ``right`` says of others is passed over.
+        Values of ``right`` for endpoints that are not members are ignored.
 
         Returns:
-            The members of each row that changed: those of the outcome, and of the row it drove out, if any.
+            The members of each row that changed: those of the outcome, and of the row it replaced, if any.
 
         Raises:
             ValueError: a value of ``right`` is not within [0, 1]; the window is then unchanged.
@@ -120,7 +121,7 @@ class Window:
         return (tuple(row),) if before is None else (tuple(row), tuple(before[1]))
 
     def drop(self, answer_id: str) -> tuple[str, ...]:
-        """Take the row of an answer out, if it is there.
+        """Remove the row of an answer, if there is one.
 
         Returns:
             Its members.
@@ -135,7 +136,7 @@ class Window:
         return tuple(entry[1])
 
     def forget(self, name: str, newest: int) -> None:
-        """Take an endpoint out of every row before its ``newest`` latest known ones (at least 1), as if not asked."""
+        """Remove an endpoint, as if not asked, from all rows before its latest ``newest`` known ones; 0: from all."""
         for age in range(1, self.size + 1):
             position = (self._next - age) % self.size
             entry = self._ring[position]
@@ -150,18 +151,18 @@ class Window:
         self.version += 1
 
     def known(self, answer_id: str) -> dict[str, bool]:
-        """Of whom it is known whether they were right in the row of this answer, and whether they were."""
+        """Return whether each member of this answer was right, where known."""
         position = self._position.get(answer_id)
         entry = None if position is None else self._ring[position]
         return {name: bool(part.right) for name, part in entry[1].items() if part.known} if entry else {}
 
     def counts(self, name: str) -> Counts:
-        """Totals of one endpoint; all zero if it has no row."""
+        """Return an endpoint's totals; all zero if it has no row."""
         track = self._tracks.get(name)
         return track.counts if track else Counts()
 
     def co_asked(self, first: str, second: str) -> CoAsked:
-        """How often two endpoints were asked together, and failed; inferred rows are left out."""
+        """Count the rows in which both endpoints' outcomes are known (not inferred), and their failures."""
         one, other = self._tracks.get(first), self._tracks.get(second)
         if one is None or other is None:
             return CoAsked(0, 0, 0, 0)
@@ -183,7 +184,7 @@ class Window:
 
 
 def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
-    """Return what one member adds to the totals of its endpoint. No tokens, or no time at all, means unknown."""
+    """Return what a member adds to its endpoint's totals. 0 tokens or a latency of 0 means unknown."""
     known = one = guessed = value = 0
     if right is not None:
         if not 0 <= right <= 1:

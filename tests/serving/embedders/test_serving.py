@@ -482,7 +482,7 @@ def test_a_policys_memory_is_used_only_with_its_own_embedder(
     with Ensemble(members(sim), embedder=same, policy=policy, explore=False) as ensemble:
         observation, _ = steps(ensemble, ensemble.ask(QUESTION, choices=CHOICES)).decisions[0]
     assert observation.endpoints[:, slices(ENDPOINT)["similar"]].any() == used
-    assert caplog.text.count(f"remembers texts as '{trained_with}' made them, here 'same' does") == (not used)
+    assert caplog.text.count(f"its embedder was '{trained_with}', this pool's is 'same'") == (not used)
 
 
 def test_a_stores_answers_are_compared_only_with_their_own_embedders(sim: SimulatedPool, tmp_path: Path) -> None:
