@@ -14,10 +14,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 from focalroute.answers.canonical_json import canonical
 from focalroute.core.config import is_number
 from focalroute.core.errors import ConfigError
+from focalroute.core.shapes import as_object
 
 MAX_NODES = 5_000
 MAX_DEPTH = 64
@@ -181,7 +183,8 @@ def check_schema(schema: object, *, tuples: bool = True) -> None:
         ConfigError: the message names the place and what to do.
     """
     waiting: list[tuple[str, object, int]] = [("$", schema, 1)]
-    nodes = 0
+    references: dict[str, str] = {}  # each with a place where it stands
+    nodes, rebased = 0, False
     while waiting:
         where, node, depth = waiting.pop()
         nodes += 1
@@ -203,10 +206,49 @@ def check_schema(schema: object, *, tuples: bool = True) -> None:
                 wrong = "give one schema; those of the first items are prefixItems"
             if wrong:
                 raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
+            if keyword == "$ref":
+                references[value] = at
+            elif keyword == "$id" and where != "$":
+                rebased = True
             nodes += size
             if nodes + len(waiting) + len(parts) > MAX_NODES:
                 raise ConfigError(f"answer: the JSON schema has more than {MAX_NODES} parts; simplify it")
             waiting += [(f"{at}{name}"[:200], part, depth + 1) for name, part in parts]
+    if not rebased:
+        _check_references(schema, references)
+
+
+def _check_references(schema: object, references: Mapping[str, str]) -> None:
+    """Refuse references that no value could satisfy: to a part that is not there, or round in a circle."""
+    sound: set[str] = set()
+    for first, at in references.items():
+        followed: set[str] = set()
+        reference: object = first
+        while isinstance(reference, str) and reference[:2] in ("#", "#/") and reference not in sound:
+            target = pointed_to(schema, reference)
+            if target is None:
+                raise ConfigError(f"answer: the JSON schema is wrong at {at}: there is no {reference[:200]} in it")
+            if reference in followed:
+                raise ConfigError(f"answer: the JSON schema is wrong at {at}: {reference[:200]} refers to itself")
+            followed.add(reference)
+            reference = as_object(target).get("$ref")
+        sound |= followed
+
+
+def pointed_to(schema: object, reference: str) -> object | None:
+    """The part of a schema that a reference such as "#/$defs/name" points to; None: there is none.
+
+    >>> pointed_to({"$defs": {"a/b": [{"type": "null"}]}}, "#/$defs/a~1b/0")
+    {'type': 'null'}
+    """
+    part = schema
+    for name in unquote(reference[1:]).split("/")[1:]:
+        if isinstance(part, list):
+            place = int(name) if name.isdecimal() and len(name) < 10 else len(part)
+            part = part[place] if place < len(part) else None
+        else:
+            part = as_object(part).get(name.replace("~1", "/").replace("~0", "~"))
+    return part
 
 
 #: Maps a keyword's value to what is wrong with it ("": nothing), the schemas in it by name, and its size in nodes.

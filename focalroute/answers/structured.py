@@ -22,7 +22,7 @@ from typing import Any, _SpecialForm, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from focalroute.answers.canonical_json import canonical, parsed
-from focalroute.answers.json_schema import MAX_NODES, validator
+from focalroute.answers.json_schema import MAX_NODES, pointed_to, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 from focalroute.core.shapes import as_list, as_object
@@ -343,9 +343,7 @@ class _Unfolded:
             if reference in followed or not reference.startswith("#"):
                 return {}, followed
             followed |= {reference}
-            found = self._root
-            for name in reference[1:].split("/")[1:]:
-                found = as_object(found.get(name.replace("~1", "/").replace("~0", "~")))
+            found = as_object(pointed_to(self._root, reference))
         return found, followed
 
 
