@@ -1,1 +1,1 @@
-"""Calling the pool: wire format, elicitation, retries, rate limits, circuit breakers."""
+"""Calls the pool: wire format, elicitation, retries, rate limits, circuit breakers."""

@@ -1,4 +1,4 @@
-"""httpx's transport API over aiohttp's connections: httpx's requests, responses and errors, at ten times its rate.
+"""An httpx transport over aiohttp's connections, at ten times the rate of httpx's own.
 
 httpx's own connection pool takes time quadratic in the calls under way; `docs/results/speed.md` compares the two.
 """
@@ -30,13 +30,13 @@ from focalroute.core.files import most_files
 from focalroute.core.tls import tls_context
 
 _MAX_CONNECTIONS = 1000
-_CONNECT_S = 10.0  # all else is bounded by the caller
+_CONNECT_S = 10.0  # the caller bounds all else
 _KEEPALIVE_S = 30.0
 _LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
 
 
 async def living() -> AsyncGenerator[ClientSession, None]:
-    """A session that lives as long as its loop: asyncio closes the async generators of a loop that ends."""
+    """Yield a session that lives as long as its loop: asyncio closes a loop's async generators when it ends."""
     connector = TCPConnector(limit=_most_connections(), keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
     timeout = ClientTimeout(sock_connect=_CONNECT_S)
     session = ClientSession(
@@ -49,18 +49,18 @@ async def living() -> AsyncGenerator[ClientSession, None]:
 
 
 def _most_connections() -> int:
-    """Half as many as the process may open files: where it can open no more, all calls fail, and not only they."""
+    """Return half as many as the process may open files: without files left, not only calls fail."""
     files = most_files()
     return _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
-    """Sends requests as they are; a response is not unpacked, and comes as it is read.
+    """Sends requests unchanged; responses are streamed, and not decompressed.
 
     Args:
-        session: the running loop's.
-        tls: instead of the session's.
-        proxy: None: none.
+        session: returns the running loop's session.
+        tls: replaces the session's; None: the session's.
+        proxy: URL of the proxy, or None.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class _Body(httpx.AsyncByteStream):
         try:
             piece = b"" if content.at_eof() else await content.readany()
         except (ClientError, OSError) as error:
-            error.with_traceback(None)  # aiohttp's reader keeps it, and its frames that reader: a cycle
+            error.with_traceback(None)  # aiohttp's reader keeps the error, whose frames keep the reader: a cycle
             raise httpx.ReadError(type(error).__name__) from None
         if not piece:
             raise StopAsyncIteration
         return piece
 
     async def aclose(self) -> None:
-        """Let go of the connection: kept where the body was read to its end, else closed."""
+        """Release the connection, for reuse if the body was read to its end; else close it."""
         if not self._response.closed:
             await self._response.__aexit__(None, None, None)

@@ -1,11 +1,11 @@
 """Circuit breakers: which endpoints of a pool are put out of use for a while, and when they come back.
 
 Outlier detection after Envoy's (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier): an
-endpoint is ejected after failures in a row, or where it fails, or is much slower than its own record, surely more often
-than the rest of the pool. A call under way that is much too slow already counts as failed where others answer
-meanwhile, so that an endpoint that hangs is noticed before its calls time out. It is out for a time that doubles with
-every ejection; then single trial calls, off the path of any ask, find out when it is back. Never more than three
-quarters of a pool are out, and never its last endpoint.
+endpoint is ejected after failures in a row, or if its calls fail, or are much slower than its own median, significantly
+more often than those of the rest of the pool. A call under way that is already much too slow counts as failed if others
+answer meanwhile, so that an endpoint that hangs is noticed before its calls time out. It is out for a time that doubles
+with every ejection; then single trial calls in the background find out when it is back. Never more than three quarters
+of a pool are out, and never its last endpoint.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Latencies:
         self._since = 0
 
     def add(self, latency_s: float) -> None:
-        """A call was answered after so long."""
+        """Add the latency of an answered call."""
         self._kept.append(latency_s)
         self._since += 1
 
     def give_up(self, after_s: float) -> None:
-        """A call was not waited for any longer: it counts as slow as it was expected to be, not as never made."""
+        """Add a call that was given up, with the whole latency that it was expected to have."""
         left_s = self.left(after_s)
         self.add(after_s + (after_s if left_s is None else left_s))
 
     def quantile(self, share: float, fewest: int = _FEWEST) -> float | None:
-        """The latency that this share of calls does not pass; None before enough calls were answered."""
+        """Return the latency that this share of calls does not exceed; None before enough calls were answered."""
         if len(self._kept) < fewest:
             return None
         if self._since >= _RENEWED_EVERY or 2 * len(self._sorted) < len(self._kept):
@@ -51,13 +51,13 @@ class Latencies:
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
 
     def left(self, after_s: float = 0.0, scale: float = 1.0) -> float | None:
-        """Seconds that a call is expected to go on for which has taken so long already; None: nothing is known.
+        """Return how many more seconds a call is expected to take; None: nothing is known.
 
-        The mean over those kept that took longer. One that takes longer than all of them takes as long again.
+        The mean over the kept calls that took longer. A call longer than all is expected to take as long again.
 
         Args:
-            after_s: how long it has taken.
-            scale: how much longer its answer is than usual.
+            after_s: how long it has taken so far.
+            scale: the length of its answer, in multiples of the usual one.
         """
         if not self._kept:
             return None
@@ -74,13 +74,13 @@ _ALL = (1 << _REMEMBERED) - 1
 _ENOUGH = 20  # calls before a share of failures means anything
 _BAD_SHARE = 0.5
 _SIGMAS = 3.0
-_SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least so long
+_SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least this long
 _NEARLY_ALL, _LATE_FACTOR = 0.95, 1.5  # late: slower than 1.5 times the 95 % quantile of its own calls
 _FIRST_S, _LONGEST_S = 2.0, 30.0
-_DOUBLINGS = 10  # from the first to beyond the longest; an outage of hours has more ejections than a float has powers
-_RELAPSE_S = 60.0  # who fails again so soon after a return is out for longer than the last time
+_DOUBLINGS = 10  # enough to pass the longest; the ejections of hours of outage would overflow a float
+_RELAPSE_S = 60.0  # an endpoint ejected again this soon after its return is out for longer than the last time
 _MOST_OUT = 0.75
-_SAME_S = 0.01  # news of our own, come back through the store
+_SAME_S = 0.01  # a change of our own, read back from the store
 
 Clock = Callable[[], float]
 
@@ -100,9 +100,9 @@ class Breaker:
 
     Attributes:
         latencies: of its calls that were answered.
-        ejections: how often it was put out, each time within a minute of its return.
+        ejections: how often in a row it was ejected within a minute of its return.
         since: when its state last changed, in the clock's time.
-        answered: when the latest of its calls that went well had begun.
+        answered: when the latest of its successful calls began.
     """
 
     def __init__(self, pool: Breakers) -> None:
@@ -115,7 +115,7 @@ class Breaker:
         self._failures = 0
         self._history = 0
         self._calls = 0
-        self._waited_s = 0.0  # the longest that a call was waited for in vain since the latest one that went well
+        self._waited_s = 0.0  # the longest wait for a call that timed out, since the latest successful one
         self._in_flight: dict[InFlightCall, None] = {}  # in the order in which they began
         self._trial_running = False
         self._proven = False  # whether any call ever succeeded
@@ -127,38 +127,38 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Where it stands now; half-open: a trial call is due, or under way."""
+        """The state now; half-open: a trial call is due, or under way."""
         if self._open_until is None:
             return "closed"
         return "half-open" if self._pool.clock() >= self._open_until else "open"
 
     @property
     def left_s(self) -> float:
-        """Seconds until a trial call is due; 0 where it is closed."""
+        """Seconds until a trial call is due; 0 if it is closed."""
         return 0.0 if self._open_until is None else max(0.0, self._open_until - self._pool.clock())
 
     @property
     def failure_share(self) -> float:
-        """Of its latest calls, at most 64, those that failed or were much too slow."""
+        """The share of its latest calls, at most 64, that failed or were much too slow."""
         return self._history.bit_count() / self._calls if self._calls else 0.0
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def enter(self) -> InFlightCall:
-        """A call begins; `leave` must follow."""
+        """Register a call that begins; `leave` must follow."""
         in_flight = InFlightCall(self._pool.clock())
         self._in_flight[in_flight] = None
         return in_flight
 
     def notice(self) -> None:
-        """Count the calls under way that are much too slow already, where others answer meanwhile."""
+        """Count calls under way that are already much too slow as failed, if other endpoints answer meanwhile."""
         for in_flight in self.overdue():
             if not in_flight.counted and self._pool.others_answer(self, in_flight.began):
                 in_flight.counted = True
                 self._count(in_a_row=True)
 
     def overdue(self) -> list[InFlightCall]:
-        """The calls under way that are much too slow already."""
+        """Return the calls under way that are already much too slow."""
         if not self._in_flight:
             return []
         calls, now = tuple(self._in_flight), self._pool.clock()
@@ -167,11 +167,11 @@ class Breaker:
         return [call for call in calls if self._slow(now - call.began)]
 
     def late(self, silent_s: float, answered_s: float) -> bool:
-        """Whether a call has been silent for much longer than nearly all of its own, and at least a second.
+        """Whether a call has been silent for much longer than nearly all of this endpoint's, and at least a second.
 
         Args:
             answered_s: the longest that another endpoint took to answer the same query; it must have been much
-                faster, as a query that takes long takes everybody long. 0: none has answered.
+                faster, as a query that takes long takes long at every endpoint. 0: none has answered.
         """
         usual_s = self.latencies.quantile(_NEARLY_ALL)
         if usual_s is None or not answered_s:
@@ -179,10 +179,10 @@ class Breaker:
         return silent_s > max(_LATE_FACTOR * max(usual_s, answered_s), _SLOW_S)
 
     def leave(self, in_flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
-        """A call ended, with ``failure`` or well; ``blameless``: it says nothing of the endpoint.
+        """Register the end of a call; ``blameless``: its failure says nothing about the endpoint.
 
-        A reply that cannot be used, or that we gave up, is not a fault; nor is a request that was refused for what it
-        asks, where others have been taken: one caller's parameters must not shut the endpoint for everybody.
+        A reply that cannot be used, or that we cancelled, is not a fault; nor is a request refused for its content, if
+        others have been accepted: one caller's parameters must not close the endpoint to all.
         """
         self._in_flight.pop(in_flight, None)
         latency_s = self._pool.clock() - in_flight.began
@@ -224,7 +224,7 @@ class Breaker:
             self._calls += 1
 
     def _count(self, *, in_a_row: bool) -> None:
-        """Count a bad call, and eject the endpoint where that makes it an outlier."""
+        """Count a bad call, and eject the endpoint if that makes it an outlier."""
         with self._lock:
             if self._open_until is not None:
                 return  # the call had begun before it opened
@@ -234,7 +234,7 @@ class Breaker:
                 self._open()
 
     def _worse_than_others(self) -> bool:
-        """Whether it is bad at least half the time and surely more often than the others (two proportions, 3 sigma)."""
+        """Whether at least half of its calls are bad, significantly more than of others (two proportions, 3 sigma)."""
         bad, calls = self._history.bit_count(), self._calls
         if calls < _ENOUGH or bad < _BAD_SHARE * calls:
             return False
@@ -247,10 +247,10 @@ class Breaker:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Bad calls and calls among the latest 64."""
+        """The number of bad calls, and of calls, among the latest 64."""
         return self._history.bit_count(), self._calls
 
-    # -- out and back ------------------------------------------------------------------------------------------------
+    # -- ejection and return -----------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         now = self._pool.clock()
@@ -279,9 +279,9 @@ class Breaker:
         return claimed
 
     def end_trial(self, well: bool | None) -> None:
-        """Close after the trial call: it is back (True), out for longer (False), or nothing was learned (None).
+        """Apply a trial call's result: the endpoint is back (True), out for longer (False), or unknown (None).
 
-        One that is there, and was given up before, takes longer than it was waited for.
+        If it is back, the longest wait in vain counts as a latency: it answers, but takes longer than was waited.
         """
         self._trial_running = False
         if well:
@@ -295,52 +295,53 @@ class Breaker:
                     self._open()
 
     def on_remote_change(self, open_for_s: float | None, ejections: int, since: float) -> None:
-        """Take over the state that another process stored at ``since``, if that is the latest; None: it is back."""
+        """Take over another process's state, stored at ``since``, if it is newer; ``open_for_s`` None: it is back."""
         with self._lock:
             if since <= self.since + _SAME_S or (open_for_s is None and self._open_until is None):
                 return
             if open_for_s is not None and self._open_until is None and not self._pool.may_eject():
                 return
             self.ejections = ejections
-            # at the longest: its clock may be another one
+            # bounded, as the other process's clock may differ
             self._set(None if open_for_s is None else self._pool.clock() + min(open_for_s, _LONGEST_S), since)
 
 
 class Breakers:
-    """The breakers of a pool: each knows how the others do, and how many of them are out.
+    """The breakers of a pool; they are compared with each other, and only some may be out.
 
     Args:
         size: how many endpoints the pool has.
-        on_change: called with the place in the pool and the breaker that opened or closed by what happened here.
+        on_change: called with a breaker's index and the breaker when it opens or closes because of calls in this
+            process.
     """
 
     def __init__(
         self, size: int, on_change: Callable[[int, Breaker], None] | None = None, clock: Clock = time.monotonic
     ) -> None:
         self.clock = clock
-        self.lock = threading.Lock()  # one for all: two put out at once could be the last two
+        self.lock = threading.Lock()  # one for all: two ejected at once could be the last two
         self._on_change = on_change
         self._most_out = min(size - 1, max(1, int(_MOST_OUT * size)))
         self.all = tuple(Breaker(self) for _ in range(size))
 
     def may_eject(self) -> bool:
-        """Whether one more may be put out."""
+        """Whether one more may be ejected."""
         return sum(not breaker.allows for breaker in self.all) < self._most_out
 
     def others(self, one: Breaker) -> tuple[int, int]:
-        """Bad calls and calls of all others."""
+        """Return the number of bad calls, and of calls, of all others."""
         counts = [breaker.counts for breaker in self.all if breaker is not one]
         return sum(bad for bad, _ in counts), sum(calls for _, calls in counts)
 
     def others_answer(self, one: Breaker, since: float) -> bool:
         """Whether calls to others that began later have been answered, and none of theirs is much too slow.
 
-        What takes long everywhere is a question that takes long.
+        If calls are slow everywhere, the reason is the question.
         """
         others = [breaker for breaker in self.all if breaker is not one and breaker.allows]
         return any(other.answered > since for other in others) and not any(other.overdue() for other in others)
 
     def changed(self, breaker: Breaker) -> None:
-        """Report a breaker that opened or closed."""
+        """Report that a breaker opened or closed."""
         if self._on_change is not None:
             self._on_change(self.all.index(breaker), breaker)

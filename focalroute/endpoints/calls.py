@@ -1,6 +1,6 @@
-"""Shares one ask's context, streamed answer and single retry layer among its calls.
+"""The context, the streamed answer and the retries that all calls of one ask share.
 
-Nothing else in focalroute repeats a call.
+No other code in focalroute retries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StreamSink:
     """Takes the pieces of one streamed answer, from the first call that sends one. Belongs to the running event loop.
 
     Attributes:
-        begun: done once the first piece came; from then on the answer is what its speaker streams.
+        begun: done once the first piece came; from then on its speaker gives the answer.
         speaker: the call that streamed the first piece; None: none has yet.
     """
 
@@ -52,7 +52,7 @@ E = TypeVar("E", bound=BaseException)
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
-_LONGEST_ASKED_S = 60.0  # of a service's Retry-After; a longer one ends the retries
+_LONGEST_ASKED_S = 60.0  # wait that a service may ask for; a longer one ends the retries
 
 
 @dataclass(slots=True)
@@ -61,10 +61,10 @@ class CallContext:
 
     Attributes:
         deadline: in the running loop's time.
-        retries: how many more calls may be repeated, or raced because they are late, over all members: an outage adds
-            this many calls to an ask, and does not multiply them.
-        stream_sink: where a member that answers alone streams its reply; None: replies are gathered.
-        slowest_s: the longest that any of them took to answer, seconds, without the attempts before.
+        retries: retries and hedges left for all members together: an outage adds this many calls to an ask, and does
+            not multiply them.
+        stream_sink: where a member that answers alone streams its reply; None: replies are not streamed.
+        slowest_s: the longest that any successful attempt took, seconds.
     """
 
     query: Query
@@ -87,13 +87,13 @@ async def call_with_retries(
     closed: Callable[[], bool],
     worth: Callable[[float], bool] = lambda _: True,
 ) -> T:
-    """Make a call and repeat it: at most ``attempts`` in all, within the terms, and not once it is ``closed``.
+    """Make a call and retry it: at most ``attempts`` in all, within the context's limits, until it is ``closed``.
 
     Args:
-        worth: told how many seconds a repetition would have to wait; whether it is worth that.
+        worth: whether a retry is worth a wait of this many seconds.
 
     Raises:
-        CallFailed: the last one failed.
+        CallFailed: the last attempt failed.
     """
     try:
         return await call()  # most calls succeed at once, and need no retries
@@ -117,10 +117,10 @@ async def call_with_retries(
 
 @dataclass(slots=True)
 class _Repeated(Generic[T]):
-    """A call that is repeated, and on what terms; ``failed`` holds its first failure until that is looked at.
+    """A call that is retried, and its limits; ``failed`` holds its first failure until tenacity takes it.
 
-    Tenacity gets it as an argument, and failures and cancellations as values: what it keeps, and what it raises, are
-    cycles, which would hold an ask and all of its replies until the garbage collector runs.
+    Tenacity gets it as an argument, and failures and cancellations as values. Tenacity's state and exceptions form
+    reference cycles, which would otherwise keep an ask and all its replies until the garbage collector runs.
     """
 
     call: Callable[[], Awaitable[T]]
@@ -132,7 +132,7 @@ class _Repeated(Generic[T]):
 
 
 def _bare(error: E) -> E:
-    """Drop its traceback and its context: their frames lead back to what keeps the error."""
+    """Drop an error's traceback and context, whose frames refer back to what keeps the error."""
     error.__context__ = None
     return error.with_traceback(None)
 
@@ -167,7 +167,7 @@ def _repeat(state: tenacity.RetryCallState) -> None:
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the wait in seconds: the service's own, else exponential with full jitter.
+    """Return the wait in seconds: as the service asked, else exponential with full jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """

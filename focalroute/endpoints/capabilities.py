@@ -1,4 +1,4 @@
-"""The capabilities of an endpoint: measured with tiny calls, failing closed, or declared in the pool file."""
+"""The capabilities of an endpoint: declared in the pool file, or measured with tiny calls (none unless shown)."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
 #: As large as all calls of a capability check together, for an upper bound of its cost: seven questions, and as much
-#: again for what a template adds to each call.
+#: again for the chat template of each call.
 CHECK = Request(14 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
-#: Letters that the question does not offer: an answer with one of them was held to them.
+#: Letters that the question does not offer: an answer with one of them shows that it was constrained to them.
 _HELD = ("Q", "Z")
-#: The smallest useful call: a sign of life.
+#: The smallest useful call, which shows that the endpoint answers.
 TRIAL = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _TRIAL_TIMEOUT_S = 10.0
 
 
 _IMAGES = frozenset(("image_url", "input_image", "image"))
-_SHORT = 2048  # characters; it fits everywhere
+_SHORT = 2048  # characters; a prompt that fits every context
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Capabilities:
         logprobs: whether credible log-probabilities come back.
         top_logprobs: how many alternatives a token comes with; 0: only its own.
         n: whether one call returns several samples.
-        structured_choice: whether an answer can be held to a set of choices.
+        structured_choice: whether an answer can be constrained to a set of choices.
         stream_usage: whether a stream ends with its usage.
-        whole_choices: whether closed questions are to be put as whole choices; not measured, the pool file says so.
-        thinks: whether the model thinks before it answers; not measured, its replies show it.
+        whole_choices: whether closed questions are put as whole choices; set in the pool file, not measured.
+        thinks: whether the model thinks before it answers; learned from its replies.
     """
 
     logprobs: bool
@@ -64,12 +64,12 @@ class Capabilities:
     thinks: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for the store."""
+        """Return plain values, for the store."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: object) -> Capabilities:
-        """From plain values; what is not there, or of another type, is not there."""
+        """Read plain values; a value that is missing, or of another type, counts as lacking."""
         known = as_object(values)
         top = known.get("top_logprobs")
         flags = ("logprobs", "n", "structured_choice", "stream_usage", "thinks")
@@ -78,13 +78,13 @@ class Capabilities:
 
 _DECLARED = tuple(field.name for field in dataclasses.fields(Capabilities) if field.name != "thinks")
 
-#: Nothing but plain replies.
+#: Plain replies only.
 NONE = Capabilities(logprobs=False, top_logprobs=0, n=False, structured_choice=False, stream_usage=False)
 
-#: What the best services do.
+#: Those of the best services.
 ALL = Capabilities(logprobs=True, top_logprobs=_MAX_TOP, n=True, structured_choice=True, stream_usage=True)
 
-#: What leads to the most expensive way to put a question: by samples.
+#: Those with the most expensive plan: samples.
 DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice=False, stream_usage=False)
 
 
@@ -102,7 +102,7 @@ def override(endpoint: Endpoint, measured: Capabilities) -> Capabilities:
 
 
 def key(endpoint: Endpoint) -> str:
-    """The name under which a check is kept: service, model, dialect and effort, which may change it; no secret."""
+    """Return the name under which a check is stored: service, model, dialect and effort; no secret."""
     service = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url).rstrip("/")
     effort = "" if endpoint.reasoning_effort is None else f" {endpoint.reasoning_effort}"
     return f"{service or endpoint.name} {endpoint.model} {endpoint.spoken}{effort}"
@@ -114,11 +114,11 @@ def _declared_values(endpoint: Endpoint) -> dict[str, Any]:
 
 
 class Needs:
-    """The needs of a query that an endpoint has to meet to be asked it; true if there are any.
+    """The needs of a query that an endpoint has to meet; true if there are any.
 
     Attributes:
         features: in the order of their names. A structured answer (``answer=``) needs none.
-        characters: of its prompt.
+        characters: the number of characters in its prompt.
     """
 
     def __init__(self, query: Query) -> None:
@@ -141,19 +141,19 @@ class Needs:
 
     @functools.cached_property
     def words(self) -> int:
-        """The number of words in its prompt; no tokenizer in use makes one token of two."""
+        """The number of words in its prompt; no tokenizer in use merges two into one token."""
         return sum(len(text.split()) for text in self._texts)
 
     def surely_exceeds(self, tokens: int) -> bool:
-        """Whether the prompt has more than twice as many tokens: listed lengths may be out of date."""
+        """Whether the prompt surely has more than twice as many tokens; twice, as listed lengths may be out of date."""
         return self.characters > 4 * tokens and self.words > 2 * tokens
 
 
 async def call_trial(client: EndpointClient) -> Completion:
-    """Ask for a sign of life, for 10 seconds at the most.
+    """Make the trial call, with at most 10 seconds for it.
 
     Raises:
-        CallFailed: none came.
+        CallFailed: it failed.
     """
     trial = with_room(TRIAL, client.quirks.room)
     return await client.complete(trial, timeout_s=min(_TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
@@ -162,17 +162,17 @@ async def call_trial(client: EndpointClient) -> Completion:
 async def check_capabilities(
     client: EndpointClient, admitted: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 ) -> tuple[Capabilities, Usage | None]:
-    """Find out what the endpoint can do: two calls where it takes everything at once, up to seven where it refuses.
+    """Measure the endpoint's capabilities: two calls if it accepts all features at once, up to seven if not.
 
     Args:
         admitted: entered for each call; waits until one may be made.
 
     Returns:
-        What came back was there, all else was not; and the tokens of all calls, None where any of them is unknown.
+        The capabilities that the replies showed, and the tokens of all calls, None where any of them is unknown.
 
     Raises:
-        CallFailed: the service as such cannot be used now, so nothing was learned; with the tokens of the calls that
-            got through before. Where ``failure.cut`` the model needs room for thinking, which its client knows now.
+        CallFailed: the service cannot be used now, so nothing was learned; it has the tokens of the calls before. If
+            ``failure.cut``, the model needs room for thinking, which the client has now noted.
     """
     check = _CapabilityCheck(client, admitted)
     try:
@@ -210,7 +210,7 @@ class _CapabilityCheck:
         return replace(found, stream_usage=await self._streams_usage(), thinks=self._client.quirks.thinks)
 
     async def _by_parts(self) -> Capabilities:
-        """Something was refused: find out what. A service that takes none of the parts must take a plain call."""
+        """Try the features one by one, as one was refused. If all are, a plain call must succeed."""
         for top in (_MAX_TOP, _FEWER_TOP, 0):
             if (scored := await self._try(top_logprobs=top)) is not None or "logprobs" in self._lacking:
                 break
@@ -220,7 +220,7 @@ class _CapabilityCheck:
         return _measured(scored, sampled, held, top)
 
     async def _try(self, **features: Any) -> Completion | None:
-        """One call; None if it was refused for what it asks."""
+        """Make one call; None if a feature was refused."""
         try:
             return await self._complete(**features)
         except CallFailed as error:
@@ -230,7 +230,7 @@ class _CapabilityCheck:
             return None
 
     def _count(self, error: CallFailed, request: Request) -> None:
-        """Count what a failed call consumed: where it may have been billed and does not say, the most it allows."""
+        """Count the tokens of a failed call; if it may have been billed and reports none, the most it allows."""
         if error.usage or not error.free:
             params = request.params_over(self._client.endpoint.params)
             generated = most_generated(params, request)
@@ -238,7 +238,7 @@ class _CapabilityCheck:
             self._usages.append(error.usage or most)
 
     async def _complete(self, **features: Any) -> Completion:
-        """One call; CallFailed ("unusable") where only it has shown that the model needs room for thinking."""
+        """Make one call; CallFailed ("unusable") if it is the first to show that the model needs room for thinking."""
         quirks = self._client.quirks
         room = quirks.room
         request = with_room(Request(_MESSAGES, _MAX_TOKENS, **features), room)
@@ -273,11 +273,11 @@ class _CapabilityCheck:
 
 
 def _refused(error: CallFailed) -> bool:
-    """Whether a call failed for what it asks. Some servers break down (500) over fields they do not know."""
+    """Whether a call failed because of its features. Some servers fail (500) on unknown fields."""
     return error.failure.kind == "protocol" or refuses(error.failure)
 
 
-#: What a refused field of a request means.
+#: A refused field of a request -> the capabilities that are lacking.
 _WITHOUT: Mapping[str, dict[str, Any]] = {
     "logprobs": {"logprobs": False, "top_logprobs": 0},
     "top_logprobs": {"top_logprobs": 0},
@@ -294,12 +294,12 @@ def without(able: Capabilities, failure: Failure) -> Capabilities | None:
 
 
 def refuses(failure: Failure) -> bool:
-    """Whether a service may not take what the request asks for; a 403 or 404 says so, or is about something else."""
+    """Whether a service may have refused a feature of the request; with a 403 or 404 only if it names one."""
     return not failure.cut and (failure.status in (400, 422, 500, 501) or failure.lacks is not None)
 
 
 def _measured(scored: Completion | None, sampled: Completion | None, held: Completion | None, top: int) -> Capabilities:
-    """Return what the replies to each request show; None if it was refused."""
+    """Return the capabilities that the replies show; a reply is None if its request was refused."""
     several = sampled is not None and len(sampled.choices) > 1
     return Capabilities(*_scored(scored, top), several, _was_held(held), stream_usage=False)
 
@@ -307,7 +307,7 @@ def _measured(scored: Completion | None, sampled: Completion | None, held: Compl
 def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
     """Whether log-probabilities came back, and how many alternatives may be asked for.
 
-    Fewer than asked for may have come back only because the answer was held to two letters.
+    Fewer than requested may have come back only because the answer was constrained to two letters.
     """
     tokens = completion.choices[0].tokens if completion else None
     if tokens is None:

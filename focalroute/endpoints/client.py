@@ -1,4 +1,4 @@
-"""One endpoint: single attempts at a call, by httpx or a ready ``AsyncOpenAI``. Never retries."""
+"""Makes single attempts at a call to one endpoint, by httpx or a ready ``AsyncOpenAI``. Never retries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from focalroute.endpoints.http import Http
 
-#: A lookup of what a call cost.
+#: Time limit for looking up what a call cost.
 LOOKUP_S = 10.0
 
 
@@ -39,15 +39,15 @@ class HttpClients:
 
     @staticmethod
     def load() -> None:
-        """Load what the first call needs, which would otherwise keep it waiting, and its event loop busy."""
+        """Import what the first call needs, which would otherwise delay that call and block its event loop."""
         from focalroute.core.tls import tls_context
         from focalroute.endpoints import aiohttp_transport, http  # noqa: F401
 
-        with contextlib.suppress(ConfigError):  # the call says so, if it needs certificates
+        with contextlib.suppress(ConfigError):  # a call that needs certificates reports it
             tls_context()
 
     async def session(self) -> ClientSession:
-        """The running loop's session, made on first use. It closes with the loop, or with `aclose`."""
+        """Return the running loop's session, made on first use. It closes with the loop, or with `aclose`."""
         found = self._open.here()
         return found.session or await found.begin()
 
@@ -95,10 +95,10 @@ class EndpointClient:
         self._clients = clients
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
-        """Ask once for a whole reply; again where the service refused what can be left out, which it does not bill.
+        """Ask once for a whole reply; again, as refusals are not billed, if the service refused an optional field.
 
         Args:
-            timeout_s: for the call; None: the endpoint's own; infinite: the caller sees to it.
+            timeout_s: for the call; None: the endpoint's own; infinite: the caller enforces one.
 
         Raises:
             CallFailed: no chat completion came back; the failure says why.
@@ -132,7 +132,7 @@ class EndpointClient:
         return decode_embeddings(await self._whole(EMBEDDINGS, body, {}, None), len(texts))
 
     async def cost_of(self, generation: str) -> Decimal | None:
-        """Ask what a call cost, by the name that its service gave it, USD; None: it does not say, or not yet.
+        """Look up a call's cost, USD, by the service's id of the call; None: it is not known, or not yet.
 
         Raises:
             CallFailed: as `complete`.
@@ -154,7 +154,7 @@ class EndpointClient:
     ) -> AsyncGenerator[str | Completion, None]:
         """Ask once for a reply in pieces: yields each piece of text as it comes, and last the whole `Completion`.
 
-        Close the iterator (`contextlib.aclosing`) to give up the call.
+        Close the iterator (`contextlib.aclosing`) to cancel the call.
 
         Args:
             timeout_s: as in `complete`.
@@ -199,14 +199,14 @@ class EndpointClient:
         yield self.quirks.see(decoder.finish())
 
     def _in_its_words(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
-        """The failure with what the service says of it, where it answered as if the call had succeeded."""
+        """Add the service's own words to the failure of a successful response that reports an error."""
         if error.reported is None:
             return error
         failure = in_its_words(error.failure, error.reported, self._ready().secrets(body))
         return CallFailed(failure, error.usage, free=error.free)
 
     def prepare(self) -> None:
-        """Load what the first call needs, for which no time limit shall pay."""
+        """Load what the first call needs, outside any time limit."""
         self._ready()
 
     def _ready(self) -> Http | OpenAITransport:
@@ -222,7 +222,7 @@ class EndpointClient:
         return Http(self.endpoint, self._clients.session, self._on_headers)
 
     def _with_params(self, request: Request) -> tuple[Request, Mapping[str, str]]:
-        """The request with the endpoint's parameters, and the headers among them (openai's ``extra_headers``)."""
+        """Return the request with the endpoint's parameters, and the headers among them (``extra_headers``)."""
         if not self.endpoint.params and "extra_headers" not in request.params:
             return request, {}
         params = request.params_over(self.endpoint.params)
@@ -242,7 +242,7 @@ async def _within(seconds: float, whole: Awaitable[bytearray]) -> bytearray:
 
 
 async def _next(pieces: AsyncIterator[str], deadline: float) -> str | None:
-    """The next piece, None at the end. A timeout must not span a ``yield``, so each wait has its own."""
+    """Return the next piece, None at the end. A timeout must not span a ``yield``, so each wait has its own."""
     async with asyncio.timeout_at(deadline):
         return await anext(pieces, None)
 

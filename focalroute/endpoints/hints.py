@@ -28,7 +28,7 @@ _REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 
 
 def located(failure: Failure, endpoint: Endpoint) -> Failure:
-    """The failure with host, model, what to do about it, and whether that is about the request itself."""
+    """Add to a failure its host, its model, what to do about it, and whether the request itself is the cause."""
     if failure.host is not None:
         return failure
     host = host_of(endpoint)
@@ -40,7 +40,7 @@ def located(failure: Failure, endpoint: Endpoint) -> Failure:
 
 
 def host_of(endpoint: Endpoint) -> str | None:
-    """Host and port that its calls go to."""
+    """Return the host and port that the endpoint's calls go to."""
     address = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url)
     return urlsplit(address or "").netloc.rpartition("@")[2] or None
 

@@ -1,7 +1,6 @@
-"""HTTP to one endpoint, by httpx: one POST, bounded and typed. Loading it takes a first call's while.
+"""Makes HTTP requests to one endpoint, with bounded replies and typed failures. Importing it is slow.
 
-What is sent goes through an ``httpx.AsyncClient`` of the user's, or through `AiohttpTransport`; what comes back is an
-httpx response either way.
+Requests go through the user's ``httpx.AsyncClient`` or through `AiohttpTransport`; both return httpx responses.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ from focalroute.endpoints.wire.stream import StreamDecoder
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-#: Connect, read, write, pool. All but the first is bounded by the caller.
+#: Timeouts: connect, read, write, pool. The caller bounds all but the first.
 _TIMEOUT = (10.0, None, None, None)
-_HTTPX_S = 5.0  # the timeout of a client that was given none: too short for a model
+_HTTPX_S = 5.0  # httpx's default timeout, too short for a model
 _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Http:
-    """One endpoint's address, key and way there. A redirect is a failure like any other status.
+    """Sends requests to one endpoint. A redirect is a failure like any other status.
 
     Args:
         session: the running loop's, for an endpoint without an ``http_client``.
         on_headers: called with the headers of every response.
 
     Raises:
-        ConfigError: the endpoint has no address, its key, proxy or certificate is none, or its key is not set.
+        ConfigError: the endpoint has no valid address, key, proxy or certificate.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class Http:
         key = endpoint.key()
         self._key = "" if key is None else key.get_secret_value()
         self._private = private_values(endpoint)
-        # Some servers (llama.cpp's) hang up after a stream without having said so; services far away do not, and with
-        # them a new connection would cost several times its way.
+        # Some servers (llama.cpp's) close the connection after a stream without notice. Remote services do not, and a
+        # new connection to them would cost several round trips.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
         if self._key:
@@ -84,7 +83,7 @@ class Http:
         self._send = _sender(endpoint, session)
 
     async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
-        """The body of the reply; ``body`` None: nothing is sent, and `MAX_ERROR_BYTES` at the most are got."""
+        """Return the reply's body; without a ``body`` it is a GET request, and bounded by `MAX_ERROR_BYTES`."""
         response = await self._request(path, body, headers)
         try:
             return await read_all(response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
@@ -94,7 +93,7 @@ class Http:
     async def stream(
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
-        """The text of a reply in pieces, as they come."""
+        """Yield the text of a reply in pieces, as they come."""
         response = await self._request(CHAT, body, headers if self._keeps else {**headers, "Connection": "close"})
         try:
             async with contextlib.aclosing(pieces_of(response)) as chunks:
@@ -119,7 +118,7 @@ class Http:
         return self._exchange("POST", self._urls[path], own, _json(body))
 
     async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
-        """Send a request; the response to it, if that is not a failure."""
+        """Send a request and return the response; CallFailed if it is a failure."""
         failed: list[CallFailed] = []
         try:
             response = await self._send(method, url, headers, sent)
@@ -127,7 +126,7 @@ class Http:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(unsent(error))
-        if failed:  # raised here, it has no context: what a client raises may quote what was sent
+        if failed:  # raised here so that it has no context: a client's error may quote the request
             raise failed.pop()
         if self._on_headers is not None:
             self._on_headers(response.headers.raw)
@@ -146,7 +145,7 @@ class Http:
         return refusal_of(response.status_code, response.headers, payload, self._secrets(sent))
 
     def secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
-        """The request, and the key: texts of which nothing may be told."""
+        """Return the texts that no message may quote: the request and the key."""
         return self._secrets(_json(body))
 
     def _secrets(self, sent: bytes) -> tuple[str, ...]:
@@ -156,7 +155,7 @@ class Http:
 def _sender(
     endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]]
 ) -> Callable[[str, httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]:
-    """How a request is sent: by the user's client, redirects left alone, or by our own transport."""
+    """Return the function that sends a request: by the user's client, without redirects, or by our own transport."""
     client: httpx.AsyncClient | None = endpoint.http_client
     if client is not None:
         told = client.timeout
@@ -165,7 +164,7 @@ def _sender(
             timeout = _TIMEOUT
 
         async def by_client(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
-            plain = dict(headers)  # httpx2 has types of its own
+            plain = dict(headers)  # httpx2 has its own types
             request = client.build_request(method, str(url), headers=plain, content=content, timeout=timeout)
             return await client.send(request, stream=True, follow_redirects=False)
 
@@ -185,14 +184,14 @@ def _sender(
 
 def _json(body: Mapping[str, Any]) -> bytes:
     try:
-        return to_json(body)  # in a sixth of the time: the event loop waits for a long prompt to be encoded
+        return to_json(body)  # six times as fast as json; encoding a long prompt blocks the event loop
     except ValueError:
         return _json_by_python(body)
 
 
 def _json_by_python(body: Mapping[str, Any]) -> bytes:
     try:
-        return _ENCODER.encode(body).encode()  # takes lone surrogates
+        return _ENCODER.encode(body).encode()  # accepts lone surrogates
     except (TypeError, ValueError) as error:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 

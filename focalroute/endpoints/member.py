@@ -36,11 +36,11 @@ from focalroute.store.base import PROBE, CapabilityRow, Store
 _log = logging.getLogger("focalroute")
 _CHECK_AGAIN_S = 7 * 24 * 3600.0
 _CHECK_PAUSE_S = 30.0  # after a check that failed
-_CHECK_GRACE_S = 1.0  # for a check under way when the pool is closed: else short programs would pay for it every time
-_LACK_BELIEVED_S = 3600.0  # that it lacks a feature, as it reported itself
-_MAX_UNSUPPORTED = 256  # schemas; then they are forgotten
-_UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it is there
-_EVIDENCE_S = 5.0  # a deadline that comes sooner says more of the caller than of the endpoint, unless that is late
+_CHECK_GRACE_S = 1.0  # for a check to end when the pool is closed: else short programs would pay for it every time
+_LACK_BELIEVED_S = 3600.0  # how long an endpoint's report that it lacks a feature is believed
+_MAX_UNSUPPORTED = 256  # schemas; beyond that all are forgotten
+_UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it has come
+_EVIDENCE_S = 5.0  # a call that the deadline ends sooner is no evidence against its endpoint, unless it is late
 _GIVEN_UP = Failure("cancelled", "given up before it answered")
 
 
@@ -52,13 +52,13 @@ class MemberCall:
         plan: plans the query for an endpoint with these capabilities.
         needs_capabilities: whether the plan depends on the capabilities.
         started: when its first attempt began (`time.perf_counter`).
-        silent_since: when its latest attempt began; while it waits for the next, when that will be.
+        silent_since: when its latest attempt began; during a wait, when the next attempt begins.
         sent: when its latest attempt was sent; None: none was yet.
-        first_token: when the first piece of its text came; None: none has, or it comes whole.
+        first_token: when the first piece of its text came; None: none has, or it is not streamed.
         widened: whether it was repeated with more room, as its reply was cut.
-        more_room: how much, for this call alone.
-        outrun: whether it was cancelled because another endpoint, asked later, answered first, or one long before it.
-        stream_sink: where its reply is streamed; None: it comes whole.
+        more_room: the room for thinking that this call alone gets.
+        outrun: whether it was cancelled because an endpoint asked later answered first, or another one long before it.
+        stream_sink: where its reply is streamed; None: it is not.
     """
 
     plan: Callable[[Capabilities], Plan]
@@ -89,14 +89,14 @@ class PoolMember:
         self._store = store
         self._guard = guard
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
-        self._hoped = capabilities.override(endpoint, capabilities.ALL)  # until it is known
+        self._hoped = capabilities.override(endpoint, capabilities.ALL)  # assumed until they are known
         if self._capabilities is not None and self._capabilities.thinks:
             self._quirks.thinks = True
         self._checks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._check_at = -math.inf  # before that it is not checked (`time.monotonic`)
+        self._check_at = -math.inf  # no check before this time (`time.monotonic`)
         self._trials = Background()
         self._lacks: dict[str, float] = {}  # features it reported to lack -> until when that is believed
-        self._unsupported: set[str] = set()  # schemas that it refuses, or "scored": it scores no choices
+        self._unsupported: set[str] = set()  # schemas that it refuses, and "scored" if it cannot score choices
 
     @property
     def _quirks(self) -> Quirks:
@@ -108,10 +108,10 @@ class PoolMember:
             return None
         return capabilities.override(self.endpoint, Capabilities.from_dict(row.values))
 
-    # -- what it can do ----------------------------------------------------------------------------------------------
+    # -- capabilities ------------------------------------------------------------------------------------------------
 
     def _plan(self, call: MemberCall) -> Plan:
-        """The best way to put the query; while it is checked what the endpoint can do, the best is hoped for."""
+        """Return the best plan for the query; until the capabilities are known, the best are assumed."""
         able = self._capabilities if call.needs_capabilities else capabilities.NONE
         if able is None:
             self._begin_check()
@@ -122,14 +122,14 @@ class PoolMember:
         return plan if able is not None else plan.hoping()
 
     def _begin_check(self) -> None:
-        """Find out in the background what it can do, once in each loop; after a failure only after a while."""
+        """Check the capabilities in the background, one check at a time per loop, and not soon after a failure."""
         loop = asyncio.get_running_loop()
         if loop not in self._checks and time.monotonic() >= self._check_at:
             self._checks[loop] = loop.create_task(self._check_capabilities())
             self._checks[loop].add_done_callback(self._on_checked)
 
     def _on_checked(self, check: asyncio.Task[None]) -> None:
-        """Let go of a check that ended, and of its loop."""
+        """Forget a check that ended, and its loop."""
         del self._checks[check.get_loop()]
         if check.cancelled() or check.exception() is not None:
             self._check_at = time.monotonic() + _CHECK_PAUSE_S
@@ -140,7 +140,7 @@ class PoolMember:
             try:
                 self._capabilities = await self._measured_capabilities()
             except CallFailed:
-                if self._quirks.room <= room:  # else it has to be checked with more room, which is reserved apart
+                if self._quirks.room <= room:  # else the check is repeated with more room, reserved anew
                     raise
 
     async def _measured_capabilities(self) -> Capabilities:
@@ -161,7 +161,7 @@ class PoolMember:
             self.throttle.leave(admitted, None, None)
 
     def lacks(self, needs: Needs) -> str | None:
-        """Return the first need that it is known not to meet, by the pool file or its own errors; None: none."""
+        """Return the first need that it is known not to meet, by the pool file or its errors, or None."""
         for feature in needs.features:
             declared: bool | None = getattr(self.endpoint, feature)
             if declared is False or (declared is None and self._lacks.get(feature, 0.0) > time.monotonic()):
@@ -169,10 +169,10 @@ class PoolMember:
         limit = self.endpoint.context_tokens
         return f"prompt of {needs.words:,} words" if limit is not None and needs.surely_exceeds(limit) else None
 
-    # -- whether it is there -----------------------------------------------------------------------------------------
+    # -- availability ------------------------------------------------------------------------------------------------
 
     def check(self) -> bool:
-        """Whether asks may call it now. Where it is out and may be back, a trial call in the background finds out."""
+        """Whether asks may call it now. If it is out of use and a trial call is due, start that in the background."""
         self.breaker.notice()
         if self.breaker.allows:
             return self.throttle.ready
@@ -186,12 +186,12 @@ class PoolMember:
         return self._quirks.thinks
 
     def fewest_tokens(self, request: Request) -> Request:
-        """The request as it is made with the least room for thinking."""
+        """Return the request with the least room for thinking."""
         return with_room(request, self._quirks.rooms()[-1])
 
     @property
     def health(self) -> Health:
-        """How it does now."""
+        """Its health now."""
         breaker, throttle = self.breaker, self.throttle
         limit = None if throttle.limit == math.inf else int(throttle.limit)
         return Health(
@@ -200,7 +200,7 @@ class PoolMember:
         )  # fmt: skip
 
     async def _run_trial(self) -> None:
-        """Make the breaker's trial call; where no money is left for it, the next ask is the trial."""
+        """Make the breaker's trial call; if that is not affordable, the next ask is the trial."""
         well: bool | None = None
         try:
             async with self._reserved(with_room(capabilities.TRIAL, self._quirks.room)) as paid_call:
@@ -214,7 +214,7 @@ class PoolMember:
 
     @asynccontextmanager
     async def _reserved(self, request: Request) -> AsyncIterator[PaidCall | None]:
-        """`reserved` for a call that belongs to no query; it is in the ledger at the end."""
+        """Reserve a call that belongs to no query, as `reserved` does, and write it to the ledger at the end."""
         ask_budget = self._guard.open_ask_budget(PROBE)
         try:
             async with reserved(ask_budget, self.endpoint, request) as paid_call:
@@ -223,7 +223,7 @@ class PoolMember:
             ask_budget.write()
 
     async def aclose(self) -> None:
-        """Cancel what is under way in the background of this loop; a check that is nearly paid for may end."""
+        """Cancel this loop's background calls; a capability check gets a moment to end, as it is paid for."""
         check = self._checks.get(asyncio.get_running_loop())
         if check is not None:
             await asyncio.wait([check], timeout=_CHECK_GRACE_S)
@@ -235,9 +235,9 @@ class PoolMember:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     async def attempt(self, call: MemberCall) -> tuple[ParsedReply, Completion]:
-        """Make one call, once the endpoint takes one more; a caller that is cancelled before has cost nothing.
+        """Make one call, once the endpoint's limits allow it; if cancelled before, it costs nothing.
 
-        Where it is refused for something that can be asked without, or cut before it answered, it is made again.
+        It is repeated if it was refused for something that can be left out, or cut before it answered.
 
         Raises:
             CallFailed: it failed, or does not fit the ask's budget or the limits.
@@ -252,7 +252,7 @@ class PoolMember:
                     raise
 
     def _adapts(self, call: MemberCall, plan: Plan, failure: Failure) -> bool:
-        """Whether a call that failed can be made in another way: without what is refused, or with more room, once."""
+        """Adapt to a failed call; True: repeat it, without what was refused or (once) with more room."""
         if call.stream_sink is not None and call.stream_sink.speaker is call:
             return False
         if capabilities.refuses(failure) and self._unlearn(call, plan, failure):
@@ -265,7 +265,7 @@ class PoolMember:
         return room is not None
 
     def _unlearn(self, call: MemberCall, plan: Plan, failure: Failure) -> bool:
-        """Whether a refusal changes the plan; what was only hoped for is put plainly, not by dear samples instead."""
+        """Drop a refused capability; whether that changes the plan. If capabilities were only assumed, drop all."""
         if self._capabilities is None:
             self._hoped = capabilities.override(self.endpoint, capabilities.NONE)
         else:
@@ -273,7 +273,7 @@ class PoolMember:
         return self._plan(call) != plan
 
     async def _attempt_admitted(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
-        """Make one call, once the endpoint takes one more."""
+        """Make one call, once the endpoint's limits allow it."""
         if not call.bills:
             call.started = time.perf_counter()
         admitted = await self.throttle.enter(self._expected_tokens(plan.request), call.context.left_s)
@@ -298,7 +298,7 @@ class PoolMember:
     async def _attempt_or_fall_back(
         self, call: MemberCall, plan: Plan, fallback: Plan
     ) -> tuple[ParsedReply, Completion]:
-        """Try the plan, then its fallback where the service refuses just this schema, or scores no texts."""
+        """Try the plan, then its fallback if the service refuses this schema or cannot score texts."""
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
         if way not in self._unsupported:
@@ -313,7 +313,7 @@ class PoolMember:
         return await self._attempt(call, fallback)
 
     async def _attempt(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
-        """Make a paid call; a second one, where it can be paid, for a structured reply that was not valid."""
+        """Make a paid call, and if its structured reply is not valid and a second call is affordable, ask again."""
         try:
             return await self._pay(call, plan)
         except NotValid as error:
@@ -327,7 +327,7 @@ class PoolMember:
     async def _pay(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
         """Make one paid call: reserved before and settled after, however it ends.
 
-        Where all of the room for thinking is not affordable, less of it is given.
+        If the whole room for thinking is not affordable, the call gets less.
         """
         for room in self._quirks.rooms(call.more_room):
             request = with_room(plan.request, room)
@@ -371,14 +371,14 @@ class PoolMember:
             note_generation(headers)
 
     def _given_up(self, call: MemberCall, silent_s: float) -> Failure:
-        """How a call that was given up counts: as a timeout where it was silent for too long."""
+        """Return how a cancelled call counts: as a timeout if it was silent for too long."""
         overran = call.context.left_s <= 0 and silent_s >= _EVIDENCE_S
         if call.outrun or overran or self.breaker.late(silent_s, call.context.slowest_s):
             return Failure("timeout", "silent for too long")
         return _GIVEN_UP
 
     def _log_attempt(self, call: MemberCall, failure: Failure | None) -> None:
-        """Log what became of an attempt; no text, and no key."""
+        """Log the outcome of an attempt, without texts or keys."""
         bill, seconds = call.bills[-1], time.perf_counter() - call.silent_since
         told = "no usage" if bill.usage is None else str(bill.usage).removeprefix("Usage")
         _log.debug(
@@ -388,9 +388,9 @@ class PoolMember:
         )  # fmt: skip
 
     async def _complete(self, call: MemberCall, request: Request, paid_call: PaidCall) -> Completion:
-        """The whole reply, streamed to the call's sink if it has one."""
+        """Return the whole reply, streamed to the call's sink if it has one."""
         if call.stream_sink is None:
-            bounded = call.context.left_s <= self.endpoint.timeout_s  # by the deadline of the ask
+            bounded = call.context.left_s <= self.endpoint.timeout_s  # by the ask's deadline
             return await self._client.complete(request, timeout_s=math.inf if bounded else None)
         stream_usage = self.endpoint.stream_usage is not False
         if self._capabilities is not None:
@@ -411,7 +411,7 @@ class PoolMember:
         raise protocol_error("the stream was cut short", decoder.usage)
 
     def _expected_tokens(self, request: Request) -> float:
-        """Estimate what a call will use of the tokens of a minute; corrected once it has ended."""
+        """Estimate the tokens of a call for the rate limit; corrected once the call has ended."""
         if self.endpoint.tokens_per_minute is None:
             return 0.0
         written = (*(str(message.get("content", "")) for message in request.messages), *request.scored)
@@ -420,7 +420,7 @@ class PoolMember:
 
 
 def _scores_none(failure: Failure) -> bool:
-    """Whether a service has no likelihoods to give: no such address, or a reply that is about something else."""
+    """Whether a service cannot score texts: the address does not exist, or the reply is about something else."""
     return failure.status in (404, 405) or failure.kind == "unusable"
 
 

@@ -1,6 +1,6 @@
-"""A ready ``AsyncOpenAI`` in place of our own transport, and what both ways share.
+"""Calls through a ready ``AsyncOpenAI``, and helpers shared with our own transport.
 
-Only bytes cross this seam: the library's own readings of them differ between its versions.
+Only bytes are taken from the library, as its parsing differs between versions.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from focalroute.endpoints.wire.stream import StreamDecoder
 #: Takes the raw headers of a response.
 OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
-#: What is called at a service.
+#: The paths that are called at a service.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
-#: An error is read no further than this, nor is what is looked up.
+#: Most bytes read of an error or of a lookup.
 MAX_ERROR_BYTES = 64 * 1024
-_UNPACKED = {"Accept-Encoding": "identity"}  # so that what is read is as long as what is sent
+_UNPACKED = {"Accept-Encoding": "identity"}  # uncompressed, so that reading is bounded by what is sent
 _OPENAI_HOSTS = ("openai.com", "azure.com")
-#: What httpx and httpx2 raise before anything is sent.
+#: Exceptions of httpx and httpx2 that are raised before anything is sent.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
 
 
 def cap_field(base_url: str) -> CapField:
-    """Return the service's name for the most tokens of a reply."""
+    """Return the service's name for the token limit of a reply."""
     host = urlsplit(base_url).hostname or ""
     return "max_completion_tokens" if is_within(host, _OPENAI_HOSTS) else "max_tokens"
 
 
 def private_values(endpoint: Endpoint) -> tuple[str, ...]:
-    """The values of the headers that the user gave; they may be keys, so that no message may quote them."""
+    """Return the values of the user's headers, which may be keys, so that no message may quote them."""
     return tuple(value.removeprefix("Bearer ") for value in endpoint.headers.values())
 
 
 async def read_all(response: Any, limit: int) -> bytearray:
-    """The body of an httpx (or httpx2) response, not unpacked; CallFailed if it is too long, or breaks off.
+    """Return the body of an httpx (or httpx2) response as sent; CallFailed if it is too long or breaks off.
 
-    Not by `pieces_of`, as a generator takes longer than to read a usual reply.
+    It does not use `pieces_of`, as a generator takes longer than reading a usual reply.
     """
     body = bytearray()
     failed: list[CallFailed] = []
@@ -62,7 +62,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
                     break
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
         failed.append(_cut(error))
-    if failed:  # raised here, it has no context; popped, no frame of its traceback holds it
+    if failed:  # raised here so that it has no context, and popped so that no frame of its traceback keeps it
         raise failed.pop()
     if len(body) > limit:
         raise protocol_error("the reply is too long")
@@ -70,7 +70,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
 
 
 async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
-    """The body of an httpx (or httpx2) response as it comes, not unpacked; CallFailed if it breaks off."""
+    """Yield the body of an httpx (or httpx2) response as it comes; CallFailed if it breaks off."""
     failed: list[CallFailed] = []
     try:
         if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
@@ -81,12 +81,12 @@ async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
                 yield piece
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
         failed.append(_cut(error))
-    if failed:  # raised here, it has no context
+    if failed:  # raised here so that it has no context
         raise failed.pop()
 
 
 def unsent(error: BaseException) -> CallFailed:
-    """The failure of a request without a response, by what httpx or httpx2 raised: their names are the same."""
+    """Return the failure of a request without a response; httpx's and httpx2's exceptions have the same names."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if "TransportError" not in names:
         hint = "check the HTTP client that you gave: is it closed, or does a hook of it raise?"
@@ -112,13 +112,13 @@ def _innermost(error: BaseException) -> str:
 
 
 class OpenAITransport:
-    """A ready ``AsyncOpenAI`` (1.83 or newer), without its own retries. Only bytes cross this seam, piece by piece.
+    """Calls through a ready ``AsyncOpenAI`` (1.83 or newer), without its retries, and without following redirects.
 
-    Nor does it follow redirects for us: with some versions it would take an Azure key along, and always the prompt.
+    A redirect would get the prompt and, with some versions, an Azure key.
     """
 
     def __init__(self, endpoint: Endpoint, on_headers: OnHeaders | None) -> None:
-        from openai import AsyncStream  # with much code, for which no call's time limit shall pay
+        from openai import AsyncStream  # slow to import, so it is not left to a call with a time limit
 
         self._client = endpoint.client
         self._on_headers = on_headers
@@ -128,7 +128,7 @@ class OpenAITransport:
         self.cap = cap_field(str(self._client.base_url))
 
     async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
-        """The body of the reply; ``body`` None: nothing is sent, and `MAX_ERROR_BYTES` at the most are got."""
+        """Return the reply's body; without a ``body`` it is a GET request, and bounded by `MAX_ERROR_BYTES`."""
         reply = await self._send(path, body, headers)
         try:
             return await read_all(reply.response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
@@ -138,7 +138,7 @@ class OpenAITransport:
     async def stream(
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
-        """The pieces of text of a streamed reply."""
+        """Yield the text of a reply in pieces, as they come."""
         reply = await self._send(CHAT, body, headers)
         try:
             async with contextlib.aclosing(pieces_of(reply.response)) as chunks:
@@ -150,7 +150,7 @@ class OpenAITransport:
             await reply.close()
 
     async def _send(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
-        """The reply, whose body is not read yet; ``body`` None: nothing is sent, it is got."""
+        """Return the reply with its body still unread; without a ``body`` it is a GET request."""
         send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
         failed: list[CallFailed] = []
@@ -160,26 +160,26 @@ class OpenAITransport:
             failed.append(_translated(error, self.secrets(body)))
             if self._on_headers is not None and (refused := getattr(error, "response", None)) is not None:
                 self._on_headers(refused.headers.raw)
-        if failed:  # raised here, it has no context: the library's own exceptions quote what came back
+        if failed:  # raised here so that it has no context: the library's own exceptions quote the reply
             raise failed.pop()
         if self._on_headers is not None:
             self._on_headers(reply.response.headers.raw)
         return reply
 
     def secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
-        """The request, and the key: texts of which nothing may be told."""
+        """Return the texts that no message may quote: the request and the key."""
         return (json.dumps(body, default=str), str(self._client.api_key), *self._private)
 
 
 def _cut(error: Exception) -> CallFailed:
-    """The failure of a reply that broke off; httpx and httpx2 have the same names for a timeout of their own."""
+    """Return the failure of a reply that broke off; httpx's and httpx2's own timeouts have the same names."""
     if "Timeout" in type(error).__name__:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
     return protocol_error(f"the reply was cut short ({type(error).__name__})")
 
 
 def _translated(error: Exception, secrets: Sequence[str]) -> CallFailed:
-    """The openai library's exceptions as our failures."""
+    """Convert an exception of the openai library to our failure."""
     import openai
 
     if isinstance(error, openai.APIStatusError):

@@ -1,4 +1,4 @@
-"""One paid call: the most it can cost is reserved before it, what it consumed is settled after it."""
+"""Reserves the most a call can cost before it, and settles what it consumed after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PER_REQUEST = 64
 _ASCII = bytes(range(128))
 _PER_IMAGE = 65_536  # tokens: the most of any known service is 48,169 (gpt-4o-mini, high detail)
 _COUNTED_PARTS = ("text", "refusal", "input_audio")  # types of content parts whose bytes bound their tokens
-#: Parameters that make a service do, or bill, what no number of tokens bounds.
+#: Parameters whose cost no number of tokens bounds.
 _UNBOUNDED_PARAMS = ("audio", "modalities", "plugins", "prediction", "service_tier", "web_search_options")
 #: Parameters of a caller that cost no more than the tokens they allow and the bytes they add to the prompt.
 _BOUNDED_PARAMS = frozenset(
@@ -37,7 +37,7 @@ _BOUNDED_PARAMS = frozenset(
      "safety_identifier", "seed", "skip_special_tokens", "stop", "stop_token_ids", "store", "structured_outputs",
      "temperature", "thinking", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user", "verbosity")
 )  # fmt: skip
-_OWN_TOOLS = ("custom", "function")  # called by us; all others run at the service, which bills them apart
+_OWN_TOOLS = ("custom", "function")  # run by the caller; all others run at the service, which bills them separately
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class PaidCall:
 
     Attributes:
         usage: the tokens it consumed, set as soon as they are known; None: unknown.
-        generation: the service's name of the call, set as soon as it is known, where its cost can be asked by that.
+        generation: the service's id of the call, set as soon as it is known, by which its cost can be looked up.
         free: whether it failed before anything was sent.
     """
 
@@ -83,11 +83,11 @@ class PaidCall:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it was settled by an estimate that `correct` can replace: one that a limit of the store concerns."""
+        """Whether it was settled by an estimate that `correct` can replace, as it counts towards a stored limit."""
         return self._row is not None and self._row.held_on is not None
 
     def correct(self, cost: Decimal) -> None:
-        """Replace the estimate by what the service says afterwards that the call cost, USD."""
+        """Replace the estimate by the cost, USD, that the service reported afterwards."""
         if self._row is not None:
             bill = bill_of(self._endpoint, Usage(0, 0, cost_usd=cost), self._bound)
             self._ask_budget.correct(self._row, bill)
@@ -95,7 +95,7 @@ class PaidCall:
 
 @asynccontextmanager
 async def reserved(ask_budget: AskBudget, endpoint: Endpoint, request: Request) -> AsyncIterator[PaidCall | None]:
-    """Reserve a call's cost and settle it at the end, however it ends; None: it is not affordable."""
+    """Reserve a call's cost and settle it, however the call ends; yields None if it is not affordable."""
     paid_call = await PaidCall.reserve(ask_budget, endpoint, request)
     if paid_call is None:
         yield None
@@ -110,10 +110,10 @@ async def reserved(ask_budget: AskBudget, endpoint: Endpoint, request: Request) 
 
 
 def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
-    """The most one call can cost: every byte of the prompt a token, every allowed token generated, n times.
+    """Return the most one call can cost: every byte of the prompt a token, every allowed token generated, n times.
 
-    Of the parameters every byte counts too: tools and schemas are part of the prompt. None where the price, or the
-    number of tokens it may generate, is unknown, or `unbounded` says so.
+    Every byte of the parameters counts too, as tools and schemas are part of the prompt. None: the price or the bound
+    on generated tokens is unknown, or `unbounded` names a field.
     """
     params = request.params_over(endpoint.params)
     price, generated = endpoint.price, most_generated(params, request)
@@ -123,7 +123,7 @@ def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
 
 
 def most_prompted(params: Mapping[str, Any], request: Request) -> int:
-    """The most tokens that the prompt of a call with these parameters may have."""
+    """Return the most tokens that the prompt of a call with these parameters may have."""
     return (
         _PER_REQUEST
         + _json_tokens(params)
@@ -134,13 +134,13 @@ def most_prompted(params: Mapping[str, Any], request: Request) -> int:
 
 
 def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field of a request whose cost nothing bounds, and what to do; None if all of it is bounded."""
+    """Return the field of a request whose cost has no bound, and what to do about it; None if there is none."""
     for name in _UNBOUNDED_PARAMS:
         if params.get(name) is not None:
-            return f"params: {name}: nothing bounds what it costs; leave it out"
+            return f"params: {name}: nothing bounds its cost; leave it out"
     for tool in objects_in(params.get("tools")):
         if tool.get("type", "function") not in _OWN_TOOLS:
-            return "params: tools: nothing bounds what a tool costs that runs at the service; give functions only"
+            return "params: tools: nothing bounds the cost of tools that run at the service; give functions only"
     for message in messages:
         for part in objects_in(message.get("content")):
             if not _is_bounded(part):
@@ -152,13 +152,13 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
 
 
 def unknown_param(params: Mapping[str, Any]) -> str | None:
-    """The first parameter of a caller whose cost is not known: it may search, or call other models."""
+    """Return a caller's first parameter whose cost is unknown: it may search, or call other models."""
     return next((name for name, value in params.items() if value is not None and name not in _BOUNDED_PARAMS), None)
 
 
 def most_generated(params: Mapping[str, Any], request: Request) -> int | None:
-    """The most tokens that are generated in a call with these parameters; None: unknown."""
-    if request.scored:  # nothing is wanted, but vLLM generates, and counts, a token for each text
+    """Return the most tokens that a call with these parameters may generate; None: unknown."""
+    if request.scored:  # none are wanted, but vLLM generates, and counts, a token for each text
         return len(request.scored)
     caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]
     samples = params.get("n", request.n)
@@ -175,15 +175,15 @@ def _text_tokens(text: str) -> int:
 
 
 def _json_tokens(value: object, *, escaped: bool = True) -> int:
-    """The most tokens of a value as JSON with spaces, and ``escaped`` to ASCII, as chat templates write tools.
+    """Return the most tokens of a value as JSON with spaces, and ``escaped`` to ASCII, as chat templates write tools.
 
-    Audio counts each byte of its base64 form: no codec has fewer a token.
+    Audio counts each byte of its base64 form; no codec makes more tokens of it.
     """
     if not value:
         return 0
     try:
         sent = to_json(value)  # much faster than json
-    except ValueError:  # a lone surrogate, or no JSON
+    except ValueError:  # a lone surrogate, or not JSON
         return len(json.dumps(value, default=str))
     beyond_ascii = 0 if sent.isascii() or not escaped else len(sent.translate(None, _ASCII))
     return len(sent) + sent.count(b",") + sent.count(b":") + 2 * beyond_ascii  # two bytes or more become six
@@ -198,6 +198,6 @@ def _content_tokens(content: Any) -> int:
 
 
 def _is_bounded(part: Mapping[str, Any]) -> bool:
-    """Whether the size of a content part bounds its tokens, as it does not of files and videos."""
+    """Whether the size of a content part bounds its tokens, unlike that of files and videos."""
     kind = part.get("type")
     return kind == "image_url" or kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str))

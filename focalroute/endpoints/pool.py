@@ -1,4 +1,4 @@
-"""The endpoints of an ensemble, asked concurrently: a member's failure is data (`Reply.error`), never an exception."""
+"""Asks the endpoints of an ensemble concurrently; a member's failure is data (`Reply.error`), never an exception."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _REFRESH_EVERY_S = 1.0  # how often the states stored by other processes are fet
 class Pool:
     """The endpoints of an ensemble, ready to be asked. Safe to use from several event loops.
 
-    Which of them are out of use is shared with every process on the store: written when it changes, and looked up once
-    a second, off the path of any ask.
+    Breaker states are shared by all processes on the store: written when they change, and fetched once a second, in the
+    background.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class Pool:
         self._refresh_at = time.monotonic() + _REFRESH_EVERY_S
         self._on_health(store.health())
 
-    # -- who can be asked --------------------------------------------------------------------------------------------
+    # -- availability ------------------------------------------------------------------------------------------------
 
     def available(self) -> tuple[bool, ...]:
-        """Which endpoints may be called now without a long wait. It may be none."""
+        """Return which endpoints may be called now without a long wait; possibly none."""
         self._refresh_health()
         return tuple([member.check() for member in self._members])
 
     def unpaused(self) -> tuple[bool, ...]:
-        """Which endpoints' rate limits allow a call now, if need be a trial, whether they are out of use or not."""
+        """Return which endpoints' rate limits allow a call now, at least a trial call, whatever their breakers say."""
         return tuple([member.throttle.ready or member.throttle.triable for member in self._members])
 
     def lacking(self, needs: Needs) -> tuple[str | None, ...]:
-        """Return what each endpoint is known not to take of what a query needs; None if nothing."""
+        """Return, for each endpoint, a need of the query that it is known not to meet, or None."""
         return tuple([member.lacks(needs) for member in self._members])
 
     def out(self) -> tuple[bool, ...]:
-        """Which endpoints' breakers are not closed. Never all."""
+        """Return which endpoints' breakers are not closed; never all."""
         return tuple([not member.breaker.allows for member in self._members])
 
     @property
@@ -86,7 +86,7 @@ class Pool:
         return tuple([member.breaker.latencies for member in self._members])
 
     def health(self) -> tuple[Health, ...]:
-        """How each endpoint does, pool order."""
+        """Return each endpoint's health, in pool order."""
         return tuple(member.health for member in self._members)
 
     def _on_breaker_change(self, index: int, breaker: Breaker) -> None:
@@ -97,14 +97,14 @@ class Pool:
         self._store.write(HealthRow(self._keys[index], until, breaker.ejections, now))
 
     def _refresh_health(self) -> None:
-        """Fetch the states that other processes stored, if that is due; `_on_health` takes them over."""
+        """Fetch the states stored by other processes, if that is due; `_on_health` applies them."""
         now = time.monotonic()
         if now >= self._refresh_at:
             self._refresh_at = now + _REFRESH_EVERY_S
             self._store.health().add_done_callback(self._on_health)
 
     def _on_health(self, stored: Future[Mapping[str, HealthRow]]) -> None:
-        if stored.exception() is not None:  # the store says so itself, wherever it matters
+        if stored.exception() is not None:  # the store reports its failures itself
             return
         now, clock = time.time(), time.monotonic()
         for key, member in zip(self._keys, self._members, strict=True):
@@ -114,14 +114,14 @@ class Pool:
                 member.breaker.on_remote_change(left_s, row.ejections, clock - (now - row.changed_at))
 
     async def upper_bounds(self, query: Query, ask_budget: AskBudget) -> tuple[Decimal, ...] | None:
-        """The most one call to each endpoint can cost, USD, by the dearest way to put the query; None without a limit.
+        """Return the most one call to each endpoint can cost, USD, with its most expensive plan; None without a limit.
 
-        An endpoint without a price counts 0: a budget that forbids them does not get here. Where not all of them fit
-        the ask's budget together, what is left is looked up again.
+        An endpoint without a price counts 0; a budget that forbids such endpoints has refused them earlier. If the
+        calls do not all fit the ask's budget, the store is asked again for what is left.
 
         Raises:
             ConfigError: a call has no upper bound.
-            StoreError: what is left cannot be known.
+            StoreError: the store cannot tell what is left.
         """
         if not ask_budget.limited:
             return None
@@ -129,8 +129,8 @@ class Pool:
         unknown = unknown_param({name: value for name, value in query.params.items() if name not in own})
         if unknown is not None:
             raise ConfigError(
-                f"params: {unknown}: nothing bounds what it costs, where a budget is to be kept; leave it out, or give "
-                "it to the Endpoint if it costs nothing"
+                f"params: {unknown}: nothing bounds its cost, as a budget requires; leave it out, or give it to the "
+                "Endpoint if it costs nothing"
             )
         by_samples = self._plan(query, capabilities.DEAREST, bounded=True)
         after_thinking = self._plan(query, _THINKING, bounded=True)
@@ -145,7 +145,7 @@ class Pool:
             if bound is None:
                 params = plan.request.params_over(member.endpoint.params)
                 reason = unbounded(params, plan.request.messages) or "params: max_tokens, n: give whole numbers above 0"
-                raise ConfigError(f"{reason}, where a budget is to be kept")
+                raise ConfigError(f"{reason} under a budget")
             bounds.append(bound)
             await asyncio.sleep(0)  # a prompt of many parts takes a while to count
         ask_budget.needed = min(bounds)
@@ -165,8 +165,8 @@ class Pool:
     ) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.
 
-        Their replies in the same order, failures included, and then those of endpoints that were asked besides, because
-        one of the picked was late.
+        Returns their replies in the same order, failures included, then those of endpoints that were asked because a
+        picked one was late.
         """
         if not picked:
             return ()
@@ -181,7 +181,7 @@ class Pool:
         return plan
 
     async def aclose(self) -> None:
-        """Close the connections and background calls of the running loop. Calls under way fail for good."""
+        """Close the connections and background calls of the running loop. Calls under way fail, without retries."""
         self._closed = True
         await asyncio.gather(*(member.aclose() for member in self._members))
         await self._clients.aclose()

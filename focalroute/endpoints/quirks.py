@@ -21,15 +21,15 @@ _log = logging.getLogger("focalroute")
 THINKING_TOKENS = 8192
 _MOST, _LEAST = 32_768, 512
 _GROWTH = 4
-#: A reply that was cut and shows no thinking: some models say why before they say what.
+#: More tokens after a reply that was cut and shows no thinking: some models give their reasons first.
 _TALKING_TOKENS = 512
 
 _CAPS = ("max_tokens", "max_completion_tokens")
-#: What comes with tool calls -> the service that wants it back; others may refuse it.
+#: A field that comes with tool calls -> the service that expects it back; others may refuse it.
 #: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens,
 #: https://api-docs.deepseek.com/guides/thinking_mode
 _WANTED = {"extra_content": "gemini", "reasoning_details": "openrouter", "reasoning_content": "deepseek"}
-#: What can be left out without changing what is asked.
+#: Fields that can be left out without changing the question.
 _OPTIONAL = frozenset(
     ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stream_options", "prompt_cache_key")
 )
@@ -40,7 +40,7 @@ class Quirks:
 
     Attributes:
         thinks: whether the model thinks before it answers.
-        unopened: whether its text begins within the thinking.
+        unopened: whether its text begins within the thinking, without an opening mark.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -50,7 +50,7 @@ class Quirks:
         self._name = endpoint.name
         self._room = told
         self._fixed = told is not None or not endpoint.params.keys().isdisjoint(_CAPS)
-        self._cap: str | None = None  # what the token limit is called; None: as the address says
+        self._cap: str | None = None  # the name of the token limit; None: the usual one at this address
         self._refused: set[str] = set()
         service = endpoint.service or service_at(endpoint.base_url)
         self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", wanted)}
@@ -58,20 +58,20 @@ class Quirks:
 
     @property
     def room(self) -> int:
-        """Tokens for thinking besides those for the answer."""
+        """Tokens for thinking, besides those for the answer."""
         if not self.thinks:
             return 0
         return THINKING_TOKENS if self._room is None else self._room
 
     def rooms(self, more: int = 0) -> tuple[int, ...]:
-        """The room, and less of it for those who cannot afford that."""
+        """Return the room for thinking, then smaller ones for asks that cannot afford it."""
         rooms = [max(self.room, more)]
         while rooms[-1] >= _GROWTH * _LEAST:
             rooms.append(rooms[-1] // _GROWTH)
         return tuple(rooms)
 
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A request's body without what is refused, or means nothing to a service that may refuse it."""
+        """Return a request's body without fields that were refused, or that belong to another service."""
         if self._foreign:
             body = {**body, "messages": [_without(self._foreign, message) for message in body["messages"]]}
         if self._wants_thinking:
@@ -85,7 +85,7 @@ class Quirks:
         return fitting
 
     def learn(self, failure: Failure) -> bool:
-        """Learn from a refusal; whether the same call is to be made again, without what was refused."""
+        """Learn from a refusal; True: repeat the call, without what was refused."""
         field = failure.lacks
         if field in _CAPS:
             other = _CAPS[field == "max_tokens"]
@@ -100,7 +100,7 @@ class Quirks:
         return news
 
     def see(self, completion: Completion) -> Completion:
-        """Learn from a reply; the reply, without thinking that was cut and looks like an answer."""
+        """Learn from a reply; return it without thinking that was cut and looks like an answer."""
         if completion.usage is not None and completion.usage.reasoning_tokens:
             self.thinks = True
         for sample in completion.choices:
@@ -111,7 +111,7 @@ class Quirks:
         return replace(completion, choices=tuple(map(_without_cut_thinking, completion.choices)))
 
     def grow(self, request: Request, failure: Failure) -> int | None:
-        """More room for a call that failed for want of it, or less where so much is refused; None: it cannot change."""
+        """Return more room for a call that was cut, or less for one refused for asking too much; None: no change."""
         if self._fixed or request.max_tokens is None or not request.params.keys().isdisjoint(_CAPS):
             return None
         if failure.lacks == ROOM and self.room > _LEAST:
@@ -128,7 +128,7 @@ class Quirks:
 
 
 def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message without these fields, and its tool calls likewise."""
+    """Return a message without these fields, in its tool calls too."""
     parts = [message, *map(as_object, as_list(message.get("tool_calls")))]
     if all(foreign.isdisjoint(part) for part in parts):
         return message
@@ -137,7 +137,7 @@ def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message as DeepSeek wants it: an assistant's has thinking; of what another model said, a space will do."""
+    """Return a message as DeepSeek requires it: an assistant's has thinking, if need be (other models') a space."""
     return {"reasoning_content": " ", **message} if message.get("role") == "assistant" else message
 
 
@@ -148,7 +148,7 @@ def _without_cut_thinking(sample: CompletionChoice) -> CompletionChoice:
 
 
 def with_room(request: Request, room: int) -> Request:
-    """The request with room for thinking; one without a limit, or with the caller's own, stays as it is."""
+    """Add room for thinking to a request's token limit; one without a limit of ours is unchanged."""
     if not room or request.max_tokens is None:
         return request
     return replace(request, max_tokens=request.max_tokens + room)

@@ -1,8 +1,7 @@
-"""The rate limits of one endpoint: calls at a time, requests and tokens a minute, and what its service asks for.
+"""The rate limits of one endpoint: concurrent calls, requests and tokens a minute, and pauses its service asks for.
 
-Limits that are set are kept; those that are not are found out: a 429 halves the number of calls under way at a time,
-and every success raises it again by its share (additive increase, multiplicative decrease, as TCP does). Each process
-counts for itself.
+Configured limits are kept. The limit on concurrent calls also adapts: a 429 halves it, and every success adds its
+reciprocal (additive increase, multiplicative decrease, as TCP does). Each process counts for itself.
 """
 
 from __future__ import annotations
@@ -22,27 +21,26 @@ from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure
 
 _MINUTE_S = 60.0
-_LONGEST_PAUSE_S = 60.0  # a service that asks for more is asked again after this
-_LOOK_AGAIN_S = 0.05  # whether a pause was lifted
-_CROWDED = 2.0  # calls that want in, under way or waiting, in units of those that may be under way
-_LONGEST_VALUE = 64  # of a header; matching a longer one against `_SPAN` would take time with its square
+_LONGEST_PAUSE_S = 60.0  # a service that asks for a longer pause is called again after this
+_LOOK_AGAIN_S = 0.05  # between looks whether a pause was lifted
+_CROWDED = 2.0  # no more calls are wanted once those under way or waiting reach this multiple of the limit
+_LONGEST_VALUE = 64  # characters of a header; matching `_SPAN` takes time quadratic in them
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How an endpoint does at one moment, as this process knows it.
+    """An endpoint's health at one moment, as this process knows it.
 
     Attributes:
         breaker: "closed", "open" (out of use), "half-open" (a trial call is due or under way).
-        probe_in_s: seconds until the next trial call; 0 where it is closed.
-        ejections: how often it was put out, each time within a minute of its return.
-        failure_share: of its latest calls, at most 64 since it was last put out, those that failed or were much too
-            slow.
+        probe_in_s: seconds until the next trial call; 0 if it is closed.
+        ejections: how often in a row it was ejected within a minute of its return.
+        failure_share: share of its latest calls, at most 64 since its last ejection, that failed or were much too slow.
         under_way: calls under way.
-        concurrency: how many may be, in each event loop; None: any number.
-        paused_s: for how long its service wants no calls.
+        concurrency: limit on calls under way, per event loop; None: no limit.
+        paused_s: seconds until its service accepts calls again.
     """
 
     breaker: str
@@ -55,9 +53,9 @@ class Health:
 
 
 class Rolling:
-    """The exact use in the last minute: no 60 seconds hold more than ``most``.
+    """Counts uses exactly, over a rolling minute: no 60 seconds hold more than ``most``.
 
-    One use alone may be larger than ``most``; it waits until it is alone.
+    A single use larger than ``most`` waits until it is the only one.
     """
 
     def __init__(self, most: float) -> None:
@@ -66,7 +64,7 @@ class Rolling:
         self._total = 0.0
 
     def earliest(self, amount: float, now: float) -> float:
-        """When so much may be used."""
+        """Return when this amount may be used."""
         while self._uses and self._uses[0][0] <= now - _MINUTE_S:
             self._total -= self._uses.popleft()[1]
         over = self._total + amount - self._most
@@ -79,14 +77,14 @@ class Rolling:
         return when
 
     def use(self, amount: float, when: float) -> list[float]:
-        """Use so much then, not before the latest use; the entry, for `correct`."""
+        """Use this amount at ``when``, not before the latest use; return the entry, for `correct`."""
         entry = [when, amount]
         self._uses.append(entry)
         self._total += amount
         return entry
 
     def correct(self, entry: list[float], amount: float) -> None:
-        """It was really so much."""
+        """Set an entry to the amount that was really used."""
         if self._uses and entry[0] >= self._uses[0][0]:
             self._total += amount - entry[1]
             entry[1] = amount
@@ -94,7 +92,7 @@ class Rolling:
 
 @dataclass(slots=True)
 class AdmittedCall:
-    """A call that was let in: when (monotonic), by which gate, as a trial of a pause, with what use of which rates."""
+    """An admitted call: its start (monotonic), its gate, whether it tries out a pause, and its uses of the rates."""
 
     started: float
     gate: _Gate
@@ -118,7 +116,7 @@ class _Gate:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # let in and cancelled at once
+            if place.done() and not place.cancelled():  # admitted and cancelled at once
                 self.leave(throttle)
             elif place in self.waiting:
                 self.waiting.remove(place)
@@ -134,10 +132,10 @@ class _Gate:
 
 
 class Throttle:
-    """Lets the calls to one endpoint in, one loop's calls in the order in which they came.
+    """Admits the calls to one endpoint, those of one event loop first in, first out.
 
     Attributes:
-        limit: calls under way at a time, in each event loop, now; infinite without a limit.
+        limit: the limit on calls under way per event loop now; infinite without a limit.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -148,15 +146,15 @@ class Throttle:
         self._rated = self._requests is not None or self._tokens is not None
         self._lock = threading.Lock()  # of the two above; taken only where one is set
         self._paused_until = 0.0
-        self._limited_until = 0.0  # so long the pause is for a rate limit, which no trial may break
-        self._tried = False  # a trial of the pause is under way, or was told to come back later
+        self._limited_until = 0.0  # until then the pause is for a rate limit, which no trial may break
+        self._tried = False  # a trial of the pause is under way, or was told to retry later
         self._cut_at = -math.inf
         self._peak = 0.0
         self._gates = PerLoop(_Gate)
 
     @property
     def ready(self) -> bool:
-        """Whether a call that comes now would be let in without a long wait."""
+        """Whether a call now would be admitted without a long wait."""
         now = time.monotonic()
         if self._paused_until > now or (self.limit < math.inf and self._crowded()):
             return False
@@ -167,17 +165,17 @@ class Throttle:
 
     @property
     def paused_s(self) -> float:
-        """For how long the service wants no calls."""
+        """Seconds until the service accepts calls again."""
         return max(0.0, self._paused_until - time.monotonic())
 
     @property
     def triable(self) -> bool:
-        """Whether one call may find out if the pause is still needed: a fault made it, and no other call tries now."""
+        """Whether a call may try if the pause is still needed: a fault caused it, and no other trial is under way."""
         return not self._tried and self._limited_until <= time.monotonic() < self._paused_until
 
     @property
     def wait_s(self) -> float:
-        """How long a call that comes now waits for the pause to end."""
+        """How long a call now would wait for the pause to end."""
         return 0.0 if not self._paused_until or self.triable else self.paused_s
 
     @property
@@ -190,7 +188,7 @@ class Throttle:
         return gate is not None and gate.under_way + len(gate.waiting) >= _CROWDED * self.limit
 
     def _earliest(self, tokens: float, now: float) -> float:
-        """When a call of ``tokens`` may go; the lock is held."""
+        """Return when a call of ``tokens`` may begin; the lock is held."""
         return max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
 
     def _uses(self, tokens: float) -> Iterable[tuple[Rolling, float]]:
@@ -203,8 +201,8 @@ class Throttle:
         """Wait until the call may begin; then `leave` must follow.
 
         Args:
-            tokens: that the call may use at the most.
-            within_s: how long a wait is worth it.
+            tokens: the most that the call may use.
+            within_s: the longest wait, seconds.
 
         Raises:
             CallFailed: the wait would be longer.
@@ -252,7 +250,7 @@ class Throttle:
                     rate.correct(entry, real[rate])
 
     def leave(self, admitted: AdmittedCall, tokens: int | None, failure: Failure | None) -> None:
-        """The call ended: with this many tokens used (None: unknown), well or not."""
+        """Register the end of a call, with the tokens it used (None: unknown) and its failure, if any."""
         if admitted.uses and tokens is not None:
             self._correct(admitted, {self._tokens: float(tokens)})
         if admitted.trial:
@@ -270,7 +268,7 @@ class Throttle:
         admitted.gate.leave(self)
 
     def _cut(self, under_way: int) -> None:
-        """Halve the calls under way; calls that began before are part of the same refusal."""
+        """Halve the limit on calls under way; once for all refused calls that began before."""
         self._cut_at = time.monotonic()
         self._peak = max(float(under_way), 1.0)
         self.limit = max(1.0, min(self.limit, self._peak) / 2)
@@ -281,7 +279,7 @@ class Throttle:
             self.limit = self._most
 
     def pause(self, seconds: float, *, limited: bool = True) -> None:
-        """Make no calls for so long, at most a minute, but for single trials where no rate limit is the reason."""
+        """Pause calls for this long, at most a minute; single trials are allowed if no rate limit is the reason."""
         now = time.monotonic()
         until = now + min(seconds, _LONGEST_PAUSE_S)
         if self._paused_until <= now:
@@ -291,7 +289,7 @@ class Throttle:
             self._limited_until = max(self._limited_until, until)
 
     def on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Pause where the service says that nothing is left, until it says there is more."""
+        """Pause if the service reports that a limit is used up, until that renews itself."""
         seconds = pause_of(headers)
         if seconds:
             self.pause(seconds)
@@ -307,10 +305,10 @@ def _limited(left_s: float) -> CallFailed:
 
 
 def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -> float:
-    """Seconds to wait by ``x-ratelimit-remaining-*`` and ``x-ratelimit-reset-*``; 0 where something is left.
+    """Return the seconds to wait by ``x-ratelimit-remaining-*`` and ``x-ratelimit-reset-*``; 0 if something is left.
 
     Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds (Together), or Unix time in seconds or milliseconds
-    (OpenRouter). What cannot be read asks for nothing.
+    (OpenRouter). Values that cannot be read count as 0.
     """
     limits: dict[str, str] | None = None
     for name, value in headers:

@@ -1,4 +1,4 @@
-"""One round under way: its members asked concurrently, late ones raced by others, needless ones cancelled."""
+"""Runs one round: asks its members concurrently, races late ones with others, and cancels needless ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from focalroute.endpoints.member import MemberCall, PoolMember
 from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
-_USUAL_SHARE, _FEWEST = 0.75, 5  # usual is what three of four calls do not pass, of five at least;
-_PATIENCE = 3.0  # silent for too long: so many times what is usual,
-_SHORTEST_S = 0.25  # and at least so long: below it, a busy machine is likelier than an endpoint that hangs
-_STANDSTILL_S = 0.1  # an event loop that comes so late to look stood still: the wait proves nothing, and is repeated
-_COLD_SHARE = 0.05  # of the time: where nothing is known of what is usual, one more is asked after so long,
-_UNKNOWN_SHARE = 0.2  # and an endpoint that has hardly answered so far is not given up before, as some think for long
+_USUAL_SHARE, _FEWEST = 0.75, 5  # the usual latency: this quantile of at least five calls
+_PATIENCE = 3.0  # times the usual latency: longer is silent for too long
+_SHORTEST_S = 0.25  # the least patience: below it, a busy machine is likelier than an endpoint that hangs
+_STANDSTILL_S = 0.1  # if the event loop wakes this late, it stood still: the wait proves nothing, and is repeated
+_COLD_SHARE = 0.05  # of the ask's time: if no usual latency is known, one more endpoint is asked after this
+_UNKNOWN_SHARE = 0.2  # of the ask's time: an endpoint that has hardly answered yet, and may think, is given this long
 _RACE_SHARE, _MOST_RACES = 0.1, 10.0
-WEIGH_AGAIN = 0.25  # where waiting costs: after so much of the time that a round has taken it is weighed again
-LOOK_AGAIN_S = 0.05  # for an endpoint that can be asked, where none could
+WEIGH_AGAIN = 0.25  # of a round's time so far: if waiting costs, an early end is weighed again after this
+LOOK_AGAIN_S = 0.05  # until the next look for an endpoint to ask, if there was none
 _INSIST_S = 0.1  # after the deadline: how often a member that does not end is cancelled
 
 
@@ -39,19 +39,19 @@ class RoundController(Protocol):
         """Whether a member of an earlier round has answered."""
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """The next best endpoint besides those asked in this round; None: none is left, or affordable."""
+        """Return the next best endpoint besides those asked in this round; None: none is left, or affordable."""
 
     @property
     def hurries(self) -> bool:
-        """Whether waiting costs, so that it may end before the answer is certain."""
+        """Whether waiting costs, so that the round may end before the answer is certain."""
 
     def settled(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Whether the pending endpoints, by the seconds since they were asked, cannot change the answer, or may not."""
+        """Whether the round may end without the pending endpoints, given as index -> seconds since they were asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How calls are repeated, raced and given up; see `focalroute.AsyncEnsemble`."""
+    """When calls are retried, raced and given up; see `focalroute.AsyncEnsemble`."""
 
     attempts: int
     hedge_after: float | None = None
@@ -74,20 +74,20 @@ class _AskedMember:
 
 
 class RaceAllowance:
-    """How many calls may be made only because others are silent: a tenth of all, a few of them at once.
+    """Limits calls made only because others are silent to a tenth of all, and ten at once.
 
-    Where every call to a pool takes longer than usual, more calls would only add to its load.
+    If every call to a pool takes longer than usual, more calls would only add to its load.
     """
 
     def __init__(self) -> None:
         self._left = _MOST_RACES
 
     def earn(self) -> None:
-        """A call is made."""
+        """Count a call that is made."""
         self._left = min(self._left + _RACE_SHARE, _MOST_RACES)
 
     def spend(self) -> bool:
-        """Take one such call, if there is one left."""
+        """Use up one such call; False if none is left."""
         allowed = self._left >= 1
         self._left -= allowed
         return allowed
@@ -96,12 +96,12 @@ class RaceAllowance:
 class RoundCalls:
     """Asks the members of one round.
 
-    No ask waits for a silent member. As long as none has answered, one that is silent for much longer than usual,
-    or that its service makes wait for so long, is raced by one more endpoint; once one has answered, it is given up.
-    In any case one more is asked when half of the time is gone, or a twentieth where nothing is known of what is usual;
-    another when that much again is gone, or half of the rest, or as soon as that one fails. With ``hedge_after`` a
-    member is raced that takes longer than that quantile of its own latencies, which counts as a retry. Who answers
-    first wins, the others of its race are cancelled; where the answer is streamed, who first says something.
+    No ask waits for a silent member: one that is silent, or made to wait by its service, for much longer than usual.
+    Until a member has answered, a silent one is raced by one more endpoint; afterwards it is given up. Without an
+    answer, one more endpoint is asked after half of the ask's time (a twentieth if no usual latency is known), and
+    another after the same time again or half of the rest, or as soon as that endpoint fails. With ``hedge_after``, a
+    member that takes longer than this quantile of its own latencies is raced, which counts as a retry. The first
+    member of a race to answer (if the answer is streamed, to send text) wins, and the others are cancelled.
 
     Args:
         members: all endpoints of the pool.
@@ -130,17 +130,17 @@ class RoundCalls:
         self._closed = closed
         self._stream_sink: StreamSink | None = None  # where a member that was picked alone streams its reply
         self._asked: list[_AskedMember] = []
-        self._wakeup: asyncio.Future[None] | None = None  # done when one of them may have decided something
+        self._wakeup: asyncio.Future[None] | None = None  # done when a member may have decided something
         self._began_left_s = context.left_s
-        self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked,
-        self._rescue_wait_s = math.inf  # and the next after so long again
-        self._raced = False  # whether any of them is raced
-        self._blind = False  # whether the round waits without knowing how long is usual
+        self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked
+        self._rescue_wait_s = math.inf  # and the next after this long again
+        self._raced = False  # whether any member is raced
+        self._blind = False  # whether the round waits without knowing a usual latency
         self._stood_still = False  # whether the event loop did during the last wait
-        self._look_at = -math.inf  # before that there is no use in looking for one more (`time.perf_counter`)
+        self._look_at = -math.inf  # no look for one more endpoint before this time (`time.perf_counter`)
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
-        """Their replies, failures included, in the order of asking."""
+        """Ask the picked endpoints; return all replies, failures included, in the order of asking."""
         if len(picked) == 1 and self._controller and not self._controller.answered:
             self._stream_sink = self._context.stream_sink
         if self._stream_sink is not None:
@@ -197,7 +197,7 @@ class RoundCalls:
         except CallFailed as error:
             member.reply = _reply(member, error=located(error.failure, member.pool_member.endpoint))
         except asyncio.CancelledError:
-            if not member.given_up:  # else the task would hold the error, whose frames hold the member and its task
+            if not member.given_up:  # the task would keep the error, whose frames keep the member and its task
                 raise
         finally:
             self._on_done(member)
@@ -206,25 +206,25 @@ class RoundCalls:
 
     @property
     def _answer_begun(self) -> bool:
-        """Whether a member streams its reply already: then it is the answer."""
+        """Whether a member already streams its reply, which then is the answer."""
         return self._stream_sink is not None and self._stream_sink.begun.done()
 
     def _without_late_reply(self, member: _AskedMember, reply: Reply) -> Reply:
-        """Its reply; cancelled if another member is streaming the answer already."""
+        """Return a member's reply; as cancelled if another member already streams the answer."""
         if not self._answer_begun or not reply.ok or (self._stream_sink and member.call is self._stream_sink.speaker):
             return reply
         failure = Failure("cancelled", "another endpoint answered first")
         return _reply(member, error=failure)
 
     async def _wait(self, pending: Sequence[_AskedMember]) -> None:
-        """Until something may have to be done: a reply came that decides something, somebody is late, or all are.
+        """Wait until there may be something to do: a reply decides something, or a member or the round is late.
 
-        As `asyncio.wait` does, which takes three times as long to set up for a lone member.
+        `asyncio.wait` would take three times as long to set up for a single member.
 
         Raises:
-            Exception: what broke a member.
+            Exception: an unexpected error in a member.
         """
-        if not any(member.task.done() for member in pending):  # one that broke while others were given up
+        if not any(member.task.done() for member in pending):  # done: it broke while others were given up
             loop = asyncio.get_running_loop()
             self._wakeup = loop.create_future()
             late_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
@@ -247,7 +247,7 @@ class RoundCalls:
                 member.task.result()
 
     def _on_done(self, member: _AskedMember) -> None:
-        """Wake the round if this reply may decide it, or say how long is usual."""
+        """Wake the round if this reply may decide it, or gives a first idea of the usual latency."""
         broke = member.reply is None or self._blind
         racing = self._rules.early_stop or self._hurries or (self._stream_sink is not None and not self._answer_begun)
         if broke or racing or self._raced or all(one.reply for one in self._asked):
@@ -258,7 +258,7 @@ class RoundCalls:
             self._wakeup.set_result(None)
 
     def _late_in(self, member: _AskedMember) -> float:
-        """Seconds until it is late; infinite: it never is, or may not be raced."""
+        """Return the seconds until a member is late; infinite: it never is, or may not be raced."""
         share = self._rules.hedge_after
         if share is None or member.raced or self._controller is None or self._context.retries < 1 or self._answer_begun:
             return math.inf
@@ -268,9 +268,9 @@ class RoundCalls:
         return max(member.call.started + usual, self._look_at) - time.perf_counter()
 
     def _patience_s(self, member: _AskedMember) -> float:
-        """How long it may be silent: by its own calls, else by those of the slowest of its peers; infinite: unknown.
+        """Return how long a member may be silent, by its own latencies, else its slowest peer's; infinite: unknown.
 
-        And by those of this ask: a query that takes long takes everybody long.
+        The latencies in this ask count too, as a query that takes long takes long at every endpoint.
         """
         slowest_s = self._context.slowest_s
         usual = member.pool_member.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST)
@@ -283,7 +283,7 @@ class RoundCalls:
         return max(_PATIENCE * max([*known, slowest_s]), _SHORTEST_S) if known else math.inf
 
     def _silent_in(self, member: _AskedMember) -> float:
-        """Seconds until it has been silent for too long; infinite: it may be."""
+        """Return the seconds until a member has been silent for too long; infinite: it may be silent."""
         if (member.raced and not self._answered) or self._controller is None or self._answer_begun:
             return math.inf
         now, patience_s = time.perf_counter(), self._patience_s(member)
@@ -292,11 +292,11 @@ class RoundCalls:
         return max(left_s, self._look_at - now)
 
     def _long(self, wait_s: float, patience_s: float) -> bool:
-        """Whether a wait for the next attempt is so long that somebody else is asked meanwhile."""
+        """Whether a wait for the next attempt is so long that another endpoint is asked meanwhile."""
         return wait_s > (patience_s if patience_s < math.inf else _COLD_SHARE * self._began_left_s)
 
     def _worth(self, member: _AskedMember, wait_s: float) -> bool:
-        """Whether it may wait so long for its next attempt; where that is long, somebody else is asked besides."""
+        """Whether a member may wait this long for its next attempt; if it is long, another endpoint is asked too."""
         long = self._controller is not None and self._long(wait_s, self._patience_s(member))
         if long and self._answered:
             return False
@@ -307,16 +307,16 @@ class RoundCalls:
 
     @property
     def _answered(self) -> bool:
-        """Whether anybody has answered, in this round or an earlier one."""
+        """Whether a member has answered, in this round or an earlier one."""
         earlier = self._controller is not None and self._controller.answered
         return earlier or self._answer_begun or any(member.reply and member.reply.ok for member in self._asked)
 
     def _silent(self) -> list[_AskedMember]:
-        """The members that have been silent for too long."""
+        """Return the members that have been silent for too long."""
         return [member for member in self._asked if member.reply is None and self._silent_in(member) <= 0]
 
     async def _deal_with(self, silent: Sequence[_AskedMember]) -> None:
-        """Race them, or give them up where somebody has answered."""
+        """Race silent members or, if another has answered, give them up."""
         if self._answered:
             for member in silent:
                 member.call.outrun = True
@@ -327,7 +327,7 @@ class RoundCalls:
                 self._race(member, free=waiting)
 
     def _hedge(self) -> None:
-        """Race late members, and ask one more endpoint in time where none has answered."""
+        """Race late members, and ask one more endpoint in good time if none has answered."""
         pending = [member for member in self._asked if member.reply is None]
         for member in pending:
             if self._late_in(member) <= 0 and self._race(member):
@@ -343,7 +343,7 @@ class RoundCalls:
                 self._rescue_wait_s *= 2 if raced else 1
 
     def _race(self, member: _AskedMember, *, free: bool = True) -> bool:
-        """Ask one more endpoint, if there is one and it is ``free`` or allowed; whether so, else it is tried again."""
+        """Ask one more endpoint, if one is left and the race is ``free`` or allowed; if not, look again soon."""
         spare = self._controller.spare([one.index for one in self._asked]) if self._controller else None
         if spare is not None and (free or self._allowance.spend()):
             member.raced = self._raced = True
@@ -353,7 +353,7 @@ class RoundCalls:
         return False
 
     def _needless(self) -> list[_AskedMember]:
-        """The members that lost a race, or cannot change the answer any more."""
+        """Return the members that lost a race, or can no longer change the answer."""
         pending = [member for member in self._asked if member.reply is None]
         speaker = self._stream_sink.speaker if self._stream_sink else None
         winners = {
@@ -381,7 +381,7 @@ class RoundCalls:
         return self._controller is not None and self._controller.hurries
 
     async def _cancel(self, members: Sequence[_AskedMember]) -> None:
-        """Cancel these and wait until they have ended; after the deadline they are cancelled again and again."""
+        """Cancel members and wait until they have ended; after the deadline, cancel them again and again."""
         pending = {member.task for member in members if not member.task.done()}
         for member in members:
             member.given_up = True
@@ -395,11 +395,11 @@ class RoundCalls:
                 member.task.exception()  # retrieved, so that asyncio does not warn
 
     async def _give_up(self, members: Sequence[_AskedMember], why: Failure | None = None) -> None:
-        """Cancel those still under way, down to their sockets; a reply that came at that very moment counts."""
+        """Cancel members still under way, down to their sockets; a reply that comes at that very moment counts."""
         pending = [member for member in members if member.reply is None]
         await self._cancel(pending)
         for member in pending:
-            if not member.task.cancelled():  # as one is that had not begun
+            if not member.task.cancelled():  # cancelled: it had not begun
                 member.task.result()
             if member.reply is not None:
                 continue

@@ -1,8 +1,8 @@
-"""Asks a service afterwards what a call cost that broke off.
+"""Looks up the cost of calls that broke off.
 
-OpenRouter names each call, in the header ``X-Generation-Id`` and in every piece of a stream
-(https://openrouter.ai/docs/api-reference/streaming), and tells its cost by that name
-(https://openrouter.ai/docs/api-reference/get-a-generation), some time later.
+OpenRouter gives each call an id, in the header ``X-Generation-Id`` and in every piece of a stream
+(https://openrouter.ai/docs/api-reference/streaming), and reports its cost by that id
+(https://openrouter.ai/docs/api-reference/get-a-generation) some time later.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.paid_call import PaidCall
 
 _HEADER = b"x-generation-id"
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # anything else might lead to another address
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # anything else might change the address
 _WAITS_S = (1.0, 3.0, 10.0, 30.0, 120.0)
 _MOST = 100  # lookups under way; the estimates of further calls stand
 
 
-#: The call that a task makes.
+#: The running task's call.
 PAID_CALL: ContextVar[PaidCall | None] = ContextVar("paid_call", default=None)
 
 
 def note_generation(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Note the name that the service gave to the call of this task, if the headers of its response have it."""
+    """Note the service's id of this task's call, if the response's headers have it."""
     paid_call = PAID_CALL.get()
     if paid_call is not None:
         names = (value.decode("latin-1") for name, value in headers if name.lower() == _HEADER)
@@ -37,10 +37,10 @@ def note_generation(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 class Settlement:
-    """The lookups of one endpoint, in the background. Those that have not ended at the close are given up.
+    """Looks up the costs of one endpoint's calls in the background. Closing cancels unfinished lookups.
 
     Attributes:
-        possible: whether its service tells what a call cost.
+        possible: whether its service reports costs afterwards.
     """
 
     def __init__(self, client: EndpointClient) -> None:
@@ -49,7 +49,7 @@ class Settlement:
         self._lookups = Background()
 
     def begin(self, paid_call: PaidCall) -> None:
-        """Find out what a call cost whose bill is an estimate, if its service has named it."""
+        """Look up the cost of a call whose bill is an estimate, if its service gave it an id."""
         name = paid_call.generation or ""
         if self.possible and paid_call.doubtful and _NAME.fullmatch(name) and len(self._lookups) < _MOST:
             self._lookups.start(self._settle(paid_call, name))
@@ -64,5 +64,5 @@ class Settlement:
                     return
 
     async def aclose(self) -> None:
-        """Give up the running loop's lookups."""
+        """Cancel the running loop's lookups."""
         await self._lookups.cancel()

@@ -467,7 +467,7 @@ def test_an_event_that_is_named_an_error_is_that_failure(event: str, status: int
     [
         (b"\n <!DOCTYPE html><html>Sign in</html>", "is a web page"),
         (b" \n", "is empty"),
-        (b"\x28\xb5\x2f\xfd\0", "is packed"),
+        (b"\x28\xb5\x2f\xfd\0", "is compressed"),
         (b"Hello", "is not JSON"),
     ],
 )

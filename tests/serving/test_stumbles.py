@@ -445,7 +445,7 @@ def test_a_structured_reply_that_is_not_valid_is_asked_for_once_more() -> None:
         return json_reply(completion(replies.pop(0)))
 
     with serving(say) as server, Ensemble([endpoint(server)], attempts=1) as ensemble:
-        with pytest.raises(Exception, match="no JSON that is valid against the schema"):
+        with pytest.raises(Exception, match="not JSON that is valid against the schema"):
             ensemble.ask("Who?", answer=Person)
         replies.insert(0, '{"name": "Ann", "age": "five"}')
         answer = ensemble.ask("Who?", answer=Person)

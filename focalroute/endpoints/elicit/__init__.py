@@ -1,20 +1,19 @@
-"""How a question is put to one endpoint, and how its reply is read.
+"""Puts a question to one endpoint, and reads its reply.
 
-A closed question gets its choices as lettered lines and asks for the letter alone, unless the endpoint is to be asked
-for the likelihood of each whole choice (see `focalroute.endpoints.elicit.probabilities`). What an endpoint can do
-decides how its
-probabilities are had, best first:
+A closed question gets its choices as lettered lines and asks for the letter alone, unless the endpoint is asked for the
+likelihood of each whole choice (see `focalroute.endpoints.elicit.probabilities`). The endpoint's capabilities decide
+how probabilities are elicited, best first:
 
-1. log-probabilities with alternatives: the mass of every label where the reply gives its answer;
+1. log-probabilities with alternatives: the mass of every label at the place of the answer;
 2. several samples: the share of each choice;
-3. the sampled token's log-probability alone: the mass of the answer given, the rest unknown;
+3. the sampled token's log-probability alone: the mass of the given answer, the rest unknown;
 4. one reply, parsed: a vote, no probabilities.
 
-A model that thinks first is not asked for samples, which would cost it as many trains of thought, unless the query is.
-Samples come before (3) because they say something of the other choices too. Structured answers are held to their schema
-where that is possible, and checked in any case. All other free-form questions are passed on as is; where several
-samples are wanted of them, one request draws them (Wang et al. 2023, self-consistency, arXiv 2203.11171) from an
-endpoint that can do that, and the share of each answer is counted.
+Samples come before (3) because they also cover the other choices. A model that thinks first would pay for a train of
+thought with each sample, so it is asked for samples only if the query says so. Structured answers are constrained to
+their schema where possible, and always checked. All other free-form questions are passed on unchanged; if several
+samples are wanted, one request draws them (Wang et al. 2023, self-consistency, arXiv 2203.11171) from an endpoint with
+that capability, and the share of each answer is counted.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ from focalroute.endpoints.elicit.probabilities import (
 )
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 
-#: Enough for a letter and the sentence some models put around it; what a model thinks before has room of its own
+#: Enough for a letter and the sentence some models put around it; thinking has room of its own
 #: (`focalroute.endpoints.quirks`).
 MAX_TOKENS = 32
-#: Of free-form samples: they have to differ, and still to be good (that paper uses 0.5 to 0.7).
+#: Of free-form samples, which have to differ and still be good (the paper on self-consistency uses 0.5 to 0.7).
 TEMPERATURE = 0.7
 
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
-_NOT_VALID = "the reply is no JSON that is valid against the schema"
+_NOT_VALID = "the reply is not JSON that is valid against the schema"
 _EMPTY = "the reply is empty"
 _WROTE_NOTHING = "leave stop out, or ask another model: this one wrote nothing"
 _CUT = ("length", *WITHHELD)
 _BEGUN = re.compile(r"\S+\s?")
-_MORE = "555"  # changes whatever it is written behind: 4, "4," (of 4,000), "4.", a year, a name
-_MOST_REPAIRED = 20_000  # characters of a reply that is shown to its writer again
+_MORE = "555"  # appended, it changes any answer that goes on: 4, "4," (of 4,000), "4.", a year, a name
+_MOST_REPAIRED = 20_000  # characters of an invalid reply that is shown to its model again
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
@@ -66,12 +65,12 @@ class ParsedReply:
         text: the reply's text, of the first sample.
         choice: index of the most probable choice; None for a free-form question.
         probabilities: mass on each choice, shape (K,), sums to at most 1, the rest is unknown; None for a bare vote.
-        method: how they were had.
+        method: how they were elicited.
         tool_calls: the tools it calls, in OpenAI's shape; they are the answer to a free-form question.
-        shares: of several samples of a free-form answer, see `Reply`; None: there was one.
-        samples: how many they were counted from.
-        form: the normal form of the answer in ``text`` to a free-form question.
-        reasoning: what was thought before ``text``; None: nothing that is known.
+        shares: of several samples of a free-form answer, see `Reply`; None: there was one sample.
+        samples: the number of samples behind ``shares``.
+        form: the normal form of a free-form answer in ``text``.
+        reasoning: the reasoning before ``text``; None: unknown.
         reasoning_details: see `Reply`.
     """
 
@@ -92,7 +91,7 @@ class NotValid(CallFailed):
     """A structured reply that is not valid against its schema.
 
     Attributes:
-        repair: how to ask for it once more; None: it was asked for again already, or was cut off.
+        repair: the plan that asks for it again; None: it was asked for again already, or was cut off.
     """
 
     def __init__(self, failure: Failure, usage: Usage | None, repair: Plan | None) -> None:
@@ -102,16 +101,15 @@ class NotValid(CallFailed):
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class Plan:
-    """One request, and how to read what comes back.
+    """One request, and how to read its reply.
 
     Attributes:
-        method: what the request is made for.
+        method: how the request elicits the answer.
         choices: those of the query; None for a free-form question.
         kind: of a free-form question's answer.
-        otherwise: how to put it where this is refused, for the schema it is held to or as there are no likelihoods to
-            be had; None: there is no other way.
-        repairs: whether it asks for a structured reply once more.
-        hopeful: whether log-probabilities that do not come back are done without.
+        fallback: the plan to use if the service refuses the schema or cannot score texts; None: there is none.
+        repairs: whether it asks again for a structured reply that was not valid.
+        hopeful: whether log-probabilities may be missing from the reply.
     """
 
     request: Request
@@ -123,14 +121,14 @@ class Plan:
     hopeful: bool = False
 
     def read(self, completion: Completion, params: Mapping[str, Any] | None = None) -> ParsedReply:
-        """The reply's answer.
+        """Read the reply's answer.
 
         Args:
-            params: the endpoint's own, which went along with the request.
+            params: the endpoint's own, which were sent with the request.
 
         Raises:
-            CallFailed: no answer can be read from it ("unusable"), or the log-probabilities asked for are missing.
-            ConfigError: the caller's own normaliser gives something else than a string or None.
+            CallFailed: no answer can be read from it ("unusable"), or the requested log-probabilities are missing.
+            ConfigError: the caller's own normaliser returned something other than a string or None.
         """
         parsed = self._read(completion, self.request.params_over(params or {}))
         said = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
@@ -158,7 +156,7 @@ class Plan:
         return _single(completion, reader, self.method)
 
     def _repair(self, said: CompletionChoice, structure: Structure) -> Plan | None:
-        """How to ask once more for a structured reply that is not valid, showing what is wrong with it."""
+        """Return the plan that shows the model what is wrong with its structured reply, and asks for it again."""
         if self.repairs or said.finish_reason in _CUT:
             return None
         asked = (
@@ -169,12 +167,12 @@ class Plan:
         return replace(self, request=request, fallback=None, repairs=True)
 
     def hoping(self) -> Plan:
-        """The same for an endpoint of which it is not known what it can do."""
+        """Return the plan for an endpoint whose capabilities are not known yet."""
         return replace(self, fallback=self.fallback and self.fallback.hoping(), hopeful=True)
 
 
 def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan:
-    """The best way to put the query to an endpoint that can do this much.
+    """Return the best plan for a query to an endpoint with these capabilities.
 
     Args:
         samples: how many to draw where probabilities come from samples, unless the query says so.
@@ -191,7 +189,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
 
 
 def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities, samples: int) -> Plan:
-    """Its choices as lettered lines."""
+    """Return the plan that gives the choices as lettered lines."""
     labels = choice_parser(choices).labels
     messages = append_text(query.messages, _asked(choices, labels))
     held = labels if capabilities.structured_choice else None
@@ -207,12 +205,12 @@ def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities
 
 
 def needs_capabilities(query: Query) -> bool:
-    """Whether the best plan depends on what an endpoint can do."""
+    """Whether the best plan depends on an endpoint's capabilities."""
     return query.choices is not None or (query.samples or 1) > 1 or isinstance(query.answer, Structure)
 
 
 def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
-    """Held to the schema where that can be; else, or where just this schema is refused, the prompt has it."""
+    """Constrain the reply to the schema if possible; else, or if this schema is refused, put it in the prompt."""
     told = Request(append_text(query.messages, structure.instruction), None, params=query.params)
     fallback = Plan(told, "text", None, structure)
     if not held or not structure.is_object or "response_format" in query.params:
@@ -222,7 +220,7 @@ def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
 
 
 def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
-    """Several samples where they are wanted and one call can give them, else one reply."""
+    """Ask for several samples if they are wanted and one call can return them, else for one reply."""
     samples = query.samples or 1
     if samples == 1 or not capabilities.n:
         return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
@@ -239,7 +237,7 @@ def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | None:
-    """The tools that a reply calls; None: it does not, or none was offered: its text is read."""
+    """Return the tools that a reply calls; None: it calls none, or none was offered, so that its text is read."""
     first = completion.choices[0]
     if not params or not (offer := ToolOffer.of(params)).open:
         return None
@@ -285,7 +283,7 @@ def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
 
 
 def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> ParsedReply:
-    """The most frequent answer, the first of equals, and the share of each; samples without one are unknown mass."""
+    """Return the most frequent answer, the first among equals, and all shares; samples without one are unknown mass."""
     giving: dict[str, list[CompletionChoice]] = {}
     why, hint = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER), ""
     for sample in samples:
@@ -308,10 +306,10 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
 
 
 def _form(sample: CompletionChoice, kind: AnswerKind | None) -> str | None:
-    """The normal form of a sample's answer, None if it has none.
+    """Return the normal form of a sample's answer, None if it has none.
 
-    One that was cut has an answer if it marks it or begins with it, as its last number may be a step on the way; and if
-    that does not stand at the cut, as "4" may be the beginning of 42. A lone yes or no is whole.
+    A sample that was cut has an answer only if it marks it or begins with it, as its last number may be an intermediate
+    result; nor may the answer be at the cut, where "4" may be the beginning of 42, unless it is a yes or no.
     """
     text, name = sample.text, kind.kind if isinstance(kind, TypedAnswer) else kind
     form = normal_form(text, kind)
@@ -331,7 +329,7 @@ def _named(sample: CompletionChoice, reader: ChoiceParser) -> NamedChoice | None
 
 
 def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: ChoiceParser) -> ParsedReply:
-    """The share of each choice among the samples that came back; samples without an answer are unknown mass."""
+    """Return the share of each choice among the samples; samples without an answer are unknown mass."""
     named = [found.choice for sample in samples if (found := _named(sample, reader)) is not None]
     first = samples[0]
     if not named:

@@ -1,8 +1,8 @@
-"""The Knowledge Transfer Prompt of DER (arXiv 2412.07448): an endpoint is shown the answer given before its own.
+"""The Knowledge Transfer Prompt of DER (arXiv 2412.07448), which shows an endpoint the previous endpoint's answer.
 
-It is shown as another student's answer, to take what is right from, to improve on and not to mention. That answer is
-data: it stands between tags that it cannot close, its length is bounded, and the prompt says not to obey it.
-The question itself stays as it was, so that choices, kinds of answers and earlier messages work as without it.
+The prompt presents it as another student's answer, to be improved on and not mentioned. The answer is untrusted data:
+it is enclosed in tags that it cannot close, its length is bounded, and the prompt says not to obey it. The question
+itself is unchanged, so that choices, kinds of answers and earlier messages work as usual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Messages = tuple[Mapping[str, Any], ...]
 
 
 def append_text(messages: Sequence[Mapping[str, Any]], text: str) -> Messages:
-    """The messages with a text added to the last one of the user; a new one where the user has said nothing.
+    """Append a text to the last user message, or as a new one if there is none.
 
     >>> append_text(({"role": "user", "content": "Why?"},), "Be brief.")[0]["content"]
     'Why?\\n\\nBe brief.'
@@ -37,8 +37,7 @@ def _joined(content: Any, text: str) -> Any:
     return [*(content or ()), {"type": "text", "text": text}]
 
 
-#: Of a longer answer only so many characters are shown: a quarter from its start, the rest from its end, where the
-#: result mostly is.
+#: Characters shown of a longer answer: a quarter from its start, the rest from its end, where the result usually is.
 MAX_SHOWN_CHARACTERS = 4000
 
 _TAG = "student_answer"
@@ -53,7 +52,7 @@ _PROMPT = (
 
 
 def transfer(query: Query, reply: Reply) -> Query:
-    """The query as it is put to the next endpoint: the same, with this usable reply to it shown.
+    """Return the query for the next endpoint, which shows it this usable reply.
 
     >>> query = Query("q", ({"role": "user", "content": "What is 6 * 7?"},))
     >>> shown = transfer(query, Reply("a", text="It is 42.")).messages[0]["content"]
@@ -64,12 +63,12 @@ def transfer(query: Query, reply: Reply) -> Query:
 
 
 def show_answer(query: Query, answer: str) -> Query:
-    """The query with an answer shown that `format_answer` has made fit for it."""
+    """Return the query with an answer from `format_answer` shown."""
     return replace(query, messages=append_text(query.messages, _PROMPT.format(answer=answer)))
 
 
 def format_answer(query: Query, reply: Reply) -> str:
-    """A usable reply as it is shown: of a closed question with the choice's text, as a letter alone says nothing."""
+    """Format a usable reply to be shown; for a closed question with the choice's text, as a letter says nothing."""
     text = _bounded(_ANY_TAG.sub("[", reply.text or "").encode(errors="replace").decode()).strip()
     if query.choices is None or reply.choice is None:
         return text

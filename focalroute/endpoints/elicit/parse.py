@@ -1,7 +1,7 @@
-"""Reads which of a closed question's choices a reply names, and where it does.
+"""Finds which of a closed question's choices a reply names, and where.
 
-Choices are put as lettered lines. A letter that is itself the text of a choice is never used as a label, so that "B" in
-a reply means one thing only; choices that are all single letters, as "(B)" is, are their own labels.
+The prompt has the choices as lettered lines. A letter that is the text of a choice is never used as a label, so that
+"B" in a reply is unambiguous; choices that are all single letters, such as "(B)", are their own labels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import count, islice
 #: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
 DECORATION = " \t\r\n\"'`*_()[]{}<>.,:;!$#\\“”\u2018\u2019"
 
-_MAX_LENGTH = 20_000  # characters of a reply to a closed question; more is no answer
+_MAX_LENGTH = 20_000  # characters of a reply to a closed question; a longer one has no answer
 _OPENING = r"[\s\"'`*_()\[\]{}:=$\\“\u2018-]*(?:(?:text|mathbf|boxed)\{)*[\s\"'`*_(\[{]*"
 _EXPLICIT = re.compile(
     r"(?:\banswer(?:\s+(?:choice|option))?[\s\"'`*_]*"
@@ -49,7 +49,7 @@ class NamedChoice:
 
 
 def labels_for(choices: tuple[str, ...]) -> tuple[str, ...]:
-    """A short name for each choice, none of which is the text of another.
+    """Return a label for each choice; none is the text of another choice.
 
     >>> labels_for(("Jupiter", "Saturn")), labels_for(("A", "none")), labels_for(("(B)", "(A)"))
     (('A', 'B'), ('B', 'C'), ('B', 'A'))
@@ -66,7 +66,7 @@ def labels_for(choices: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=512)
 def choice_parser(choices: tuple[str, ...]) -> ChoiceParser:
-    """The reader of these choices; kept, since several members are asked the same."""
+    """Return the parser of these choices, cached as several members get the same question."""
     return ChoiceParser(choices)
 
 
@@ -89,17 +89,17 @@ class ChoiceParser:
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
 
     def find(self, text: str, *, cut: bool = False) -> NamedChoice | None:
-        """The choice that ``text`` names; None if none, or several. Reasoning in ``<think>`` tags does not count.
+        """Return the choice that ``text`` names; None if none or several. Reasoning in ``<think>`` tags is ignored.
 
         Args:
-            cut: whether it ends in its midst: a choice that it only mentions may be the first of those it weighs, and
-                one at its end the beginning of another.
+            cut: whether the text was cut off. Then a choice that it only mentions does not count, as others may have
+                followed, nor does one at its end that may be the beginning of another.
         """
         found = self._find(text, cut=cut)
         return None if cut and found is not None and self._may_go_on(text, found) else found
 
     def _may_go_on(self, text: str, found: NamedChoice) -> bool:
-        """Whether a name at the end of the text begins another, as 4 does 42."""
+        """Whether a name at the end of the text may be the beginning of another, as 4 of 42."""
         said, names = text[found.start :].casefold(), self._by_label if found.label else self._bare
         return any(name.startswith(said) and name != said for name in names)
 
@@ -122,14 +122,14 @@ class ChoiceParser:
         return None if cut else self._only_mention(text, start)
 
     def _only_decoration(self, text: str) -> NamedChoice | None:
-        """A choice such as "+" or "..." that consists of what is elsewhere decoration."""
+        """Return a choice that consists of decoration only, such as "+" or "..."."""
         bare = text.strip()
         start = text.find(bare)
         hits = [i for i, choice in enumerate(self.choices) if bare and choice.strip() == bare]
         return NamedChoice(hits[0], start, start + len(bare), False) if hits else None
 
     def _named_at(self, text: str, at: int, *, loose: bool = False) -> NamedChoice | None:
-        """The choice named at ``at``, by text or label (a lower-case one only if ``loose`` or at a line's end)."""
+        """Return the choice named at ``at``, by text or label (in lower case only if ``loose`` or at a line's end)."""
         for i, bare in self._longest_first:
             end = at + len(bare)
             if text[at:end].casefold() == bare and bare not in self._by_label and not _continues(text, end):
@@ -147,8 +147,8 @@ class ChoiceParser:
         return found.label and rest.strip(DECORATION + "-\u2013\u2014").casefold() == self._bare[found.choice]
 
     def _last_explicit(self, text: str, begin: int, start: int) -> NamedChoice | None:
-        """The last "the answer is X" that is not quoted from somewhere."""
-        quoted = text[:start].strip()[-1:] in ("“", '"')  # the whole reply is
+        """Return the last "the answer is X" outside quotations."""
+        quoted = text[:start].strip()[-1:] in ("“", '"')  # the whole reply is quoted
         asides = [] if quoted else [aside.span() for aside in _ASIDE.finditer(text, begin)]
         for match in reversed(list(_EXPLICIT.finditer(text, begin))):
             while asides and asides[-1][0] > match.start():
@@ -159,7 +159,7 @@ class ChoiceParser:
         return None
 
     def _hesitates(self, text: str, found: NamedChoice) -> bool:
-        """Whether another choice follows at once: "A or C", or "B) Jupiter" where B is not Jupiter."""
+        """Whether another choice follows directly: "A or C", or "B) Jupiter" where B is not Jupiter."""
         also = _ALSO.match(text, found.end)
         named = self._named_at(text, also.end()) if also else None
         if named is None and found.label:
@@ -170,7 +170,7 @@ class ChoiceParser:
         return named is not None and named.choice != found.choice
 
     def _leading(self, text: str, start: int) -> NamedChoice | None:
-        """A label that opens the reply, unless other lines open with other labels."""
+        """Return a label that opens the reply, unless other lines open with other labels."""
         opening = [self._named_at(text, match.end()) for match in _LINE_START.finditer(text, start)]
         opening = [f for f in opening if f and f.label and _AFTER_LEADING.match(text, f.end)]
         first = opening[0] if opening else None
@@ -195,7 +195,7 @@ class ChoiceParser:
                 yield named
 
     def _texts_mentioned(self, text: str, start: int) -> Iterator[NamedChoice]:
-        """Choices mentioned by their text, longer ones first, so that "York" is not seen in "New York"."""
+        """Yield choices mentioned by their text, longer ones first, so that "York" is not found in "New York"."""
         left = text
         for i, bare in self._longest_first:
             if not bare or bare in self._by_label:

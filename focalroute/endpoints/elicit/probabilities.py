@@ -1,8 +1,8 @@
-"""The probability of each choice, from the log-probabilities of tokens: of a label, or of each choice as a whole.
+"""Computes each choice's probability from the log-probabilities of tokens: of a label, or of each whole choice.
 
-The choices are not shown. Each is written behind the question as its answer, and what counts is how likely the model
-finds it there (Brown et al. 2020, arXiv 2005.14165, section 2.4; RL-Focal, arXiv 2502.04492): no letters, no order of
-the choices, no reply to be read, but a prompt for every choice.
+For whole choices, each is appended to the question as its answer, and its likelihood there counts (Brown et al. 2020,
+arXiv 2005.14165, section 2.4; RL-Focal, arXiv 2502.04492). That needs no letters, no order of the choices and no reply
+to parse, but a prompt for every choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_ENDS = 4  # tokens: the end, and a blank or two before it
 
 
 def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
-    """The tokens without those behind a text that is not empty: some services (vLLM) list the one that ended it.
+    """Drop tokens after a text that is not empty: some services (vLLM) also list the token that ended it.
 
     >>> [token.text for token in drop_end_tokens([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
     ['B']
@@ -35,14 +35,14 @@ def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
 
 
 def label_probabilities(tokens: Sequence[Token], reader: ChoiceParser, choice: int) -> tuple[float, ...] | None:
-    """The mass on each choice where the reply names ``choice``, given how the reply began.
+    """Return the mass on each choice at the place where the reply names ``choice``, given the text before.
 
     Alternatives that differ only in decoration or case (" A", "(A", "**A", "a") add up. A label of several tokens gets
-    the product along what was sampled. Mass on anything else, or beyond the alternatives that came back, is unknown:
+    the product along the sampled tokens. Mass on anything else, or beyond the alternatives that came back, is unknown:
     the sum is at most 1 and is never scaled up.
 
     Returns:
-        Shape (K,), or None where the tokens do not spell the reply that was read, or give the choices no mass.
+        Shape (K,), or None where the tokens do not spell the reply, or give the choices no mass.
     """
     text = "".join(token.text for token in tokens)
     found = reader.find(text)
@@ -60,7 +60,7 @@ def label_probabilities(tokens: Sequence[Token], reader: ChoiceParser, choice: i
 
 
 def _locate(tokens: Sequence[Token], found: NamedChoice) -> tuple[int, str]:
-    """The token in which the answer begins, and what of that token stands before it."""
+    """Return the index of the token in which the answer begins, and that token's text before it."""
     at = 0
     for i, token in enumerate(tokens):
         if at + len(token.text) > found.start:
@@ -70,7 +70,7 @@ def _locate(tokens: Sequence[Token], found: NamedChoice) -> tuple[int, str]:
 
 
 def _path(tokens: Sequence[Token], found: NamedChoice) -> float:
-    """Log-probability of the sampled tokens that spell the answer."""
+    """Return the log-probability of the sampled tokens that spell the answer."""
     at, total = 0, 0.0
     for token in tokens:
         if at < found.end and at + len(token.text) > found.start:
@@ -103,7 +103,7 @@ class _Walk:
 
 
 def _extended(said: str, text: str) -> tuple[str, bool]:
-    """The label so far once ``text`` follows, and whether it surely ends there."""
+    """Return the label so far with ``text`` appended, and whether it surely ends there."""
     if said and not text[:1].isalnum():
         return said, True
     core = text.strip(DECORATION)
@@ -111,7 +111,7 @@ def _extended(said: str, text: str) -> tuple[str, bool]:
 
 
 def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[str]) -> tuple[str, ...] | None:
-    """The question with each choice behind it; None where there is more to it than text.
+    """Return the question with each choice appended; None if its messages are not just text.
 
     >>> write_out_choices(({"role": "user", "content": "7 or 9, which is larger?"},), ("7", "9"))[1]
     '7 or 9, which is larger?\\n\\nAnswer: 9'
@@ -125,7 +125,7 @@ def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[s
 
 def _text(message: Mapping[str, Any]) -> str | None:
     content = message.get("content")
-    if message.keys() - {"role", "content", "name"}:  # calls of tools, and what they gave
+    if message.keys() - {"role", "content", "name"}:  # tool calls and their results
         return None
     if isinstance(content, str):
         return content
@@ -135,7 +135,7 @@ def _text(message: Mapping[str, Any]) -> str | None:
 
 
 def choice_probabilities(texts: Sequence[Sequence[Token]]) -> tuple[float, ...]:
-    """The likelihood of each text, normalised over all of them, shape (K,); what they begin with alike cancels out."""
+    """Return the likelihood of each text, normalised over all, shape (K,); their common beginning cancels out."""
     columns = zip(*texts, strict=False)
     shared = sum(1 for _ in takewhile(lambda tokens: len({token.text for token in tokens}) == 1, columns))
     logs = [math.fsum(token.logprob for token in tokens[shared:]) for tokens in texts]

@@ -1,7 +1,7 @@
 """The chat completion format, without I/O: requests to JSON, replies (taken as hostile input) to records.
 
-Services agree on most of it and differ in four places, all settled in `encode`: how log-probabilities are asked for,
-how an answer is held to a set of choices, how many samples one call may return, and what the token limit is called.
+Services agree on most of it and differ in four places, all settled in `encode`: how log-probabilities are requested,
+how an answer is constrained to choices, how many samples one call may return, and the name of the token limit.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CapField = Literal["max_tokens", "max_completion_tokens"]
 
 #: A reply longer than this is refused while it is being read.
 MAX_REPLY_BYTES = 8 * 2**20
-#: Nor does any reply have more samples than this.
+#: A reply with more samples than this is refused.
 MAX_CHOICES = 1024
 
-#: Objects and lists in a large reply. One of 8 MB with alternatives for every token has 80,000; a reply made of nothing
-#: else would take seconds, and 20 times its size, to parse.
+#: Most objects and lists in a large reply. One of 8 MB with alternatives for every token has 80,000; a reply made of
+#: nothing else would take seconds, and memory of 20 times its size, to parse.
 _MAX_CONTAINERS = 100_000
 _LARGE = 2**18
 _DEEPINFRA_MAX_N = 4
@@ -50,11 +50,11 @@ class Request:
         temperature: None: the service's own.
         n: samples wanted from one call.
         top_logprobs: alternatives wanted with each token; 0: only the sampled token's own, None: no log-probabilities.
-        choices: hold the answer to one of these; None: free.
+        choices: constrain the answer to one of these; None: free.
         stream: whether the reply comes in pieces.
         stream_usage: whether a stream is asked to end with its usage.
         params: provider parameters; they go into the body unchanged and win over everything above.
-        scored: texts whose own log-likelihood is wanted, in place of a reply to messages (see `encode_scored`).
+        scored: texts whose own log-likelihood is wanted instead of a reply to messages (see `encode_scored`).
     """
 
     messages: Sequence[Mapping[str, Any]] = field(repr=False)
@@ -69,7 +69,7 @@ class Request:
     scored: tuple[str, ...] = field(default=(), repr=False)
 
     def params_over(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters that are sent: an endpoint's own, and over them those of the request."""
+        """Return the parameters to send: an endpoint's own, overridden by those of the request."""
         return {**own, **self.params}
 
 
@@ -79,11 +79,11 @@ class CompletionChoice:
 
     Attributes:
         text: the answer, without the thinking before it.
-        finish_reason: as the service says; "refusal" where there is a refusal in place of a text.
+        finish_reason: the service's; "refusal" if it returned a refusal instead of text.
         tokens: of the answer; None where no (credible) log-probabilities came back.
-        reasoning: the thinking, as far as it is told.
-        unopened: whether the text began within the thinking, with no mark that said so.
-        reasoning_details: what OpenRouter wants back with the tool calls, as it came.
+        reasoning: the thinking, as far as the service returns it.
+        unopened: whether the text began within the thinking, without an opening mark.
+        reasoning_details: data that OpenRouter expects back with the tool calls, unchanged.
     """
 
     text: str
@@ -106,9 +106,9 @@ class Completion:
 
 
 def encode(request: Request, model: str, dialect: Dialect, *, cap: CapField = "max_tokens") -> dict[str, Any]:
-    """The JSON body of a request, in the service's dialect.
+    """Return the JSON body of a request, in the service's dialect.
 
-    ``cap`` names the token limit: every service knows ``max_tokens`` but OpenAI's own newer models, which refuse it,
+    ``cap`` names the token limit: every service knows ``max_tokens`` except OpenAI's own newer models, which refuse it,
     while several compatible servers silently ignore ``max_completion_tokens``.
     """
     body: dict[str, Any] = {"model": model, "messages": list(request.messages)}
@@ -138,7 +138,7 @@ def _logprobs_wanted(top: int, dialect: Dialect) -> dict[str, Any]:
 
 
 def _held_to(choices: Sequence[str], dialect: Dialect) -> dict[str, Any]:
-    """vLLM has choices, Together and DeepInfra regular expressions; elsewhere a strict JSON schema does it."""
+    """Constrain to choices: vLLM by a list, Together and DeepInfra by a regular expression, others by a JSON schema."""
     if dialect == "vllm":
         return {"structured_outputs": {"choice": list(choices)}}
     pattern = "(" + "|".join(re.escape(choice) for choice in choices) + ")"
@@ -158,7 +158,7 @@ def _held_to(choices: Sequence[str], dialect: Dialect) -> dict[str, Any]:
 
 
 def decode_bytes(body: bytes | bytearray) -> Completion:
-    """`decode` of a reply's body.
+    """Parse and `decode` a reply's body.
 
     Raises:
         CallFailed: the body is not JSON, or not a chat completion.
@@ -167,7 +167,7 @@ def decode_bytes(body: bytes | bytearray) -> Completion:
 
 
 def parse_json(body: bytes | bytearray) -> object:
-    """A reply's body as JSON, in bounded time and memory; CallFailed if it is none, or has too many parts."""
+    """Parse a reply's body in bounded time and memory; CallFailed if it is not JSON or has too many parts."""
     if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
         raise protocol_error("the reply has too many parts")
     try:
@@ -177,19 +177,19 @@ def parse_json(body: bytes | bytearray) -> object:
 
 
 def _what_it_is(body: bytes | bytearray) -> str:
-    """Name a body that is not JSON."""
+    """Describe a body that is not JSON."""
     if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-        return "is packed, though it was asked for as it is"
+        return "is compressed, though the request forbids it"
     if not body.strip():
         return "is empty"
     return "is a web page" if body.lstrip()[:1] == b"<" else "is not JSON"
 
 
 def open_reply(payload: object, content: str, *, generates: bool = True) -> tuple[Mapping[str, Any], Any, Usage | None]:
-    """A parsed reply, what it holds under this name, and its usage.
+    """Return a parsed reply, its field named ``content``, and its usage.
 
     Args:
-        generates: else services may leave out that no tokens were generated.
+        generates: whether the call generates tokens; if not, services may leave out their number.
 
     Raises:
         CallFailed: it is not an object, or reports an error instead.
@@ -206,7 +206,7 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
 
 
 def decode(payload: object) -> Completion:
-    """A parsed reply as a record, whatever the dialect (the forms differ enough to be told apart by shape).
+    """Convert a parsed reply to a record; the dialects' forms are told apart by their shape.
 
     Raises:
         CallFailed: it is not a chat completion; ``.usage`` is kept where it could be read.

@@ -1,4 +1,4 @@
-"""Readers of a reply's single fields. A reply is hostile input: what is not credible is missing, not an exception."""
+"""Reads a reply's single fields. A reply is hostile input: a value that is not credible counts as missing."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Token:
 
 
 def protocol_error(message: str, usage: Usage | None = None) -> CallFailed:
-    """The failure of a reply that is not in the chat completion format."""
+    """Return the failure of a reply that is not in the chat completion format."""
     return CallFailed(Failure("protocol", message), usage)
 
 
 def reported_error(error: object, usage: Usage | None) -> CallFailed:
-    """An error that came in the body of a successful response, as OpenRouter sends them."""
+    """Return the failure of a successful response with an error in its body, as OpenRouter sends them."""
     code = as_object(error).get("code")
     if isinstance(code, str) and len(code) == 3 and code.isdecimal():
         code = int(code)
@@ -51,14 +51,14 @@ def reported_error(error: object, usage: Usage | None) -> CallFailed:
 
 
 def text_of(value: object) -> str | None:
-    """A string that can be encoded (JSON may carry lone surrogates, which nothing after us could store); else None."""
+    """Return a string without lone surrogates, which JSON may carry but nothing could store; None if not a string."""
     if not isinstance(value, str) or value.isascii():
         return value if isinstance(value, str) else None
     return value.encode("utf-8", "replace").decode()
 
 
 def content_of(content: object) -> str | None:
-    """A message's text: a string, nothing, or text parts. None if it is none of these."""
+    """Return a message's text, from a string, nothing, or text parts; None if it is none of these."""
     if content is None:
         return ""
     if isinstance(content, list):
@@ -68,7 +68,7 @@ def content_of(content: object) -> str | None:
 
 
 def usage_of(usage: object) -> Usage | None:
-    """The usage; None if it is absent, negative, all zero or contradicts itself."""
+    """Return the usage; None if it is absent, negative, all zero or contradicts itself."""
     if not isinstance(usage, dict):
         return None
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
@@ -85,7 +85,7 @@ def usage_of(usage: object) -> Usage | None:
     if cached > prompt:
         return None
     apart = (count_of(usage.get("total_tokens")) or 0) - prompt - completion  # xAI and Gemini count thinking only there
-    if apart > 0 or reasoning > completion:  # a Usage counts it in
+    if apart > 0 or reasoning > completion:  # a Usage includes it
         reasoning = max(reasoning, apart)
         completion += reasoning
     cost = _cost(usage)
@@ -93,7 +93,7 @@ def usage_of(usage: object) -> Usage | None:
 
 
 def _first_count(*told: object) -> int:
-    """The first credible count of several; 0 if there is none.
+    """Return the first credible count; 0 if there is none.
 
     Cached tokens: OpenAI, DeepSeek (https://api-docs.deepseek.com/guides/kv_cache), Together.
     """
@@ -108,20 +108,20 @@ def _within(usage: Mapping[str, Any], details: str, name: str) -> object:
 
 
 def count_of(value: object) -> int | None:
-    """A credible count (a whole number, not negative, not astronomic); else None."""
+    """Return a credible count (a whole number, not negative, at most a billion); else None."""
     if type(value) is float and value.is_integer():  # as Lua and JavaScript may write one
         value = int(value)
     return value if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT else None
 
 
 def told_cost(payload: object) -> Decimal | None:
-    """The cost of a call that was looked up by its id, as OpenRouter tells it, USD; None: it does not, or not yet."""
+    """Return the cost, USD, in OpenRouter's reply to a lookup of a call by its id; None: it has none, or not yet."""
     call = as_object(as_object(payload).get("data"))
     return _cost({**call, "cost": call.get("total_cost"), "cost_details": call})
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """USD. OpenRouter adds what a caller's own key was charged upstream, unless `is_byok` is false."""
+    """Return the cost, USD, with OpenRouter's upstream charge to a caller's own key unless `is_byok` is false."""
     cost = told_usd(usage.get("cost", usage.get("estimated_cost")))
     upstream = None if cost is None else _within(usage, "cost_details", "upstream_inference_cost")
     if cost is None or upstream is None or usage.get("is_byok") is False:
@@ -140,7 +140,7 @@ def _number(value: object) -> float | None:
 
 
 def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
-    """The tokens of a choice, from OpenAI's or Together's form; None if any is missing or incredible."""
+    """Return the tokens of a choice, from OpenAI's or Together's form; None if any is missing or not credible."""
     if not isinstance(logprobs, dict):
         return None
     content = logprobs.get("content")
@@ -154,7 +154,7 @@ def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
 
 
 def answer_tokens(tokens: Sequence[Token], text: str) -> tuple[Token, ...] | None:
-    """The tokens that spell an answer, of all those of a reply that thought before it; None if they do not."""
+    """Return the tokens that spell the answer, out of all tokens of a reply with thinking; None if none do."""
     at = "".join(token.text for token in tokens).rfind(text.strip()) if text.strip() else -1
     if at < 0:
         return None
@@ -166,7 +166,7 @@ def answer_tokens(tokens: Sequence[Token], text: str) -> tuple[Token, ...] | Non
 
 
 def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:
-    """The tokens of an echoed prompt but for its first, which nothing stands before; None if any is missing."""
+    """Return the tokens of an echoed prompt but for its first, which has no likelihood; None if any is missing."""
     entries = _together_entries(as_object(logprobs))[1:]
     tokens = [_token(text, value, ()) for text, value, _ in entries]
     known = tuple(token for token in tokens if token is not None)
@@ -186,7 +186,7 @@ def _openai_entries(content: Sequence[object]) -> list[_Entry]:
 
 
 def _together_entries(logprobs: Mapping[str, Any]) -> list[_Entry]:
-    """Parallel lists; ``top_logprobs`` is a list of objects, or the single object of the first token."""
+    """Read parallel lists; ``top_logprobs`` is a list of objects, or the single object of the first token."""
     texts, values, tops = (logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     if not isinstance(texts, list) or not isinstance(values, list) or len(texts) != len(values):
         return []

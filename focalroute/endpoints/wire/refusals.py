@@ -1,4 +1,4 @@
-"""An error status, without I/O: what the service says is wrong, what it does not take, and when to come back."""
+"""Reads error responses, without I/O: what is wrong, what the service does not support, and when to retry."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Feature = Literal["tools", "images", "json_schema"]
 
 #: `Failure.lacks` of a request that wants more tokens than the model can give.
 ROOM = "the token limit"
-#: The statuses by which a service refuses something in the request.
+#: The statuses with which a service refuses something in the request.
 REFUSING = (400, 403, 404, 422)
 
-_LONGEST = 2000  # characters of a message that are looked at
-_MOST_TOLD = 300  # characters of it that are told on
+_LONGEST = 2000  # characters of a message that are read
+_MOST_TOLD = 300  # characters of it that are passed on
 _DEEPEST = 6  # errors within errors
 
-# Of the service or its model. A message about the caller's own tools, images or schema must not match: one bad image
-# would shut the endpoint to all others.
+# What is said of a service or model without a feature. A message about the caller's own tools, images or schema must
+# not match: one bad image would close the endpoint to all others.
 _SAID: Mapping[Feature, re.Pattern[str]] = {
     "tools": re.compile(
         r"(?:not support|unsupported|that support)[^.]{0,40}\b(?:tools?|function.?call)"
@@ -48,7 +48,7 @@ _SAID: Mapping[Feature, re.Pattern[str]] = {
     ),
 }  # fmt: skip
 
-#: Fields of a request that a service may not take.
+#: Fields of a request that a service may refuse.
 FIELDS = (
     "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n", "temperature", "top_p", "stream_options",
     "presence_penalty", "frequency_penalty", "prompt_cache_key", "reasoning_effort", "verbosity", "structured_outputs",
@@ -67,14 +67,14 @@ _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(
     r"\b(?:sk|pk|rk|gsk|xai|tgp|fw|csk|key)[-_][\w*.-]{4,}|\bAIza[\w-]{4,}|\bBearer\s+\S+|\w*\*{3,}[\w*.-]*"
 )
-_CUT = "max_tokens or model output limit was reached"  # what OpenAI says of a model that was still thinking
+_CUT = "max_tokens or model output limit was reached"  # OpenAI, where the model was still thinking
 
 
 def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
-    """The failure that an error status stands for.
+    """Convert an error response to a failure.
 
     Args:
-        secrets: the JSON that was sent, and the key: texts of which nothing may be told.
+        secrets: texts that must not be quoted: the JSON that was sent, and the key.
     """
     message = _message(payload)[:_LONGEST]
     private = ["\n".join(_texts(secrets[0])), *secrets[1:]] if secrets else []
@@ -96,7 +96,7 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
 
 
 def in_its_words(failure: Failure, reported: object, secrets: Sequence[str]) -> Failure:
-    """The failure of a successful response that reports an error, with what the service says of it.
+    """Add the service's own words to the failure of a successful response that reports an error.
 
     Args:
         secrets: as in `refusal_of`.
@@ -108,7 +108,7 @@ def in_its_words(failure: Failure, reported: object, secrets: Sequence[str]) -> 
 
 
 def _message(payload: object, depth: int = _DEEPEST) -> str:
-    """Return the error's message; each mistake of a list with its field."""
+    """Return the error's message; if it is a list of mistakes, each with its field."""
     if isinstance(payload, str):
         return payload if not payload.lstrip().startswith(("{", "[")) else _within(payload, depth) or payload
     if depth <= 0:
@@ -127,7 +127,7 @@ def _message(payload: object, depth: int = _DEEPEST) -> str:
 
 
 def _within(text: str, depth: int) -> str:
-    """The message of an error that stands as JSON in the message of another one."""
+    """Return the message of an error that is JSON within the message of another one."""
     try:
         return _message(json.loads(text[: 4 * _LONGEST]), depth - 1)
     except (ValueError, RecursionError):
@@ -135,7 +135,7 @@ def _within(text: str, depth: int) -> str:
 
 
 def _refused(param: str | None, code: str | None, message: str) -> str | None:
-    """The field of the request that the service does not take, or `ROOM`."""
+    """Return the field of the request that the service refuses, or `ROOM`."""
     words = _CAMEL.sub(lambda letter: f"_{letter[0].lower()}", message)  # xAI: presencePenalty
     named = [field for field in _FIELD.findall(words.lower()) if field != "n" or param == "n" or "'n'" in words]
     field = param if param in FIELDS else next(iter(named), None)
@@ -147,7 +147,7 @@ def _refused(param: str | None, code: str | None, message: str) -> str | None:
 
 
 def _errors(payload: object) -> Iterator[Mapping[str, Any]]:
-    """The error, and what is around it."""
+    """Yield the error, then the object around it."""
     outer = payload[0] if isinstance(payload, list) and payload else payload  # Gemini sends a list
     if isinstance(outer, dict):
         inner = outer.get("error")
@@ -155,7 +155,7 @@ def _errors(payload: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _name(payload: object, fields: Sequence[str], private: Sequence[str]) -> str | None:
-    """The service's own short name of something, if it cannot be something of ours that it sent back."""
+    """Return one of the service's own short names, if it cannot be quoted from what was sent."""
     for source in _errors(payload):
         for field in fields:
             name = source.get(field)
@@ -170,16 +170,16 @@ def _quotes(code: str, secret: str) -> bool:
     return code in secret or (secret != "" and secret in code)
 
 
-# -- what may be told --------------------------------------------------------------------------------------------------
+# -- redaction ---------------------------------------------------------------------------------------------------------
 
 _HIDDEN = "[...]"
-_MOST_SENT = 2**18  # characters; of a longer request the message is not told apart
-_QUOTED, _QUOTED_KEY = 12, 6  # characters in a row of what was sent, or of the key, that are not told
-_PERSONAL = re.compile(r"[^\s\"'`,;:()\[\]{}]*[\d@][^\s\"'`,;:()\[\]{}]*")  # a name, number or address: sent, or not
+_MOST_SENT = 2**18  # characters; for a longer request no message is passed on
+_QUOTED, _QUOTED_KEY = 12, 6  # a quotation of this many characters of the request, or of the key, is hidden
+_PERSONAL = re.compile(r"[^\s\"'`,;:()\[\]{}]*[\d@][^\s\"'`,;:()\[\]{}]*")  # a word that may be a number or address
 
 
 def redacted(message: str, private: str) -> str:
-    """The beginning of a message on one line, without keys, and without what it quotes of private JSON, however little.
+    """Return the beginning of a message on one line, without keys, and without even short quotations of private JSON.
 
     >>> redacted("no rubric for 'Who died?'", '["Who died?"]')
     "no rubric for '[...]'"
@@ -189,7 +189,7 @@ def redacted(message: str, private: str) -> str:
 
 
 def _redacted(message: str, private: Sequence[str]) -> str:
-    """The message on one line without keys, and without what it quotes of the texts that were sent."""
+    """Return the message on one line, without keys and without quotations of the texts that were sent."""
     texts, *keys = private or ("",)
     if len(texts) > _MOST_SENT:
         return ""
@@ -204,7 +204,7 @@ def _redacted(message: str, private: Sequence[str]) -> str:
 
 
 def _texts(sent: str) -> Iterator[str]:
-    """The caller's own texts in the JSON that was sent: every string that is a value, but for the model's name."""
+    """Yield the caller's own texts in the JSON that was sent: every string value except the model's name."""
     try:
         body = json.loads(sent)
     except ValueError:
@@ -222,7 +222,7 @@ def _texts(sent: str) -> Iterator[str]:
 
 
 def _without_runs(message: str, secret: str, length: int) -> str:
-    """The message without any run of ``length`` characters that the secret has, too."""
+    """Hide every run of ``length`` characters in the message that the secret has, too."""
     hidden = bytearray(len(message))
     for at in range(len(message) - length + 1):
         if message[at : at + length] in secret:
@@ -232,7 +232,7 @@ def _without_runs(message: str, secret: str, length: int) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """``retry-after-ms``, or ``Retry-After`` as seconds or as a date. Seconds, at least 0."""
+    """Return the seconds, at least 0, of ``retry-after-ms``, or of ``Retry-After`` as seconds or as a date."""
     milliseconds, value = headers.get("retry-after-ms"), headers.get("Retry-After", "")
     try:
         seconds = float(milliseconds) / 1000 if milliseconds else float(value)
@@ -245,7 +245,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def unsupported(message: str) -> Feature | None:
-    """The feature that an error message says the service does not have; None if it says no such thing.
+    """Return the feature that an error message says is not supported; None if it names none.
 
     >>> unsupported("No endpoints found that support tool use."), unsupported("You uploaded an unsupported image.")
     ('tools', None)

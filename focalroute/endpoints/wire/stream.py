@@ -1,4 +1,4 @@
-"""A streamed reply, without I/O: bytes to text, piece by piece, and at the end to the whole `Completion`."""
+"""Decodes a streamed reply, without I/O: bytes to pieces of text and, at the end, to the whole `Completion`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class StreamDecoder:
-    """Server-sent events to text, piece by piece, and at the end to the `Completion`.
+    """Decodes server-sent events to pieces of text and, at the end, to the `Completion`.
 
     A stream is whole once every choice has its ``finish_reason``; not every server sends the ``[DONE]`` mark.
 
@@ -54,7 +54,7 @@ class StreamDecoder:
         self._parts: dict[int, _Part] = {}
 
     def feed(self, chunk: bytes) -> str:
-        """Take bytes as they come; the new text of the first choice in them (may be empty).
+        """Decode bytes as they come; return the new text of the first choice (may be empty).
 
         Raises:
             CallFailed: what came is not a chat completion stream.
@@ -76,7 +76,7 @@ class StreamDecoder:
         return "".join([self._take(line) for line in lines])
 
     def _take(self, line: str) -> str:
-        """One line: data gathers until the empty line that ends its event; comments and other fields are skipped."""
+        """Decode a line: data is kept until the empty line that ends its event; other fields are skipped."""
         if line.startswith("event:"):
             self._named_error = line[6:].strip() == "error"
         if line.startswith("data:"):
@@ -103,7 +103,7 @@ class StreamDecoder:
         return self.event(payload)
 
     def event(self, payload: object) -> str:
-        """Take one parsed event; the new text of the first choice in it.
+        """Decode one parsed event; return the new text of the first choice.
 
         Raises:
             CallFailed: it reports an error, or is not a chat completion chunk.
@@ -137,20 +137,20 @@ class StreamDecoder:
 
     @property
     def begun(self) -> bool:
-        """Whether something of the reply has come."""
+        """Whether a part of the reply has come."""
         return bool(self._parts)
 
     @property
     def whole(self) -> bool:
-        """Whether every choice has ended; what may follow is the usage."""
+        """Whether every choice has ended; only the usage may follow."""
         return self.begun and all(part.finish_reason is not None for part in self._parts.values())
 
     def end(self) -> str:
-        """The stream has ended: the new text in a last event that has no empty line after it."""
+        """End the stream; return the new text of a last event that has no empty line after it."""
         return self.feed(b"\n\n")
 
     def finish(self) -> Completion:
-        """The whole reply, once the stream has ended.
+        """Return the whole reply, once the stream has ended.
 
         Raises:
             CallFailed: the stream was cut; ``.usage`` is what had been reported by then.
@@ -176,12 +176,12 @@ class _Part:
         self._details: list[Mapping[str, Any]] = []
         self._texts: list[str] = []
         self._entries: list[object] | None = []
-        self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by their number, and in the order they came
-        self._places: dict[int, tuple[int, int]] = {}  # of the latest call of each number
+        self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by (index, order in which they came)
+        self._places: dict[int, tuple[int, int]] = {}  # index -> the key of its latest call
         self._arguments: dict[tuple[int, int], list[str]] = {}
 
     def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> str:
-        """Take a piece; what of the answer is new."""
+        """Add a piece; return the part of the answer that is new."""
         said = self._splitter.feed(text)
         self._thoughts.append(thinking_of(delta))
         self._details += objects_in(delta.get("reasoning_details"))
@@ -200,10 +200,10 @@ class _Part:
         return said
 
     def _add_call(self, call: Mapping[str, Any]) -> None:
-        """Tool calls come in pieces too: the first names it, the others add to its arguments.
+        """Add a piece of a tool call: the first piece names the tool, the others add to the arguments.
 
-        Some services (Gemini) number none of them, or all alike: another id with a name is another call. An id alone is
-        not, as others (vLLM) give every piece its own.
+        Some services (Gemini) give no index, or all calls the same, so a new id with a name begins a new call. A new id
+        alone does not, as others (vLLM) give every piece its own.
         """
         index, function = count_of(call.get("index") or 0), as_object(call.get("function"))
         if index is None:
@@ -234,5 +234,5 @@ class _Part:
 
 
 def _differ(begun: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    """Whether both calls have an id, and not the same."""
+    """Whether both calls have ids, and these differ."""
     return bool(begun.get("id") and call.get("id")) and begun["id"] != call["id"]

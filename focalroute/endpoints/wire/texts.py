@@ -12,7 +12,7 @@ from focalroute.core.shapes import as_object
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request, open_reply, parse_json
 from focalroute.endpoints.wire.fields import echoed_tokens, protocol_error, text_of
 
-#: No vector has more numbers than this, nor larger ones.
+#: Bounds on the length of a vector, and on its numbers.
 _MOST_NUMBERS = 2**16
 _LARGEST = 1e30
 
@@ -26,12 +26,12 @@ class Embeddings:
 
 
 def encode_texts(texts: Sequence[str], model: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON body of a request; ``params`` (such as ``dimensions``) go along."""
+    """Return the JSON body of a request for embeddings, with ``params`` such as ``dimensions``."""
     return {**params, "model": model, "input": list(texts)}
 
 
 def decode_embeddings(body: bytes | bytearray, count: int) -> Embeddings:
-    """The vectors of ``count`` texts, in their order.
+    """Return the vectors of ``count`` texts, in their order.
 
     Raises:
         CallFailed: the body is not JSON, or has another number of embeddings; ``.usage`` is kept if it could be read.
@@ -64,9 +64,9 @@ _GENERATING = frozenset(
 
 
 def encode_scored(request: Request, model: str) -> dict[str, Any]:
-    """The JSON body that asks for the log-probabilities of every token of ``request.scored``.
+    """Return the JSON body that asks for the log-probabilities of every token of ``request.scored``.
 
-    Of the parameters what says how to generate is left out: nothing is generated.
+    Parameters for generation are left out, as nothing is generated.
     """
     params = {name: value for name, value in request.params.items() if name not in _GENERATING}
     asked = {"prompt": list(request.scored), "max_tokens": 0, "echo": True, "logprobs": 1}
@@ -74,7 +74,7 @@ def encode_scored(request: Request, model: str) -> dict[str, Any]:
 
 
 def decode_scored(body: bytes | bytearray, count: int) -> Completion:
-    """The texts as they came back, in the order they were sent; the first token of each has no log-probability.
+    """Return the texts as they came back, in the order they were sent, without the first token of each.
 
     Raises:
         CallFailed: the body is not JSON, or ("unusable") not about these texts; ``.usage`` is kept if it could be read.

@@ -1,12 +1,12 @@
 """Separates a model's thinking from its answer.
 
-A service gives it in a field of its own, which is what most do, or within the text:
+Most services return it in a field of its own, others within the text:
 
 - ``reasoning_content`` (DeepSeek https://api-docs.deepseek.com/guides/reasoning_model, llama.cpp, SGLang) or
   ``reasoning`` (OpenRouter https://openrouter.ai/docs/use-cases/reasoning-tokens, Groq, Ollama, vLLM
   https://docs.vllm.ai/en/latest/features/reasoning_outputs.html);
 - parts of type "thinking" (Mistral https://docs.mistral.ai/capabilities/reasoning);
-- ``<think>``, ``<thought>`` or ``[THINK]`` tags at its start, where a server does not parse them; the first of them may
+- ``<think>``, ``<thought>`` or ``[THINK]`` tags at its start, where a server does not parse them; the opening tag may
   be missing, as it is part of the prompt (DeepSeek-R1, Qwen3-Thinking https://huggingface.co/Qwen/Qwen3-30B-A3B-Thinking-2507);
 - the channels of gpt-oss, with or without their marks (https://cookbook.openai.com/articles/openai-harmony).
 """
@@ -23,7 +23,7 @@ from focalroute.endpoints.wire.fields import text_of
 
 _FINAL = "<|channel|>final<|message|>"
 _BARE, _BARE_FINAL = "analysis", "assistantfinal"  # what is left of the marks where a server drops special tokens
-#: What thinking within a text begins with, and what ends it.
+#: Opening mark of thinking within a text -> closing mark.
 _MARKS = {
     "<think>": "</think>",
     "<thought>": "</thought>",
@@ -44,7 +44,7 @@ _FIELDS = ("reasoning_content", "reasoning")
 
 
 def thinking_of(message: Mapping[str, Any]) -> str:
-    """The thinking that a message, or a piece of one, has in fields of its own."""
+    """Return the thinking that a message, or a piece of one, has in separate fields."""
     for name in _FIELDS:
         if text := text_of(message.get(name)):
             return text
@@ -52,7 +52,7 @@ def thinking_of(message: Mapping[str, Any]) -> str:
 
 
 def joined_details(pieces: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """OpenRouter's ``reasoning_details`` from the pieces of a stream: a text is whole again, with its signature."""
+    """Join OpenRouter's ``reasoning_details`` from the pieces of a stream, each text with its signature."""
     whole = []
     for _, same in groupby(pieces, key=lambda piece: [piece.get(name) for name in ("type", "index", "data")]):
         parts = list(same)
@@ -70,12 +70,12 @@ def _flat(part: object) -> str:
 
 
 def begins_thinking(text: str) -> bool:
-    """Whether a whole text begins within the thinking: it has the end of it, and not its beginning."""
+    """Whether a whole text begins within the thinking: it has the closing tag but not the opening one."""
     return "</think>" in text and "<think>" not in text and _UNOPENED.search(text) is not None
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """The thinking within a whole text, and the answer after it.
+    """Split a whole text into the thinking and the answer after it.
 
     >>> split_thinking("<think>7 < 9</think>\\n\\nB"), split_thinking("7 < 9\\n</think>\\n\\nB"), split_thinking("B")
     (('7 < 9', 'B'), ('7 < 9\\n', 'B'), ('', 'B'))
@@ -92,13 +92,13 @@ class ThinkingSplitter:
     """Splits a text that comes in pieces into thinking and answer.
 
     Args:
-        unopened: whether it begins within the thinking. If no end of that comes, all of it is the answer.
+        unopened: whether it begins within the thinking. If no closing mark comes, all of it is the answer.
     """
 
     def __init__(self, *, unopened: bool = False) -> None:
         self._unopened = unopened
-        self._end: str | None = "</think>" if unopened else None  # what ends the thinking; None: not known yet
-        self._held = ""  # what may be part of a mark
+        self._end: str | None = "</think>" if unopened else None  # the closing mark; None: not known yet
+        self._held = ""  # text that may be part of a mark
         self._thought: list[str] = []
         self._answering = self._begun = False
 
@@ -109,7 +109,7 @@ class ThinkingSplitter:
         return _CHANNEL_MARKS.sub("", thought) if self._end == _FINAL else thought
 
     def feed(self, piece: str) -> str:
-        """Take a piece; the part of the answer that is certain now."""
+        """Add a piece; return the part of the answer that is now certain."""
         self._held += piece
         if self._end is None:
             self._open()
@@ -118,7 +118,7 @@ class ThinkingSplitter:
         if not self._answering:
             return ""
         text, self._held = self._held, ""
-        if self._end == _FINAL and (mark := _MARK_BEGUN.search(text)):  # of its end, which may come in pieces
+        if self._end == _FINAL and (mark := _MARK_BEGUN.search(text)):  # the end mark may come in pieces
             text, self._held = text[: mark.start()], text[mark.start() :]
         return self._answered(text)
 
@@ -133,7 +133,7 @@ class ThinkingSplitter:
             self._end, self._answering = "", True
 
     def _think(self, end: str) -> None:
-        """Take what is surely thinking."""
+        """Move text that is surely thinking to the thoughts."""
         thought, mark, rest = self._held.partition(end)
         if mark:
             self._held, self._answering = rest, True
@@ -142,13 +142,13 @@ class ThinkingSplitter:
         self._thought.append(thought)
 
     def _answered(self, text: str) -> str:
-        if self._thought and not self._begun:  # blank lines stand between the two
+        if self._thought and not self._begun:  # blank lines separate the two
             text = text.lstrip()
         self._begun = self._begun or text != ""
         return text
 
     def finish(self, *, cut: bool = False) -> str:
-        """The rest of the answer, once all has come, or was ``cut`` at the token limit."""
+        """Return the rest of the answer once the text has ended, or was ``cut`` at the token limit."""
         rest, self._held = self._held, ""
         if self._answering:
             return self._answered(_CHANNEL_END.sub("", rest))
