@@ -1,7 +1,7 @@
 """Budgets: the limits of an ensemble, and the budget of one ask within them.
 
-Limits for all asks are reserved against in the store, so that they are exact for all processes; the cap of one ask is
-counted here. Where no limit concerns an ask, nothing is reserved and the store is not waited for.
+Reservations against limits for all asks are made in the store, so they are exact across processes; the cap of one ask
+is counted here. If no limit concerns an ask, nothing is reserved and the ask does not wait for the store.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ T = TypeVar("T")
 _log = logging.getLogger("focalroute")
 
 _LOOK_AGAIN_S = 0.01
-_USUAL_CALLS = 128  # then what is older counts half
+_USUAL_CALLS = 128  # after which the counts so far are halved
 
 
 @dataclass(frozen=True, slots=True)
 class HeldAmount:
-    """The amount held back for one call, USD; ``reservation`` None: no limit of the store concerns it."""
+    """The amount reserved for one call, USD; ``reservation`` None: no limit in the store concerns the call."""
 
     endpoint: str
     amount: Decimal
@@ -46,7 +46,7 @@ class HeldAmount:
 
 
 def _limits(budget: Budget) -> Iterator[tuple[str, Account, Decimal]]:
-    """Name, account and amount of every limit that is held in the store."""
+    """Name, account and amount of every limit that is kept in the store."""
     if budget.usd_total is not None:
         yield "usd_total", Account(), parse_usd(budget.usd_total, "usd_total")
     for period, amount in budget.usd_per_period.items():
@@ -60,13 +60,13 @@ def _limits(budget: Budget) -> Iterator[tuple[str, Account, Decimal]]:
 
 
 class BudgetGuard:
-    """The limits of all asks together: spent + reserved never passes one. Thread-safe.
+    """The limits of all asks together: spent + reserved never exceeds a limit. Thread-safe.
 
     Args:
-        store: keeps what was spent and is reserved; needed only for such limits.
+        store: keeps the amounts spent and reserved; needed only for limits on several asks.
 
     Raises:
-        ConfigError: it is not a budget, or it cannot be kept because a price is unknown.
+        ConfigError: ``budget`` is not a Budget, or cannot be kept because a price is unknown.
     """
 
     def __init__(self, budget: Budget | None, endpoints: Iterable[Endpoint], store: Store | None = None) -> None:
@@ -80,17 +80,17 @@ class BudgetGuard:
         self._known: dict[Account, Balance] = {}
         self._refreshing: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
         self._held: set[str] = set()  # this process's own reservations
-        self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, what they cost and could have
+        self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, their cost and their bounds
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         if budget is not None:
             self.keep(budget)
 
     def keep(self, budget: Budget) -> None:
-        """Keep this budget, for asks that begin from now on. Waits for the store.
+        """Keep this budget for asks that begin from now on. Waits for the store.
 
         Raises:
-            ConfigError: as of the class.
-            StoreError: what was spent cannot be known; nothing is changed.
+            ConfigError: as for the class.
+            StoreError: the store cannot be read; nothing is changed.
         """
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget: give a Budget, such as Budget(usd_total=20), got {type(budget).__name__}")
@@ -104,7 +104,7 @@ class BudgetGuard:
             names[account], limits[account] = name, amount
         if limits:
             self._known.update(self._kept.open_accounts(limits))
-        self.names.update(names)  # those of before are still those of asks under way
+        self.names.update(names)  # asks under way still use the former names
         self.limits = limits
 
     @property
@@ -123,10 +123,10 @@ class BudgetGuard:
         """Make the budget of one ask: the smaller of its own cap and the budget's, within all limits that concern it.
 
         Args:
-            patience_s: how long it may wait for what other asks of this process hold and will not all spend.
+            patience_s: how long the ask may wait for amounts that other asks of this process may not spend in full.
 
         Raises:
-            ConfigError: it is not an amount, or cannot be kept because a price is unknown.
+            ConfigError: ``max_usd`` is not an amount, or cannot be kept because a price is unknown.
         """
         cap = self._per_ask
         if max_usd is not None:
@@ -152,21 +152,21 @@ class BudgetGuard:
         return self._known[account]
 
     async def refresh(self, accounts: tuple[Account, ...]) -> None:
-        """Get the current balances from the store, once for all who wait for them; StoreError if it fails."""
+        """Read the current balances from the store, once for all waiting callers; StoreError if it fails."""
         refreshing = self._refreshing.get(accounts)
         if refreshing is None or refreshing.done():
             refreshing = self._refreshing[accounts] = self._kept.balances(accounts)
         try:
             known = await asyncio.wrap_future(refreshing)
         except asyncio.CancelledError:
-            self._refreshing.pop(accounts, None)  # it may have been read by now: a later call must not get it
+            self._refreshing.pop(accounts, None)  # later calls must not get this result, which may be old by then
             raise
         self._known.update(known)
 
     async def wait_for_others(self, accounts: tuple[Account, ...], enough: Callable[[], bool]) -> bool:
-        """Wait until there is enough, or no call of this process is under way that could make room; whether there is.
+        """Wait until there is enough, or no call of this process is under way; return whether there is enough.
 
-        First come, first served. Reservations of other processes are not waited for: they may be dead.
+        First come, first served. Does not wait for the reservations of other processes, which may be dead.
         """
         async with self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             while True:
@@ -177,15 +177,15 @@ class BudgetGuard:
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> float | None:
-        """Hold an amount back; the moment it counts towards, None if it does not fit.
+        """Reserve an amount; return the moment it counts towards, None if it does not fit.
 
         Raises:
-            StoreError: it cannot be known whether it fits.
+            StoreError: the store cannot tell whether it fits.
         """
         future = self._kept.reserve(reservation, limits)
         try:
             grant = future.result() if future.done() else await asyncio.wrap_future(future)
-        except asyncio.CancelledError:  # the store does it all the same
+        except asyncio.CancelledError:  # the store still makes the reservation
             future.add_done_callback(lambda done: self._release(done, reservation))
             raise
         self._known.update(grant.balances)
@@ -199,32 +199,32 @@ class BudgetGuard:
             self._kept.write_calls([(Release(reservation, done.result().at),)]).add_done_callback(_warn)
 
     def settle(self, row: LedgerRow) -> None:
-        """Turn a reservation into what was really spent, soon; what is in doubt besides stays held for a day."""
+        """Have the store replace a reservation by the actual cost; an amount in doubt stays held for a day."""
         if row.reservation is not None:
             self._held.discard(row.reservation.id)
         self._kept.write_calls([(row,)]).add_done_callback(_warn)
 
     def write(self, rows: Sequence[LedgerRow]) -> None:
-        """Have the store write rows for which nothing is reserved; those that it cannot are in the log."""
+        """Have the store write rows without reservations; rows it cannot write are logged."""
         if rows:
             self._kept.write(*rows).add_done_callback(lambda written: log_lost(rows, written.exception()))
 
     def correct(self, row: LedgerRow, bill: Bill) -> None:
-        """Replace an estimate, and what is held besides, by what the call is known to have cost."""
+        """Replace an estimate, and the amount still held, by the known cost of the call."""
         true = replace(row, usage=bill.usage, cost=bill.cost, cost_source=bill.source, doubt=None)
         self.settle(replace(true, reservation=row.held_on))
 
     def note_cost(self, endpoint: str, cost: Decimal, bound: Decimal) -> None:
-        """Take note of what a call cost that could have cost ``bound`` at the most."""
+        """Note the cost of a call that could cost at most ``bound``."""
         calls, costs, bounds = self._usual.get(endpoint, (0, Decimal(0), Decimal(0)))
         if calls >= _USUAL_CALLS:
             calls, costs, bounds = calls // 2, costs / 2, bounds / 2
         self._usual[endpoint] = (calls + 1, costs + cost, bounds + bound)
 
     def usual_cost(self, endpoint: str, bound: Decimal) -> UsualCost | None:
-        """Return the usual cost of a call that can cost ``bound`` at the most; None: no call was ever paid.
+        """Return the usual cost of a call that can cost at most ``bound``; None: no call was ever paid.
 
-        Before the endpoint's first call, both are the pool's mean share of the bound.
+        Before the endpoint's first call, both values are the pool's mean share of the bound.
         """
         calls, costs, bounds = self._usual.get(endpoint, (0, Decimal(0), Decimal(0)))
         mean = min(bound, costs / calls) if calls else None
@@ -238,7 +238,7 @@ class BudgetGuard:
 
 
 def log_lost(rows: Sequence[LedgerRow], error: BaseException | None) -> None:
-    """Log bills that could not be stored, as an error: no limit held anything for them."""
+    """Log bills that could not be stored and had no reservation, as an error."""
     if rows and error is not None:
         usd = dollars(sum([row.cost or Decimal(0) for row in rows], Decimal(0)))
         _log.error("%d calls of %s, which cost %s, are not in the ledger: %s", len(rows), rows[0].answer_id, usd, error)
@@ -254,14 +254,14 @@ class AskBudget:
     """The budget of one ask: its own cap within the guard's limits, and every bill. Used by one event loop.
 
     Attributes:
-        answer_id: the answer that its next rows in the ledger belong to.
-        cap: what it may spend, USD; None: no cap of its own.
+        answer_id: the answer that the next ledger rows belong to.
+        cap: the most the ask may spend, USD; None: no cap of its own.
         spent: settled so far, USD; an unknown cost counts as nothing.
-        reserved: held for calls under way, and for those that may have been billed, USD.
-        needed: the least that a call to any endpoint has to reserve, USD; None: not known.
-        bills: every attempt that was paid for, or may have been.
-        unwritten: the rows that the ledger does not have yet.
-        store_late: whether the ask gave up while it waited for the store.
+        reserved: held for calls under way, and for calls that may have been billed, USD.
+        needed: the least that a call to any endpoint must reserve, USD; None: not known.
+        bills: every attempt that was, or may have been, paid for.
+        unwritten: rows that are not in the ledger yet.
+        store_late: whether the ask was cancelled while it waited for the store.
     """
 
     def __init__(
@@ -282,11 +282,11 @@ class AskBudget:
 
     @property
     def limited(self) -> bool:
-        """Whether any limit holds at all."""
+        """Whether the ask has a cap or a limit."""
         return self.cap is not None or bool(self._limits)
 
     def fits(self, amount: Decimal) -> bool:
-        """Whether ``amount`` more could be reserved, by the latest that is known."""
+        """Whether ``amount`` more could be reserved, by the latest known balances."""
         return all(amount <= left for left in self._left())
 
     def _left(self) -> Iterator[Decimal]:
@@ -296,13 +296,13 @@ class AskBudget:
             yield self._guard.balance(account).left(limit)
 
     async def look(self, amounts: Sequence[Decimal]) -> None:
-        """Refresh the balances if these amounts may not all fit. Other asks release and spend, and periods end.
+        """Refresh the balances if these amounts may not all fit; wait for room if other asks' reservations take it.
 
-        Where they, or else the least of them, only do not fit because of what other asks hold, these are waited for:
-        a reservation is for the most that a call can cost, and most of it is released.
+        The wait is for all amounts or, if these can never fit, for the least. It pays as a reservation is for the most
+        that a call can cost, and most of it is released.
 
         Raises:
-            StoreError: it cannot be known.
+            StoreError: the store cannot be read.
         """
         if not self._limits or self.fits(sum(amounts, Decimal(0))):
             return
@@ -312,7 +312,7 @@ class AskBudget:
             await self._room(amounts)
 
     async def _room(self, amounts: Sequence[Decimal]) -> bool:
-        """Wait for it within the ask's patience; whether it came, or will not come any more."""
+        """Wait for room within the ask's patience; True if it came or never can, False if waiting was in vain."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
                 accounts = tuple(self._limits)
@@ -320,25 +320,25 @@ class AskBudget:
         return False
 
     def _room_comes(self, amounts: Sequence[Decimal]) -> bool:
-        """Whether more of these would fit if others spent nothing of what they hold."""
+        """Whether the amounts, or else the least, do not fit now but would if others' reservations were released."""
         without = [limit - self._guard.balance(account).spent for account, limit in self._limits.items()]
         wanted = next((one for one in (sum(amounts, Decimal(0)), min(amounts)) if one <= min(without)), None)
         return wanted is not None and not self.fits(wanted)
 
     @property
     def share_left(self) -> float:
-        """Share of the cap not yet spent nor reserved; 1 without a cap."""
+        """Share of the cap that is neither spent nor reserved; 1 without a cap."""
         return 1.0 if self.cap is None else max(0.0, float(1 - (self.spent + self.reserved) / self.cap))
 
     async def reserve(self, endpoint: str, amount: Decimal) -> HeldAmount | None:
-        """Hold ``amount`` back for a call; None, and nothing held, if it does not fit.
+        """Reserve ``amount`` for a call; None, and nothing reserved, if it does not fit.
 
         Raises:
-            StoreError: it cannot be known whether it fits.
+            StoreError: the store cannot tell whether it fits.
         """
         if self.cap is not None and amount > self.cap - self.spent - self.reserved:
             return None
-        self.reserved += amount  # before waiting: the ask's other members reserve meanwhile
+        self.reserved += amount  # before waiting, as the ask's other members reserve meanwhile
         if not self._limits:
             return HeldAmount(endpoint, amount, time.time())
         hold = None
@@ -363,14 +363,14 @@ class AskBudget:
             raise
 
     def usual_cost(self, endpoint: str, bound: Decimal) -> UsualCost | None:
-        """Return the usual cost of a call that can cost ``bound`` at the most; None: not known yet."""
+        """Return the usual cost of a call that can cost at most ``bound``; None: not known yet."""
         return self._guard.usual_cost(endpoint, bound)
 
     def settle(self, hold: HeldAmount, bill: Bill) -> LedgerRow:
-        """Turn what is held into what was really spent, and what is in doubt; the row of the ledger."""
+        """Replace the held amount by the bill's cost and doubt; return the row of the ledger."""
         self.bills.append(bill)
         cost = bill.cost or Decimal(0)
-        self.reserved -= cost if bill.doubt else hold.amount  # in doubt, the ask's own cap counts the most it can be
+        self.reserved -= cost if bill.doubt else hold.amount  # a doubtful call counts in full against the ask's cap
         self.spent += cost
         if bill.usage is not None and bill.cost is not None and hold.amount:
             self._guard.note_cost(bill.endpoint, bill.cost, hold.amount)
@@ -385,15 +385,15 @@ class AskBudget:
         return row
 
     def write(self, first: int = 0) -> None:
-        """Have the store write the rows that the ledger lacks, from the ``first`` on."""
+        """Have the store write the unwritten rows from index ``first`` on."""
         self._guard.write(self.unwritten[first:])
 
     def correct(self, row: LedgerRow, bill: Bill) -> None:
-        """Replace an estimate in the store by what the call is known to have cost. The ask's own sums stay."""
+        """Replace an estimate in the store by the known cost of the call. The ask's own sums stay."""
         self._guard.correct(row, bill)
 
     def state(self) -> tuple[Limit, ...]:
-        """Every limit that concerns the ask, by the latest that is known; its own cap first."""
+        """Every limit that concerns the ask, by the latest known balances; its own cap first."""
         limits = []
         if self.cap is not None:
             limits.append(Limit("max_usd", self.cap, self.spent, self.reserved))
@@ -403,13 +403,13 @@ class AskBudget:
         return tuple(limits)
 
     def exceeded(self) -> BudgetExceeded:
-        """Make the error that names the limit which left nothing affordable: the one with the least left."""
+        """Make the error that names the exhausted limit, the one with the least left."""
         limit = min(self.state(), key=lambda one: one.usd - one.spent - one.reserved)
         resets_at, remedy = None, "raise it to go on"
         if limit.resets_at is not None and (self.needed is None or self.needed <= limit.usd):
             resets_at = datetime.fromtimestamp(limit.resets_at, UTC)
             remedy = f"raise it, or wait until {resets_at.isoformat()}"
-        message = f"no endpoint is affordable within what is left of {limit.name} = {limit.usd:f} USD; {remedy}"
+        message = f"no endpoint is affordable with what is left of {limit.name} = {limit.usd:f} USD; {remedy}"
         if limit.name == "max_usd":
             message = (
                 f"no endpoint is affordable within {limit.usd:f} USD for this ask (max_usd, or the budget's "

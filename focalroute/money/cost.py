@@ -1,6 +1,6 @@
-"""Costs of calls, by usage and price, and what was saved against asking differently.
+"""The cost of calls, by usage and price, and the savings against asking differently.
 
-Money is exact: `decimal.Decimal` USD. What is not known is None, never zero.
+Money is exact: `decimal.Decimal` USD. An unknown amount is None, never zero.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _warned_at: dict[str, float] = {}  # by endpoint
 
 
 def cost_of(usage: Usage, endpoint: Endpoint) -> tuple[Decimal | None, CostSource]:
-    """Price the usage at this endpoint: the dearer of the provider's own figure and price x tokens.
+    """Price the usage at this endpoint: the higher of the provider's own figure and price x tokens.
 
-    A provider may leave out what another one bills (a key of your own at a gateway), or say less than it takes. Unknown
-    where neither is there. The source of a price is where it was looked up.
+    A provider's figure may leave out what another provider bills (your own key at a gateway), or be too low. Unknown if
+    there is neither a figure nor a price. The source of a price is where it was looked up.
     """
     price = endpoint.price
     if price is None:
@@ -54,13 +54,13 @@ def _price_source(endpoint: Endpoint) -> CostSource:
 
 
 def typical_cost(endpoint: Endpoint) -> float | None:
-    """USD of a typical call by the price list, to compare endpoints before anything was seen; None if unknown."""
+    """USD of a typical call by the price list, to compare endpoints before any call was made; None if unknown."""
     price = endpoint.price
     return None if price is None else float(200 * price.prompt + 100 * price.completion) / 1e6
 
 
 def total(costs: Iterable[Decimal | None]) -> Dollars | None:
-    """The sum; None if any part is unknown."""
+    """The sum; None if any cost is unknown."""
     known = Decimal(0)
     for cost in costs:
         if cost is None:
@@ -74,7 +74,7 @@ class Bill:
     """The usage and cost of one attempt at one endpoint.
 
     Attributes:
-        doubt: of an estimate: USD that it may have cost besides, as it is unknown whether it was billed.
+        doubt: for an estimate, the USD that the attempt may have cost on top of ``cost``.
     """
 
     endpoint: str
@@ -85,7 +85,7 @@ class Bill:
 
     @staticmethod
     def total(bills: Sequence[Bill]) -> tuple[Usage | None, Decimal | None, CostSource]:
-        """Several attempts added up; the source is the least certain of theirs."""
+        """The sum of several attempts; its source is the least certain source."""
         if len(bills) == 1:
             return bills[0].usage, total([bills[0].cost]), bills[0].source
         usages = [bill.usage for bill in bills if bill.usage is not None]
@@ -95,11 +95,11 @@ class Bill:
 
 
 class UsualCost(NamedTuple):
-    """The usual cost of a call that can cost so much at the most, USD.
+    """The usual cost of a call with a given bound, USD.
 
     Attributes:
-        mean: of the endpoint's calls.
-        dearer: of this and their mean share of what each could have cost.
+        mean: the mean cost of the endpoint's calls, at most the bound.
+        dearer: the higher of ``mean`` and the bound times the calls' mean share of their bounds.
     """
 
     mean: Decimal
@@ -114,13 +114,13 @@ def bill_of(
     free: bool = False,
     usual: UsualCost | None = None,
 ) -> Bill:
-    """Make an attempt's bill: by its usage, or without one an estimate, unless it, or the endpoint, was surely free.
+    """Make the bill of an attempt, by its usage; without usage an estimate, unless the attempt or endpoint is free.
 
-    The estimate is half of the mean, as if every second such call were billed; one and a half times the usual cost may
-    be spent. Where that is not known either, it is ``bound``, what was reserved.
+    The estimate is half the mean cost, as if every second such call were billed; cost and doubt together are 1.5 times
+    the dearer usual cost, at most ``bound``. If the usual cost is unknown, the estimate is ``bound``, as reserved.
 
-    A bill above its bound is not believed, since no allowed call costs so much: it counts as the bound, and a warning,
-    at most one a minute for each endpoint, says what was reserved and what was billed: prices may be out of date.
+    A bill above its bound counts as the bound, since no allowed call costs that much. A warning, at most one a minute
+    for each endpoint, states both amounts, as prices may be out of date.
     """
     if usage is not None:
         cost, source = cost_of(usage, endpoint)
@@ -134,7 +134,7 @@ def bill_of(
         return Bill(endpoint.name, None, None, "unknown")
     if usual is None:
         return Bill(endpoint.name, None, bound, "reserved", Decimal(0))
-    cost = (usual.mean / 2).quantize(_FINEST)  # as the ledger keeps it, so that receipts add up to the same digit
+    cost = (usual.mean / 2).quantize(_FINEST)  # the ledger's precision, so that receipts add up exactly
     return Bill(endpoint.name, None, cost, "reserved", min(usual.dearer * 3 / 2, bound) - cost)
 
 
@@ -143,7 +143,7 @@ def _warn_of_excess(endpoint: str, bound: Decimal, cost: Decimal) -> None:
     if now - _warned_at.get(endpoint, -math.inf) >= _WARN_EVERY_S:
         _warned_at[endpoint] = now
         _log.warning(
-            "%s billed %s USD for a call that can cost %s at the most, which was reserved; the latter is counted. "
+            "%s billed %s USD for a call that can cost at most %s, which was reserved and is counted instead. "
             "Check its prices", endpoint, cost, bound,
         )  # fmt: skip
 
@@ -162,11 +162,11 @@ class Saving:
     """The saving against one counterfactual, USD.
 
     Attributes:
-        against: "all endpoints", or the name of the single one.
-        asks: how many asks the ledger holds; those of pruned rows are not among them, nor is what they cost.
-        cost: what they cost, as far as it is known; None: of none of their calls.
-        otherwise: what they would have cost; None: unknown.
-        saved: the difference; below 0 where more was spent.
+        against: "all endpoints", or the name of a single one.
+        asks: how many asks the ledger holds, without pruned rows.
+        cost: the known cost of these asks; None: no call's cost is known.
+        otherwise: what these asks would have cost; None: unknown.
+        saved: the difference; below 0 if more was spent.
     """
 
     against: str
@@ -177,13 +177,12 @@ class Saving:
 
 
 def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -> tuple[Saving, Saving]:
-    """Estimate the savings against asking the whole pool, and against the most accurate endpoint, the first of equals.
+    """Estimate the savings against asking the whole pool, and against the most accurate endpoint (first among equals).
 
-    Each ask on the ledger is counted with the mean cost of an endpoint's calls so far, or where it was never called
-    with its price for the tokens of a mean call. The cost paid is the ledger's own sum, with failed calls, retries and
-    exploration.
+    Each ask in the ledger would have cost the mean of the endpoint's calls so far or, if it was never called, its price
+    for the tokens of a mean call. The cost paid is the ledger's sum, including failed calls, retries and exploration.
     """
-    found = store.totals()  # with endpoints that left the pool, and what an embedder was paid
+    found = store.totals()  # also has endpoints that left the pool, and an embedder
     totals = {endpoint.name: found[endpoint.name] for endpoint in pool if endpoint.name in found}
     means = [_mean_cost(endpoint, totals) for endpoint in pool]
     best = accuracy.index(max(accuracy))
@@ -193,7 +192,7 @@ def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -
 
 
 def known_cost(rows: Iterable[LedgerSum]) -> Dollars | None:
-    """USD of the calls in these rows whose cost is known; None where there are calls and it is of none."""
+    """USD of the calls in these rows with a known cost; None if there are calls and none has one."""
     known = [row.known_cost for row in rows if row.calls]
     costs = [cost for cost in known if cost is not None]
     return None if known and not costs else Dollars(sum(costs, Decimal(0)))
@@ -205,7 +204,7 @@ def _against(name: str, asks: int, cost: Decimal | None, each: Decimal | None) -
 
 
 def _mean_cost(endpoint: Endpoint, totals: Mapping[str, LedgerSum]) -> Decimal | None:
-    """USD of one call to it."""
+    """Mean USD of a call to the endpoint; None if unknown."""
     row = totals.get(endpoint.name, _NO_CALLS)
     if row.calls > row.unpriced:
         return row.cost / (row.calls - row.unpriced)

@@ -4,24 +4,23 @@ A dual ascent on the constraint E[cost] = target, with a memory. Each query move
 
     log lambda += eta (e + D / H),    e = cost / target - 1,    D = the sum of e so far,
 
-so that over- and underspending is made up for over the next H queries, and the long-run mean is the target whatever
-the policy's costs are, as long as a higher weight makes them lower. A step is bounded, so widely that the long tail of
-real costs is not cut (that would bias the mean). D is bounded to 1,000 targets, and what is made up for at a time to
-half a target: no burst, and no period in which the target could not be met, makes it spend nothing, or everything, for
-long.
+so that over- and underspending is repaid over the next H queries. If a higher weight lowers the cost, the long-run mean
+is the target for any policy. The bound of a step is wide enough not to cut the long tail of real costs, which would
+bias the mean. D is bounded to 1,000 targets, and D / H to half a target. So after a burst, or a period in which the
+target could not be met, it does not spend nothing, or everything, for long.
 
 With many asks under way, costs respond to an old weight. Steps are then smaller, and the asks use weights spread around
-the learned one, up to e times lower and higher. Without that, a policy whose cost falls steeply at some weight would
-have all asks under way on one side of it, and then all on the other. Mixing reaches the costs in between, and the mixed
-cost responds to the weight as gently as it is spread. The positions follow a golden-ratio sequence, so that any few
-consecutive asks are spread evenly.
+the learned one, up to e times lower and higher. Otherwise, with a policy whose cost falls steeply at some weight, all
+asks under way would be on one side of it, and then all on the other. Mixing reaches the costs in between, and the wider
+the spread, the more gently the mixed cost responds to the weight. Positions follow a golden-ratio sequence, so that any
+few consecutive asks are spread evenly.
 
-What policies do at the weights they are trained for need be neither the least nor the most that can be spent. Beyond
-the highest of these one endpoint is asked, by the text (see `focalroute.serving.ask.Ask.decide`). At the bounds of the
-weight some asks go to the cheapest endpoint alone (`HIGHEST_WEIGHT`), or to everybody (`LOWEST_WEIGHT`). Their share
-follows D, from none to all within 20 targets, and the weight stays at its bound meanwhile. So every target is held from
-what the cheapest endpoint costs to what all cost, but for policies of which nothing shows that asking everybody has
-more right (see `Policy.served`).
+A policy at the weights it was trained for may spend neither the least nor the most possible. Beyond the highest of
+these weights one endpoint is asked, chosen by the text (see `focalroute.serving.ask.Ask.decide`). At the bounds of the
+weight some asks go to the cheapest endpoint alone (`HIGHEST_WEIGHT`), or to all endpoints (`LOWEST_WEIGHT`). Their
+share follows D, from none to all within 20 targets, and the weight stays at its bound meanwhile. So every target can be
+held from the cost of the cheapest endpoint to the cost of all, except with policies for which there is no evidence that
+asking all endpoints gives more right answers (see `Policy.served`).
 """
 
 from __future__ import annotations
@@ -40,37 +39,37 @@ from focalroute.store.base import Store
 
 _log = logging.getLogger("focalroute")
 
-#: At this weight, or a lower one, everybody is asked at once.
+#: At this weight or a lower one, all endpoints are asked at once.
 LOWEST_WEIGHT = COST_WEIGHT_RANGE[0] / 2
-#: At this weight, or a higher one, the cheapest endpoint is asked alone.
+#: At this weight or a higher one, the cheapest endpoint is asked alone.
 HIGHEST_WEIGHT = COST_WEIGHT_RANGE[1] * 32
 
 _RATE = 0.1  # eta
 _STEP = 1.0  # the most that one query moves log lambda
 _REPAID = 300.0  # H
-_REPAID_AT_A_TIME = 0.5  # the most of D / H, either way
-_DEBT = 1000.0  # the most that D is, either way
-_UNDER_WAY = 4  # asks under way from which on steps are smaller, and weights spread
-_SPREAD = 1.0  # the most that the weight of one ask may be off, in log lambda, either way
+_REPAID_AT_A_TIME = 0.5  # bound of D / H, either way
+_DEBT = 1000.0  # bound of D, either way
+_UNDER_WAY = 4  # beyond this many asks under way, steps are smaller and weights spread
+_SPREAD = 1.0  # bound of the spread of weights in log lambda, either way
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_SILVER = math.sqrt(2) - 1  # of the sequence that chance follows: independent of the other one
-_MIXED = 20.0  # targets, between an owed D and one in hand, along which the share of asks at a bound rises to all
-_TOO_LOW = 1000  # asks in a row of the cheapest alone that cost too much on average: the target cannot be held
+_SILVER = math.sqrt(2) - 1  # step of the sequence that draws asks at a bound: independent of the golden one
+_MIXED = 20.0  # width of the range of D, in targets, over which the share of asks at a bound rises from none to all
+_TOO_LOW = 1000  # consecutive asks at the highest weight; if these cost too much on average, the target cannot be held
 _PRICE_RANGE = 1000.0
 _FIRST_WORTH = 0.05  # of a right answer
 _LATEST = 16  # answers in the store whose weights a new process starts from
 
 
 class DualAscent:
-    """Holds a weight so that the mean of what queries use is the target. Thread-safe.
+    """Adapts a weight so that queries on average use the target amount. Thread-safe.
 
     Args:
-        target: the mean of a query; None: the weight stays as it is.
-        weight: at the start.
-        bounds: of the weight, lowest and highest.
+        target: the mean to reach; None: the weight stays constant.
+        weight: the initial weight.
+        bounds: the lowest and the highest weight.
     """
 
-    _unmet = ""  # a warning, with the target and the mean, where the highest weight is not enough
+    _unmet = ""  # the warning, with target and mean, that even the highest weight does not reach the target
 
     def __init__(self, target: float | None, weight: float, bounds: tuple[float, float]) -> None:
         self._target = target
@@ -85,43 +84,43 @@ class DualAscent:
 
     @property
     def weight(self) -> float:
-        """The weight now."""
+        """The current weight."""
         return self._weight
 
     def begin(self) -> float:
-        """Count a query that begins; the weight it is to use."""
+        """Count a query that begins; return the weight it is to use."""
         with self._lock:
             self._under_way += 1
             self._begun += 1
             return self._weight if self._target is None else self._drawn(self._spread())
 
     def resume(self, latest: Sequence[float]) -> None:
-        """Go on from the mean of the weights that the latest queries used; those of 0 were not held."""
+        """Start from the geometric mean of the latest queries' weights; a weight of 0 means none was used."""
         used = [math.log(weight) for weight in latest if weight > 0]
         if used and self._target is not None:
             self._log = min(max(sum(used) / len(used), math.log(self._bounds[0])), math.log(self._bounds[1]))
             self._weight = self._within(self._log)
 
     def _spread(self) -> float:
-        """The current weight or one near it; the more asks are under way, the further from it."""
+        """The current weight or one near it; the more asks are under way, the further away."""
         place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
         return self._within(self._log + self._width * place)
 
     def _drawn(self, weight: float) -> float:
-        """The weight that is used for this one."""
+        """The weight to use for one query, given its spread weight."""
         return weight
 
     @property
     def _width(self) -> float:
-        """How far the weights of asks under way are spread, in their logarithm, either way."""
+        """How far the weights of asks under way are spread in the logarithm, either way."""
         return _SPREAD * max(0.0, 1.0 - _UNDER_WAY / max(self._under_way, 1))
 
     def _mixing(self, lowest: float, highest: float) -> bool:
-        """Whether the weight stays at its bound, as what is used there is mixed."""
+        """Whether the weight stays at its bound, as asks are mixed there."""
         return False
 
     def end(self, used: float | Decimal | None) -> None:
-        """Count a query that ended, and what it used; None: it was refused, which tells nothing."""
+        """Count a query that ended, and the amount it used; None: it was refused."""
         with self._lock:
             rate = _RATE / max(1.0, self._under_way / _UNDER_WAY)
             self._under_way -= 1
@@ -150,11 +149,11 @@ class DualAscent:
 
 
 class Pacer(DualAscent):
-    """Holds the cost weight so that a query costs the target in the mean.
+    """Adapts the cost weight so that queries on average cost the target.
 
     Args:
-        target: mean USD of a query; None: the weight stays as it is.
-        cost_weight: lambda at the start.
+        target: mean USD of a query; None: the weight stays constant.
+        cost_weight: the initial lambda.
     """
 
     _unmet = (
@@ -165,7 +164,7 @@ class Pacer(DualAscent):
         super().__init__(None if target is None else float(target), cost_weight, (LOWEST_WEIGHT, HIGHEST_WEIGHT))
 
     def _drawn(self, weight: float) -> float:
-        """This weight; next to a bound the last one that is decided at or, by chance, the bound."""
+        """The given weight; near a bound the last weight at which the policy decides or, at random, the bound."""
         lowest = COST_WEIGHT_RANGE[0]
         if lowest <= weight <= HIGHEST_WEIGHT / 2:
             return weight
@@ -179,21 +178,21 @@ class Pacer(DualAscent):
         return (self._log >= highest and self._debt > -_MIXED) or (self._log <= lowest and self._debt < _MIXED)
 
     def add(self, cost: float) -> None:
-        """Count USD spent beside the queries (on exploration or judging): the queries to come make up for them."""
+        """Count USD spent on exploration or judging, for which later queries make up."""
         with self._lock:
             if self._target is not None:
                 self._debt = min(self._debt + cost / self._target, _DEBT)
 
 
 class TimePacer(DualAscent):
-    """Holds the price of a second so that a query takes the target in the mean.
+    """Adapts the price of a second so that queries on average take the target time.
 
-    The price lies within a thousand times of where it starts, either way: from next to nothing to where the quickest
-    endpoint is asked alone.
+    The price stays within a factor of 1,000 of its start, either way: from next to nothing to a price at which only the
+    quickest endpoint is asked.
 
     Args:
-        target: mean seconds of a query; None: the price stays as it is.
-        usd_per_second: the price at the start.
+        target: mean seconds of a query; None: the price stays constant.
+        usd_per_second: the initial price.
     """
 
     _unmet = (
@@ -211,8 +210,9 @@ def make_pacers(
     """Make a budget's pacers, which start from the weights of the latest answers in the store, if there are any.
 
     Args:
-        cost_weight: where the cost weight starts on a new store, or stays; ``usd_per_second``: the price of time,
-            likewise; at 0 it starts where ``seconds_per_query`` take a twentieth of a right answer.
+        cost_weight: the cost weight on a new store, or without a target.
+        usd_per_second: likewise the price of time; from 0 it starts where ``seconds_per_query`` cost a twentieth of a
+            right answer.
         everybody: expected USD of asking every endpoint once.
     """
     usd, seconds = (budget.usd_per_query, budget.seconds_per_query) if budget else (None, None)

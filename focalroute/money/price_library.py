@@ -1,8 +1,8 @@
-"""Prices from a library that is kept up to date: genai-prices (extra ``prices``), the only module that imports it.
+"""Prices from the library genai-prices (extra ``prices``). The only module that imports it.
 
-It ships the prices of many services (Together, Fireworks, OpenRouter, OpenAI and others; not DeepInfra) as data within
-the package, so nothing is fetched, and they are as old as the package that is installed. It does not say when they were
-looked up: the latest day on which a price in it begins is taken for that, so they may be newer, but not older.
+The package ships the prices of many services (Together, Fireworks, OpenRouter, OpenAI and others; not DeepInfra), so
+nothing is fetched, and prices are as old as the installed package. It does not say when they were looked up. The latest
+start date of any price in it stands for that date, so prices may be newer, but not older.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 _NAME = "genai-prices"
-_SHORTEST = 1024  # tokens: no model that answers questions takes fewer, so the listing is wrong
+_SHORTEST = 1024  # tokens: a shorter context length is an error in the library
 
 
 class LibraryPrice(NamedTuple):
     """A model's price in the library.
 
     Attributes:
-        price: None: there is none that holds for every call, and ``detail`` says why.
-        context_tokens: how many tokens a prompt and its reply may have; None: it does not say.
+        price: None: no single price holds for every call; ``detail`` says why.
+        context_tokens: the most tokens of a prompt and its reply; None: unknown.
         source: the library and its version.
-        as_of: the day from which on its data is; see above.
-        detail: the name of its entry, if it is not the model's; or why there is no price.
+        as_of: the date of the library's data; see above.
+        detail: the name of the library's entry, if it differs from the model's; or why there is no price.
     """
 
     price: Price | None
@@ -45,12 +45,12 @@ class LibraryPrice(NamedTuple):
 
 
 def installed() -> bool:
-    """Whether the extra is there."""
+    """Whether genai-prices is installed."""
     return find_spec("genai_prices") is not None
 
 
 def with_prices(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """The same endpoints; those of a ``service`` without a price get the library's, and its context length."""
+    """The endpoints, where those of a ``service`` without a price get the library's price and context length."""
     return tuple(_filled_in(endpoint) for endpoint in endpoints)
 
 
@@ -95,7 +95,7 @@ def look_up(base_url: str | None, model: str) -> LibraryPrice:
 
 
 def _price(entry: ModelInfo) -> tuple[Price | None, str]:
-    """The price of today's calls; None, and why, where it is not one for all of them."""
+    """Today's price; None, and the reason, if no single price holds for all calls."""
     from genai_prices.types import ModelPrice, TimeOfDateConstraint
 
     conditions = [] if isinstance(entry.prices, ModelPrice) else entry.prices
@@ -103,7 +103,7 @@ def _price(entry: ModelInfo) -> tuple[Price | None, str]:
         return None, "its price depends on the time of day"
     prices = entry.get_prices(datetime.now(UTC))
     if prices.requests_kcount:
-        return None, "each call costs something beside its tokens"
+        return None, "each call costs something besides its tokens"
     prompt, completion, cached = prices.input_mtok, prices.output_mtok, prices.cache_read_mtok
     if prompt is None or completion is None:
         return None, "it is not sold by the token"

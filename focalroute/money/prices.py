@@ -1,9 +1,9 @@
 """Looks prices up in the providers' own listings, and writes them into the pool file.
 
-Together and DeepInfra list USD per million tokens as numbers, OpenRouter USD per token as strings. What is not listed,
-or not as a price, is unknown: it is reported and never taken as zero. Services without a known listing are looked up in
-a price library, where it is installed (see `focalroute.money.price_library`). The pool file keeps prices, with the date
-and place where they were looked up.
+Together and DeepInfra list USD per million tokens as numbers, OpenRouter USD per token as strings. A price that is not
+listed, or invalid, is reported as unknown, never taken as zero. Services without a known listing are looked up in a
+price library, if installed (see `focalroute.money.price_library`). The pool file keeps each price with its date and
+source.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _log = logging.getLogger("focalroute")
 
 LISTING = "listing"
 STALE_DAYS = 30
-_TIMEOUT_S = 20.0  # without a byte
-_LONGEST_S = 20.0  # in all
+_TIMEOUT_S = 20.0  # between two bytes
+_LONGEST_S = 20.0  # in total
 _MOST_BYTES = 16 * 2**20
 _HIGHEST = Decimal(100_000)
 
 
 class NotListed(Exception):
-    """A service's listing cannot be had; ``status``: of the HTTP response, None if there was none."""
+    """A service's listing is not available; ``status``: that of the HTTP response, None if there was none."""
 
     def __init__(self, reason: str, status: int | None) -> None:
         super().__init__(reason)
@@ -56,13 +56,13 @@ class ListedPrice:
     """An endpoint's price in its provider's listing, or in the price library.
 
     Attributes:
-        price: the listed price, USD per million tokens; None where there is none.
-        state: against the pool's own price: "same", "changed", "new" (the pool has none); or why there is none:
-            "unlisted" (the listing, or library, lacks the model, or its price), "no listing" (the service has no known
-            one), "failed" (``detail`` says why).
+        price: the listed price, USD per million tokens; None if there is none.
+        state: compared with the pool's own price: "same", "changed", "new" (the pool has none); or why there is no
+            listed price: "unlisted" (the listing or library lacks the model or its price), "no listing" (the service
+            has no known listing), "failed" (``detail`` says why).
         stale: whether the pool's own price was looked up too long ago.
         source: where ``price`` is from: "listing", or the library and its version.
-        as_of: the day from which on it is.
+        as_of: the date of ``price``.
     """
 
     endpoint: str
@@ -74,18 +74,18 @@ class ListedPrice:
     as_of: date | None = None
 
 
-#: The listing of each address; or why it cannot be had with the key of this variable, which another's may get.
+#: Listing by address; or the failure by (address, key variable), as another key may work.
 _Fetched = dict[str | tuple[str, str | None], Mapping[str, Price] | str]
 
 
 def listed_prices(endpoints: Iterable[Endpoint], *, library: bool = False) -> list[ListedPrice]:
-    """Look every endpoint up in its provider's listing; each listing is fetched once.
+    """Look up every endpoint's price in its provider's listing; each listing is fetched once.
 
-    Those whose service has no known listing are looked up in the price library, if it is installed; with ``library``
-    all of them are, and nothing is fetched.
+    Endpoints of a service without a known listing are looked up in the price library, if it is installed. With
+    ``library`` all endpoints are, and nothing is fetched.
 
     Raises:
-        ConfigError: the library is wanted, but not installed.
+        ConfigError: ``library`` is set, but the library is not installed.
     """
     fetched: _Fetched = {}
     return [_from_library(endpoint) if library else _look_up(endpoint, fetched) for endpoint in endpoints]
@@ -125,7 +125,7 @@ def _look_up(endpoint: Endpoint, fetched: _Fetched) -> ListedPrice:
 
 
 def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
-    """The listing of the endpoint's service, or why it cannot be had."""
+    """The listing of the endpoint's service, or why it is not available."""
     try:
         return read_listing(fetch_models(endpoint), endpoint.spoken)
     except (NotListed, ConfigError) as error:  # such as a key that is not set
@@ -133,22 +133,22 @@ def _fetch(endpoint: Endpoint) -> Mapping[str, Price] | str:
 
 
 def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
-    """Fetch the service's answer to ``GET /models``, parsed from its JSON, numbers exact.
+    """Fetch ``GET /models`` from the service, parsed from JSON with exact numbers.
 
     Args:
-        timeout_s: without a byte.
+        timeout_s: the longest wait for the next byte.
 
     Raises:
-        ConfigError: its key is not set.
-        NotListed: no such answer came back.
+        ConfigError: the endpoint's key is not set.
+        NotListed: no valid response came.
     """
     headers = {"User-Agent": "focalroute", **endpoint.headers}
     key = endpoint.key()
-    if key and "anthropic" in (endpoint.service, service_at(endpoint.base_url)):  # its list takes no bearer token
+    if key and "anthropic" in (endpoint.service, service_at(endpoint.base_url)):  # it takes no bearer token here
         headers |= {"x-api-key": key.get_secret_value(), "anthropic-version": "2023-06-01"}
     elif key:
         headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-    with DaemonThreads(1, "focalroute-models") as thread:  # the caller may have an event loop of its own
+    with DaemonThreads(1, "focalroute-models") as thread:  # the caller may already run an event loop
         body = thread.submit(asyncio.run, _download(endpoint, headers, timeout_s)).result()
     try:
         found: object = json.loads(body, parse_float=Decimal)
@@ -158,17 +158,17 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
 
 
 async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: float) -> bytes:
-    """The body found there, in bounded time and memory; NotListed if there is none."""
+    """Download the response body in bounded time and memory; NotListed if that fails."""
     import httpx
 
     from focalroute.core.tls import tls_context
 
     body, url = bytearray(), f"{endpoint.base_url}/models"
-    unpacked = {**headers, "Accept-Encoding": "identity"}  # what is packed may unpack to anything
+    unpacked = {**headers, "Accept-Encoding": "identity"}  # a compressed body may unpack to any size
     tls, proxy = tls_context(endpoint.verify, endpoint.cert), proxy_of(endpoint)
     try:
         async with (
-            asyncio.timeout(_LONGEST_S),  # in all: a service may send a byte at a time for ever
+            asyncio.timeout(_LONGEST_S),  # in total, as a service may send single bytes for ever
             httpx.AsyncClient(timeout=timeout_s, verify=tls, proxy=proxy, trust_env=False) as client,
             client.stream("GET", url, headers=unpacked) as response,
         ):
@@ -188,7 +188,7 @@ async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: f
 
 
 def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
-    """Read model names and prices from a service's answer to ``GET /models``. What is not a price is left out."""
+    """Read model names and prices from a response to ``GET /models``. Models without a valid price are left out."""
     found: dict[str, Price] = {}
     for model in listed_models(payload):
         price = _SHAPES[dialect].read(model)
@@ -198,19 +198,19 @@ def read_listing(payload: object, dialect: Dialect) -> dict[str, Price]:
 
 
 def listed_models(payload: object) -> list[Mapping[str, Any]]:
-    """Return the models with a name in a service's answer to ``GET /models``, each as the service describes it."""
+    """Return the models with an id in a response to ``GET /models``, each as the service describes it."""
     models = payload.get("data") if isinstance(payload, Mapping) else payload
     return [model for model in objects_in(models) if isinstance(model.get("id"), str)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Where a listing keeps its prices: the path to the table, the names in it, and how many tokens they are for."""
+    """The layout of prices in a listing: the path to their table, their names, and the tokens they are for."""
 
     path: Sequence[str]
     names: tuple[str, str, str]  # prompt, completion, cached prompt
     tokens: int
-    free: bool  # whether zero means free; elsewhere it stands for what is not sold by the token
+    free: bool  # whether zero means free; otherwise it means not sold by the token
 
     def read(self, model: Mapping[str, Any]) -> Price | None:
         for step in self.path:
@@ -271,7 +271,7 @@ def _to_json(one: ListedPrice) -> dict[str, Any]:
 
 
 def stale(endpoint: Endpoint) -> bool:
-    """Whether its price was looked up more than 30 days ago; without a date it is the user's own word."""
+    """Whether the price was looked up more than 30 days ago; a price without a date is the user's own, never stale."""
     return _old(endpoint.prices_as_of)
 
 
@@ -297,10 +297,10 @@ _KEYS = ("input_usd_per_1m", "output_usd_per_1m", "cached_input_usd_per_1m", "pr
 def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
     """Write known prices, with date and source, into a pool file's ``[[endpoint]]`` tables.
 
-    All else in the file, comments and layout included, stays as it is.
+    The rest of the file, including comments and layout, is unchanged.
 
     Raises:
-        ConfigError: the file cannot be edited safely, or not be written; it is left as it was.
+        ConfigError: the file cannot be edited safely, or cannot be written; it is left unchanged.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
@@ -309,7 +309,7 @@ def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
     if not prices:
         return
     whole = path.read_bytes().decode()
-    text = whole.removeprefix("\ufeff")  # some editors begin a file with a mark
+    text = whole.removeprefix("\ufeff")  # some editors write a byte order mark
     newline = "\r\n" if "\r\n" in text else "\n"
     wanted = tomllib.loads(text)
     try:
@@ -334,7 +334,7 @@ def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
 
 
 def _take_ending(table: Any) -> list[Any]:
-    """Take the comments and empty lines from the end of a table, which belong to the next one; none if it is inline."""
+    """Remove and return a table's trailing comments and empty lines, which belong to the next; none if it is inline."""
     from tomlkit.items import Table
 
     ending: list[Any] = []
@@ -351,7 +351,7 @@ def _toml_values(listed: ListedPrice) -> tuple[str, ...]:
 
 
 def _replace(path: Path, text: str) -> None:
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # so that a link stays a link
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as beside, (Path(beside) / path.name).open("wb") as file:
             file.write(text.encode())
@@ -360,4 +360,4 @@ def _replace(path: Path, text: str) -> None:
             Path(file.name).chmod(path.stat().st_mode)
             Path(file.name).replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}; may you write to its folder?") from None
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; check its folder's permissions") from None

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server in front of an ensemble (extra ``server``): any OpenAI client is a client of it.
+"""An OpenAI-compatible server in front of an ensemble (extra ``server``), for any OpenAI client.
 
-`create_app` makes an ASGI application of an `AsyncEnsemble`; ``focalroute serve`` runs one by uvicorn. What a request
-may hold and what comes back is in `docs/server.md`.
+`create_app` makes an ASGI application from an `AsyncEnsemble`; ``focalroute serve`` runs it with uvicorn. Requests and
+responses are described in `docs/server.md`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Caller", "Callers", "create_app"]
 
-#: Who needs what, and the extra that has it.
+#: What the server needs, and the extra that provides it.
 NEEDED = "the server needs starlette, uvicorn and prometheus-client", "server"
 
 
 def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local_only: bool = False) -> Starlette:
     """An OpenAI-compatible server in front of an ensemble, as an ASGI application.
 
-    Run by itself (``uvicorn module:app``) it closes the ensemble at its end; mounted in another application, the
-    ensemble's maker does.
+    Run on its own (``uvicorn module:app``), it closes the ensemble on shutdown; mounted in another application, it
+    leaves that to its maker.
 
     Args:
-        callers: who may ask; their limits have to be in the ensemble's budget (`Callers.within`). None: everyone who
-            can reach it.
-        local_only: whether only requests are answered that call the server localhost or a loopback address: a web page
-            cannot make its visitor's browser send those.
+        callers: who may ask; their limits must be in the ensemble's budget (`Callers.within`). None: anyone who can
+            reach the server.
+        local_only: whether to answer only requests that address localhost or a loopback address, which a web page
+            cannot make its visitor's browser send.
 
     Raises:
         ConfigError: it is not an AsyncEnsemble, does not keep a caller's limit, or the extra ``server`` is missing.

@@ -1,4 +1,4 @@
-"""The HTTP side: routes, callers, bodies and streams. Everything about answers is the ensemble's.
+"""The server's HTTP side: routes, callers, bodies and streams. The ensemble does everything about answers.
 
 POST /v1/chat/completions    POST /v1/feedback    GET /v1/models[/{model}]    GET /healthz    GET /metrics
 """
@@ -38,16 +38,14 @@ from focalroute.serving.ensemble import AsyncEnsemble
 from focalroute.serving.query import new_id
 from focalroute.serving.streaming import AsyncAnswerStream
 
-#: Of a request's body; a larger one is refused, and not read to its end.
+#: The largest body of a request; a larger one is refused without reading the rest.
 MAX_BODY_BYTES = 16 * 2**20
 
-_SMALL_BODY_BYTES = 64 * 1024  # up to which a body is read at once: in 2 ms at the most
-_MOST_BODY_BYTES = (
-    256 * 2**20
-)  # of the bodies of all requests under way, each of which takes several times as much memory
-_BODY_S = 30.0  # within which it has to arrive
-_PIECE_S = 60.0  # within which a client has to take a piece of a stream
-_MOST_ASKS = 1000  # under way at a time; beyond that they are refused
+_SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is parsed on the event loop, in 2 ms at most
+_MOST_BODY_BYTES = 256 * 2**20  # for all requests under way; parsing takes several times as much memory
+_BODY_S = 30.0  # for a body to arrive
+_PIECE_S = 60.0  # for a client to take a piece of a stream
+_MOST_ASKS = 1000  # under way at a time; more are refused
 _MINUTE_S = 60.0
 _GONE = 499  # the client went away; only metrics see it
 _BY_CALLERS = (ConfigError, FeedbackError)
@@ -70,7 +68,7 @@ class Service:
         self._under_way: Counter[str] = Counter()  # asks, by the caller's name
         self._body_bytes = 0  # of all requests under way
         self._reader = ThreadPoolExecutor(1, "focalroute-body")
-        self._recent: dict[tuple[str, str], deque[float]] = {}  # begins of the last minute, by kind and caller
+        self._recent: dict[tuple[str, str], deque[float]] = {}  # start times in the last minute, by kind and caller
 
     def app(self) -> Starlette:
         """Make the application."""
@@ -88,11 +86,11 @@ class Service:
             exception_handlers={HTTPException: self._not_found},
             lifespan=self._lifespan,
         )
-        app.router.redirect_slashes = False  # it would name http where a proxy speaks https for us
+        app.router.redirect_slashes = False  # a redirect would name http even behind an https proxy
         return app
 
     def _counting_bodies(self, app: ASGIApp) -> ASGIApp:
-        """Forget a request's body once its response is sent."""
+        """Subtract a request's body from the bytes under way once its response is sent."""
 
         async def counting(scope: Scope, receive: Receive, send: Send) -> None:
             state = scope.setdefault("state", {})
@@ -113,7 +111,7 @@ class Service:
     # -- around every request ----------------------------------------------------------------------------------------
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, open_to_all: bool = False) -> Route:
-        """Guard a handler: it serves those who may ask while the ensemble is open; errors become OpenAI's responses."""
+        """Admit callers to a handler while the ensemble is open; turn errors into OpenAI's responses."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -133,10 +131,11 @@ class Service:
         return Route(path, guarded, methods=[method])
 
     async def _admit(self, request: Request) -> Caller | None:
-        """Find who asks; None: no key is needed.
+        """Find the caller; None: no key is needed.
 
         Raises:
-            Refused: no right key; or a page in a browser asks, which may not spend its visitor's money.
+            Refused: there is no valid key; or without keys, the request may come from a web page, which must not spend
+                its visitor's money.
         """
         if self._local_only and not is_loopback(_host(request)):
             message = "without keys only this machine is served; ask localhost, or start the server with --keys"
@@ -196,10 +195,10 @@ class Service:
         return _json(completion(chat, answer), headers={"x-request-id": completion_id(answer.id)})
 
     async def _read(self, request: Request, read: Callable[[object], T]) -> T:
-        """Read a request's body; a large one on a thread, one at a time, so that others are served meanwhile.
+        """Read a request's body; large ones are parsed on a thread, one at a time, so that others are served meanwhile.
 
         Raises:
-            Refused: the body, or a field, is wrong.
+            Refused: the body, or a field, is invalid.
         """
         body = await self._body(request)
         if len(body) <= _SMALL_BODY_BYTES:
@@ -207,13 +206,13 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._reader, lambda: read(parse_json(body)))
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body.
+        """Receive the whole body.
 
         Raises:
-            Refused: it is not plain JSON by its own word, is too large, or does not arrive.
+            Refused: its headers do not declare uncompressed JSON, it is too large, or it does not arrive in time.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # which a page of another site cannot send without being asked
+        if kind != "application/json":  # other sites' pages cannot send this type without a CORS preflight
             raise Refused(415, "send the header Content-Type: application/json", code="unsupported_media_type")
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
             message = "send the body as it is, without Content-Encoding"
@@ -241,15 +240,15 @@ class Service:
         """Count an ask of a caller against its bounds.
 
         Raises:
-            Refused: it has too many under way, or began too many within a minute.
+            Refused: the caller has too many asks under way, or began too many within a minute.
         """
         if self._under_way[caller.name] >= caller.max_concurrency:
-            message = f"this key has {caller.max_concurrency} requests under way, as many as it may; try again"
+            message = f"this key has {caller.max_concurrency} requests under way, its maximum; try again"
             raise Refused(429, message, "rate_limit_error", code="too_many_under_way", retry_after_s=1)
         self._check_rate(caller, "asks")
 
     def _check_rate(self, caller: Caller, kind: str) -> None:
-        """Count a request of a caller against those of this kind that it may make in a minute; raises likewise."""
+        """Count a caller's request against its rate for this kind; raises Refused beyond it."""
         if caller.requests_per_minute is None:
             return
         recent, now = self._recent.setdefault((kind, caller.name), deque()), time.monotonic()
@@ -262,7 +261,7 @@ class Service:
         recent.append(now)
 
     async def _streamed(self, request: Request, chat: ChatRequest, name: str, began: float) -> Response:
-        """A response once the first piece is there: what fails before has a status of its own."""
+        """A response that begins with the first piece: an error before it still gets its own HTTP status."""
         stream = self._ensemble.stream(chat.query, **chat.options)
         try:
             first = await _while_connected(request.receive, stream.next_piece())
@@ -278,7 +277,7 @@ class Service:
         self._metrics.end(time.perf_counter() - began)
         if isinstance(error, PoolError):
             self._metrics.failed(error.replies, name)
-        elif answer is not None and not answer.cached:  # else its calls were counted when they were made
+        elif answer is not None and not answer.cached:  # a cached answer's calls were counted before
             self._metrics.receipt(answer.receipt, name)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
@@ -299,12 +298,12 @@ class Service:
     async def _metrics_text(self, request: Request) -> Response:
         caller: Caller | None = request.state.caller
         if caller is not None and not caller.metrics:
-            message = "this key may not read the metrics of all; the server's operator can give it metrics = true"
+            message = "this key may not read the server's metrics; its operator can give the key metrics = true"
             raise Refused(403, message, "permission_error", code="no_metrics")
         return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthy(self, _: Request) -> Response:
-        self._ensemble.check_open()  # not so if it was made before a fork
+        self._ensemble.check_open()  # raises also if it was made before a fork
         return _json({"status": "ok"})
 
 
@@ -312,8 +311,8 @@ class _EventStream(Response):
     """An answer as server-sent events, until it ends or the client goes away.
 
     Args:
-        first: its first piece; None: it has no text.
-        ended: called once, with the answer if it came to its end, and what went wrong if anything did.
+        first: the first piece; None: the answer has no text.
+        ended: called once, with the answer if it was completed, and the error if there was one.
     """
 
     def __init__(
@@ -335,9 +334,9 @@ class _EventStream(Response):
         self._error: BaseException | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the events until the answer ends or the client is gone."""
         try:
-            with contextlib.suppress(ClientDisconnect, OSError):  # a client that takes nothing more is gone, too
+            with contextlib.suppress(ClientDisconnect, OSError):  # a client that stops reading counts as gone
                 await _while_connected(receive, self._send(send))
         finally:
             self._ended(self._answer, self._error)
@@ -367,7 +366,7 @@ async def _send_part(send: Send, body: bytes, *, more: bool = True) -> None:
 
 
 async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of the work; it is cancelled once the client is gone.
+    """Return the result of the work, which is cancelled if the client disconnects.
 
     Raises:
         ClientDisconnect: the client is gone.
@@ -390,7 +389,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _refusal(error: BaseException) -> Refused:
-    """The response to an error; what a caller is not told is in the log, by the response's id."""
+    """The response to an error; details that the caller may not see are logged under the response's id."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, FocalrouteError):
@@ -401,7 +400,7 @@ def _refusal(error: BaseException) -> Refused:
         _log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     else:
         request_id, refused = completion_id(new_id()), internal_error()
-        where = "".join(traceback.format_tb(error.__traceback__))  # and no message: it may hold text of a prompt
+        where = "".join(traceback.format_tb(error.__traceback__))  # not the message, which may quote a prompt
         _log.error("%s: a request failed with %s\n%s", request_id, type(error).__name__, where)
     refused.extra_headers = {"x-request-id": request_id}
     return refused
@@ -412,7 +411,7 @@ def _error(refusal: Refused) -> Response:
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON in ASCII, which any text can be written in."""
+    """A JSON response, in ASCII so that any text can be encoded."""
     return Response(json.dumps(body, default=str), status, headers, media_type="application/json")
 
 

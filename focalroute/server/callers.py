@@ -1,6 +1,6 @@
-"""Who may ask: the keys of callers, held as hashes, and what each of them may spend.
+"""The callers who may ask: their keys, held as hashes, and what each may spend.
 
-A file of keys is read again when it was changed, so that a key can be revoked while the server runs.
+A file of keys is read again when it changes, so that a key can be revoked while the server runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from focalroute.serving.query import MAX_TAG_LENGTH, MAX_TAGS, checked_tags
 if TYPE_CHECKING:
     from focalroute.serving.ensemble import AsyncEnsemble
 
-#: Holds the key of the only caller, where there is no file of keys.
+#: The environment variable with the key of the only caller, if there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
 
 _SHORTEST = 16  # characters of a key: shorter ones can be guessed
@@ -46,16 +46,16 @@ _log = logging.getLogger("focalroute.server")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who may ask.
+    """A caller who may ask.
 
     Attributes:
-        name: of the key; on the ledger its asks have the tag "key:NAME".
+        name: the key's name; in the ledger the caller's asks have the tag "key:NAME".
         digest: SHA-256 of the key, 32 bytes.
-        usd: what it may spend on this store, for ever or per period as in ``Budget.usd_per_tag``; None: no limit.
-        tags: further tags of its asks, for the ledger and for the budget's ``usd_per_tag``.
-        max_concurrency: asks it may have under way at a time.
-        requests_per_minute: asks it may begin in any minute, and feedbacks that it may give; None: no limit.
-        metrics: whether it may read the server's metrics, which show what every caller spends.
+        usd: the most to spend on this store, in total or per period as in ``Budget.usd_per_tag``; None: no limit.
+        tags: further tags of the caller's asks, for the ledger and for the budget's ``usd_per_tag``.
+        max_concurrency: the most asks under way at a time.
+        requests_per_minute: the most asks, and likewise feedbacks, in any minute; None: no limit.
+        metrics: whether the caller may read the server's metrics, which show what every caller spends.
     """
 
     name: str
@@ -68,15 +68,15 @@ class Caller:
 
     @property
     def tag(self) -> str:
-        """Return the tag of its asks in the store."""
+        """Return the tag of the caller's asks in the store."""
         return _TAG + self.name
 
 
 class Callers:
-    """Everybody who may ask; at least one. Keys themselves are not kept.
+    """All callers who may ask, at least one. Keys themselves are not kept.
 
     Raises:
-        ConfigError: there are none, or two have one name or one key.
+        ConfigError: there are none, or two share a name or a key.
     """
 
     def __init__(self, callers: Iterable[Caller]) -> None:
@@ -96,20 +96,20 @@ class Callers:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Callers:
-        """Read a file of keys: tables ``[[key]]`` with name, sha256 or key_env, and perhaps usd, tags and bounds.
+        """Read a file of keys: tables ``[[key]]`` with name, sha256 or key_env, and optionally usd, tags and bounds.
 
         Raises:
-            ConfigError: the file, or a key, is wrong.
+            ConfigError: the file, or a key, is invalid.
         """
         path = Path(path)
-        seen = _stamp(path)  # before reading: a change meanwhile is not missed
+        seen = _stamp(path)  # before reading, so as not to miss a change meanwhile
         with locating(path):
             callers = cls(_read(path))
         callers._path, callers._seen = path, seen
         return callers
 
     def changed(self) -> bool:
-        """Whether its file was changed since it was last read. Looks at most once a second, else says no."""
+        """Whether the file was changed since it was last read; False within a second of the last check."""
         now = time.monotonic()
         if self._path is None or now < self._next_check:
             return False
@@ -117,9 +117,9 @@ class Callers:
         return _stamp(self._path) != self._seen
 
     def reload(self, ensemble: AsyncEnsemble) -> None:
-        """Read the file again, and have the ensemble keep the limits in it. Waits for the store.
+        """Read the file again, and have the ensemble keep its limits. Waits for the store.
 
-        What is wrong goes to the log, and then the keys of before stay; with a store that fails until it works again.
+        On an error, which is logged, the former keys stay. If the store failed, the file is tried again.
         """
         if self._path is None:
             return
@@ -141,17 +141,17 @@ class Callers:
 
     @classmethod
     def from_environment(cls) -> Callers | None:
-        """The one caller whose key is in ``FOCALROUTE_KEY``; None if it is not set.
+        """The single caller whose key is in ``FOCALROUTE_KEY``; None if it is not set.
 
         Raises:
-            ConfigError: it is not a key.
+            ConfigError: the value is not a valid key.
         """
         if not os.environ.get(KEY_VARIABLE):
             return None
         return cls([Caller("default", _digest_of(KEY_VARIABLE), metrics=True)])
 
     def find(self, key: str) -> Caller | None:
-        """Whose key this is; None: unknown. All are compared, each in constant time."""
+        """The caller with this key; None: unknown. All keys are compared, each in constant time."""
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
         found = None
         for caller in self._all:
@@ -160,7 +160,7 @@ class Callers:
         return found
 
     def within(self, budget: Budget | None) -> Budget | None:
-        """The budget with every caller's own limit added; what the ensemble has to be made with."""
+        """The budget with every caller's own limit added, which the ensemble must be made with."""
         if not self._limits:
             return budget
         budget = budget or Budget()
@@ -175,7 +175,7 @@ class Callers:
         }
 
     def require_limits(self, budget: Budget | None) -> None:
-        """Make sure that an ensemble with this budget keeps every caller's limit.
+        """Check that an ensemble with this budget keeps every caller's limit.
 
         Raises:
             ConfigError: it does not.
@@ -201,7 +201,7 @@ def _stamp(path: Path) -> object:
 
 
 def _read(path: Path) -> list[Caller]:
-    """The callers of a file of keys; ConfigError, with the line if that is known, if it is wrong."""
+    """Read a file of keys; ConfigError, with the line if known, if it is invalid."""
     try:
         data = read_file(path)
     except OSError as error:
@@ -210,7 +210,7 @@ def _read(path: Path) -> list[Caller]:
         raise ConfigError(f"is larger than {MAX_BYTES} bytes; keep only keys in it")
     try:
         tables = read_toml(data)
-    except ValueError as error:  # its message may quote a line with a key
+    except ValueError as error:  # whose message may quote a line with a key
         line = _TOML_LINE.search(str(error))
         raise ConfigError(f"{f'line {line[1]}: ' if line else ''}not valid TOML") from None
     keys = tables.pop("key", None)
@@ -241,9 +241,9 @@ def _caller(table: object) -> Caller:
         raise ConfigError("name: give a name")
     if not isinstance(tags, list) or not all(tags):
         raise ConfigError("tags: give a list of strings")
-    tags = checked_tags(tags, MAX_TAGS - 1)  # as each ask has the key's own beside them
+    tags = checked_tags(tags, MAX_TAGS - 1)  # each ask also has the key's own tag
     if any(tag.startswith(_TAG) for tag in tags):
-        raise ConfigError('tags: those that begin with "key:" are the keys\' own')
+        raise ConfigError('tags: those that begin with "key:" are reserved for keys; give others')
     if len(name) > _LONGEST_NAME:
         raise ConfigError(f"name: give one of at most {_LONGEST_NAME} characters")
     concurrency = _whole("max_concurrency", table.get("max_concurrency", _MAX_CONCURRENCY))
@@ -276,7 +276,7 @@ def _digest(table: Mapping[str, Any]) -> bytes:
 
 
 def _digest_of(variable: str) -> bytes:
-    """Of the key in an environment variable."""
+    """The SHA-256 of the key in an environment variable."""
     key = os.environ.get(variable, "")
     if not key:
         raise ConfigError(f"the environment variable {variable} is not set; set it to the key")
@@ -295,10 +295,10 @@ def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A new key of 192 random bits, and its table for a file of keys.
+    """Make a new key of 192 random bits, and its table for a file of keys.
 
     Raises:
-        ConfigError: that is not a name.
+        ConfigError: the name is invalid.
     """
     if not name.strip() or not name.isprintable() or '"' in name or "\\" in name:
         raise ConfigError("name: give a name without quotes")

@@ -1,4 +1,4 @@
-"""Bounds on connections: how many are open, and how long one may take to send the head of a request."""
+"""Bounds on connections: how many may be open, and how long one may take to send the head of a request."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 _MOST_CONNECTIONS = 1000
 _HEAD_S = 10.0  # for the head of a request, from the opening of the connection or its first byte
-#: Between two requests. Clients and proxies give up idle connections after 5 to 60 seconds; if the server did so first,
-#: or at the same moment, a request would be sent on one that is being closed.
+#: Between two requests. Clients and proxies close idle connections after 5 to 60 seconds; if the server did so first or
+#: at the same moment, a request might be sent on a closing connection.
 _IDLE_S = 75.0
-_FLUSH_S = 60.0  # for a client to take what is left of a response, or to make room for more of it
+_FLUSH_S = 60.0  # for a client to read the rest of a response, or to make room for more
 _BACKLOG = 2048
-_LAST_S = 0.05  # until connections that were accepted as the listening socket was closed are there
+_LAST_S = 0.05  # for connections accepted while the listening socket closes to appear
 
 
 class BoundedServer(uvicorn.Server):
-    """A server that ends once the requests under way have, also if connections came at the last moment."""
+    """A server that stops once the requests under way have ended, even if connections came at the last moment."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close those as well: uvicorn would wait for them for as long as asks may take."""
+        """Also close late connections, for which uvicorn would wait as long as asks may take."""
         asyncio.get_running_loop().call_later(_LAST_S, self._close_connections)
         await super().shutdown(sockets)
 
@@ -42,8 +42,8 @@ class BoundedProtocol(H11Protocol):
     """HTTP/1.1 that closes connections: idle, half-open and unread ones, and those beyond the maximum.
 
     A new connection has `head_s` seconds to send the whole head of a request, however slowly its bytes arrive; uvicorn
-    by itself stops its clock at the first byte. After a response it may be idle for `idle_s`, or while more than half
-    of the connections are taken for `head_s`, and has `head_s` from the next byte on.
+    itself stops its timer at the first byte. After a response the connection may be idle for `idle_s` seconds (`head_s`
+    while more than half of the connections are taken), and has `head_s` from the next byte on.
     """
 
     max_connections = _MOST_CONNECTIONS
@@ -55,7 +55,7 @@ class BoundedProtocol(H11Protocol):
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock, or close the connection at once if too many are open."""
+        """Start the timer, or close the connection at once if too many are open."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             transport.abort()
@@ -63,46 +63,46 @@ class BoundedProtocol(H11Protocol):
         self._start(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks."""
+        """Stop the timers."""
         self._stop()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start a clock: the client has to read on."""
+        """Start a timer, within which the client must read on."""
         super().pause_writing()
         self._unread = self.loop.call_later(self.flush_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop it."""
+        """Stop that timer."""
         if self._unread is not None:
             self._unread.cancel()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Start the clock of a head."""
+        """Start the timer for a head at its first byte."""
         if self._idle:
             self._idle = False
             self._start(self.head_s)
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Stop the clock once a request is under way."""
+        """Stop the timer once a request is under way."""
         super().handle_events()
         if not self._waiting():
             self._stop()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: Java asks for HTTP/2 on each connection, and is answered by HTTP/1.1."""
+        """Log nothing: Java asks for HTTP/2 on every connection, and gets HTTP/1.1."""
 
     def send_400_response(self, msg: str) -> None:
-        """Give up the response under way: no more can be sent, and trying would log a traceback for each request."""
+        """Drop the response under way, as no more can be sent and trying would log a traceback for each request."""
         if self.cycle is not None:
             self.cycle.disconnected = True
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """Start the clock again, in place of uvicorn's own, unless the next request is there already."""
+        """Start the timer again, in place of uvicorn's own, unless the next request is there already."""
         super().on_response_complete()
         self._unset_keepalive_if_required()
         if self._waiting():
@@ -132,26 +132,26 @@ class BoundedProtocol(H11Protocol):
 
 
 def server_config(app: ASGIApp, shutdown_s: int, protocol: type[BoundedProtocol] | None = None) -> uvicorn.Config:
-    """The settings of uvicorn for a server of this application.
+    """Uvicorn's settings for serving this application.
 
     Args:
-        protocol: with bounds of its own; None: those of the documentation, fewer connections where few files may be
-            open.
+        protocol: a protocol with other bounds; None: the documented bounds, with fewer connections if the process may
+            open few files.
     """
     limits: dict[str, Any] = {}
     files = most_files()
     if files is not None:
         limits["max_connections"] = max(1, min(_MOST_CONNECTIONS, files // 4))  # half are for connections to services
-    # As many connections as the backlog holds may be accepted, and be open for a moment, before the first is counted.
+    # All connections in the backlog may be accepted, and open for a moment, before the first is counted.
     backlog = _BACKLOG if files is None else max(16, min(_BACKLOG, files // 8))
     return uvicorn.Config(
         app,
         http=protocol or type("BoundedByFiles", (BoundedProtocol,), limits),
         backlog=backlog,
-        log_config=None,  # quiet, but for warnings
+        log_config=None,  # only warnings are shown
         access_log=False,
         ws="none",
-        lifespan="off",  # the caller closes the ensemble; uvicorn would print a traceback at a second Ctrl-C
+        lifespan="off",  # the caller closes the ensemble; uvicorn prints a traceback at a second Ctrl-C
         server_header=False,
         timeout_graceful_shutdown=shutdown_s,
     )

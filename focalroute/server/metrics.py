@@ -1,4 +1,4 @@
-"""Counts for the server, in the text format of Prometheus."""
+"""The server's counters, in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class Metrics:
-    """Counts of one server. Names of callers and endpoints are labels; nothing of a prompt or a key is.
+    """The counters of one server. Labels hold names of callers and endpoints, but nothing of a prompt or a key.
 
     Attributes:
-        under_way: asks that are not ended yet.
+        under_way: asks under way.
     """
 
     def __init__(self) -> None:
@@ -42,24 +42,24 @@ class Metrics:
         self._tokens = Counter("focalroute_tokens", "Tokens of those calls.", ["endpoint", "type"], registry=registry)
 
     def begin(self) -> None:
-        """An ask begins."""
+        """Count an ask that begins."""
         self.under_way += 1
 
     def end(self, seconds: float) -> None:
-        """An ask ended, whatever became of it."""
+        """Count an ask that ended, answered or not."""
         self.under_way -= 1
         self._seconds.observe(seconds)
 
     def request(self, path: str, status: int) -> None:
-        """A request was answered."""
+        """Count a request that was answered."""
         self._requests.labels(path, str(status)).inc()
 
     def receipt(self, receipt: Receipt, caller: str) -> None:
-        """An ask was answered."""
+        """Count the calls of an answered ask."""
         self._called(receipt.calls, receipt.cost, caller)
 
     def failed(self, replies: Sequence[Reply], caller: str) -> None:
-        """An ask was not answered, though perhaps paid."""
+        """Count the calls of a failed ask, which may still have cost money."""
         self._called(replies, sum((reply.cost or Decimal(0) for reply in replies), Decimal(0)), caller)
 
     def _called(self, calls: Iterable[Call | Reply], cost: Decimal | None, caller: str) -> None:
@@ -71,5 +71,5 @@ class Metrics:
                 self._tokens.labels(call.endpoint, "output").inc(call.usage.completion_tokens)
 
     def text(self) -> bytes:
-        """All of it."""
+        """All counters as text."""
         return generate_latest(self._registry)

@@ -68,7 +68,7 @@ def test_a_bill_above_its_bound_counts_as_the_bound_and_says_so(
     monkeypatch.setattr(cost, "_warned_at", {})
     bill = bill_of(endpoint(1, 1), Usage(10, 10, cost_usd=Decimal(99999)), Decimal("0.01"))
     assert (bill.cost, bill.source) == (Decimal("0.01"), "reserved")
-    assert "a billed 99999 USD for a call that can cost 0.01 at the most" in caplog.text
+    assert "a billed 99999 USD for a call that can cost at most 0.01" in caplog.text
 
 
 def test_an_estimate_is_as_fine_as_the_ledger_keeps_it() -> None:

@@ -76,7 +76,7 @@ def data() -> Iterator[None]:
         ("dated", ("1", "2", "1"), ""),
         ("tiered", None, "its price depends on the length of the prompt"),
         ("nightly", None, "its price depends on the time of day"),
-        ("search-pro", None, "as fireworks's search, each call costs something beside its tokens"),
+        ("search-pro", None, "as fireworks's search, each call costs something besides its tokens"),
         ("speech", None, "it is not sold by the token"),
         ("absent", None, "not in it"),
     ],
