@@ -1,6 +1,6 @@
 """The command line: commands by topic, and the options that they share.
 
-Each command is declared beside the code that does its work. What is heavy is imported when a command runs, so that
+Each command is declared beside the code that does its work. Heavy modules are imported when a command runs, so that
 help and completion are quick.
 """
 
@@ -13,7 +13,7 @@ import typer
 
 PoolOption = Annotated[
     Path | None,
-    typer.Option(help="The pool file (TOML) that lists the endpoints; else FOCALROUTE_POOL, or the pool.toml here."),
+    typer.Option(help="The pool file (TOML) that lists the endpoints; default: FOCALROUTE_POOL, or ./pool.toml."),
 ]
 PolicyOption = Annotated[
     str | None, typer.Option(help="Folder of policy bundles, or a name such as plurality or cascade.")
@@ -24,11 +24,11 @@ StoreOption = Annotated[
 SystemOption = Annotated[str | None, typer.Option(help="The system message.")]
 ParamOption = Annotated[
     list[str] | None,
-    typer.Option(help="NAME=VALUE, sent on to the endpoints, such as temperature=0; may be given again."),
+    typer.Option(help="NAME=VALUE, passed on to the endpoints, such as temperature=0; may be given again."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def given(**settings: Any) -> dict[str, Any]:
-    """Return the settings that were given: those left out are the pool file's."""
+    """Return only the settings that were given; the pool file has the others."""
     return {name: value for name, value in settings.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The command line, ``focalroute``: all commands, and those of training and evaluation."""
+"""The command line, ``focalroute``: registers all commands, and declares those of training and evaluation."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from focalroute.core.errors import ConfigError, FocalrouteError
 
 _MAX_BYTES = 64 * 1024
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-#: Keys and our own settings. A folder of a stranger's must not name a proxy, a certificate or a file (SSLKEYLOGFILE) by
-#: which keys are read.
+#: Variables taken from an .env file: keys and our own settings. A stranger's folder must not set a proxy, a certificate
+#: or a file (SSLKEYLOGFILE) that would expose keys.
 _TAKEN = re.compile(r"FOCALROUTE_.*|.*(?:KEY|TOKEN|SECRET|PASSWORD)S?\d*(?:_.*)?", re.IGNORECASE)
 
 
 def read_env_file(path: Path) -> None:
-    """Set the variables that hold keys or are ours, as far as they are not set already; nothing without a file.
+    """Set the file's variables that hold keys or are ours, unless set already; do nothing without a file.
 
     Raises:
-        ConfigError: it cannot be read, is larger than 64 KiB, or a line is not ``NAME=value``.
+        ConfigError: the file cannot be read, is larger than 64 KiB, or has a line that is not ``NAME=value``.
     """
     if not path.is_file():
         return
@@ -85,17 +85,15 @@ def common(
 ) -> None:
     """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.
 
-    Exit code 0: done; 1: it failed; 2: something that you can correct is wrong; the message names it.
+    Exit code 0: done; 1: failed; 2: you can correct what is wrong, which the message names.
     """
-    if "--help" not in sys.argv:  # help is shown even where the file is wrong
+    if "--help" not in sys.argv:  # help must work even if the file is invalid
         read_env_file(Path(".env"))
 
 
-_SkipBadRows = Annotated[
-    bool, typer.Option("--skip-bad-rows", help="Leave out, and count, rows that are wrong, instead of stopping.")
-]
+_SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip and count invalid rows instead of stopping.")]
 _Engine = Annotated[
-    str, typer.Option(help="What runs it: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
+    str, typer.Option(help="Where to run: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
 ]
 
 
@@ -105,31 +103,32 @@ def train(
         list[Path], typer.Argument(help="Outcome logs (.jsonl or .jsonl.gz): what a pool answered in the past.")
     ],
     pool: Annotated[
-        list[Path], typer.Option(help="The pool file (TOML) with the endpoints' prices; of several logs one for each.")
+        list[Path],
+        typer.Option(help="The pool file (TOML) with the endpoints' prices; with several logs one for each."),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder of policy bundles to publish to; with several logs each has OUT/NAME.")
+        Path, typer.Option(help="Folder of policy bundles to publish to; with several logs OUT/NAME for each.")
     ],
     seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Steps of the policy gradient, if not the default.")
     ] = None,
-    backend: Annotated[Literal["numpy", "torch"], typer.Option(help="What runs the networks.")] = "numpy",
-    device: Annotated[str | None, typer.Option(help="Where torch computes, such as cuda.")] = None,
+    backend: Annotated[Literal["numpy", "torch"], typer.Option(help="Library that runs the networks.")] = "numpy",
+    device: Annotated[str | None, typer.Option(help="Device for torch, such as cuda.")] = None,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
     split: Annotated[
         Literal["stream", "per-task"],
-        typer.Option(help="What to train for: a stream that goes on as the log does, or the log's tasks again."),
+        typer.Option(help="What to train for: the continuation of the log's stream, or the log's tasks again."),
     ] = "stream",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where a killed training stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where a killed training stopped.")] = False,
     skip_bad_rows: _SkipBadRows = False,
     engine: _Engine = "local",
     as_json: JsonOption = False,
 ) -> None:
     """Train a policy on recorded answers and publish it as the next version of a folder.
 
-    With --engine ray logs and seeds are trained at the same time; the policies are the same.
+    With --engine ray, logs and seeds are trained in parallel; the policies are the same.
     """
     from focalroute.evaluate.recording import TrainOptions, train_command
 
@@ -143,17 +142,17 @@ def collect(
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
     pool: PoolOption = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="A column of another name, such as label=answer; may be given again.")
+        list[str] | None, typer.Option(help="A column with another name, such as label=answer; may be given again.")
     ] = None,
     answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only this many questions, from the first on.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
-    max_usd: Annotated[str | None, typer.Option(help="What the whole log may cost, USD.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the log already.")] = False,
+    max_usd: Annotated[str | None, typer.Option(help="The most the whole log may cost, USD.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an existing log.")] = False,
     engine: _Engine = "local",
     as_json: JsonOption = False,
 ) -> None:
-    """Ask every endpoint a dataset whose answers are known, and write the log that train and eval read.
+    """Ask every endpoint the questions of a labelled dataset, and write the log that train and eval read.
 
     Exit code 1 if it stopped before the last question.
     """
@@ -180,7 +179,7 @@ def collect(
 @app.command("import")
 def import_(
     samples: Annotated[
-        list[str], typer.Argument(help="MODEL=FILE, samples of lm-evaluation-harness; one for each model and task.")
+        list[str], typer.Argument(help="MODEL=FILE: lm-evaluation-harness samples, one file for each model and task.")
     ],
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
     skip_bad_rows: _SkipBadRows = False,
@@ -192,7 +191,7 @@ def import_(
     import_command(samples, out, skip_bad_rows=skip_bad_rows, as_json=as_json)
 
 
-#: Of eval, by parameter.
+#: Parameters of eval that count only with --live, and those that count with and without it.
 _LIVE_ONLY = frozenset({"queries", "answer", "quality", "max_rounds", "out"})
 _LIVE_TOO = frozenset({"live", "train_fraction", "seed", "seeds", "json_file"})
 
@@ -205,53 +204,53 @@ def evaluate(
     ] = None,
     pool: Annotated[Path | None, typer.Option(help="The pool file (TOML) with the endpoints' prices.")] = None,
     split: Annotated[
-        Literal["stream", "per-task"], typer.Option(help="Cut the log once, or every task of it.")
+        Literal["stream", "per-task"], typer.Option(help="Split the whole log once, or each of its tasks.")
     ] = "stream",
-    train_fraction: Annotated[
-        float, typer.Option(help="Share of the log, from its start, that is for training.")
-    ] = 0.8,
+    train_fraction: Annotated[float, typer.Option(help="Share of the log, from its start, used for training.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same report.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How often to train and play everything, with one seed each.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How often to train and replay everything, one seed each.")] = 1,
     operating_points: Annotated[
-        str, typer.Option(help="Cost ratios to hold, separated by commas; 1 is the cost of asking every endpoint.")
+        str, typer.Option(help="Target cost ratios, separated by commas; 1 is the cost of asking every endpoint.")
     ] = "",
     policy: Annotated[
         str, typer.Option(help="Serve this instead of training: a folder, folder@version, or cold for the shipped one.")
     ] = "",
     feedback: Annotated[
-        Literal["label", "reward", "none"], typer.Option(help="What is revealed after each answer.")
+        Literal["label", "reward", "none"], typer.Option(help="The kind of feedback after each answer.")
     ] = "label",
     feedback_share: Annotated[float, typer.Option(help="Share of the queries that get feedback.")] = 1.0,
     feedback_delay: Annotated[int, typer.Option(min=0, help="Feedback comes this many queries later.")] = 0,
     feedback_noise: Annotated[float, typer.Option(help="Share of the feedback that is wrong.")] = 0.0,
     feedback_bias: Annotated[
-        Literal["none", "negative"], typer.Option(help="negative: wrong answers get it five times as often.")
+        Literal["none", "negative"], typer.Option(help="negative: wrong answers get feedback five times as often.")
     ] = "none",
-    usd_per_second: Annotated[float, typer.Option(help="What a second until the answer is worth to you.")] = 0.0,
+    usd_per_second: Annotated[float, typer.Option(help="The price of a second of waiting for the answer.")] = 0.0,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
     preset: Annotated[
-        list[str] | None, typer.Option(help="Add a paper's own method, rl-focal or der; may be given again.")
+        list[str] | None, typer.Option(help="Add a paper's method, rl-focal or der; may be given again.")
     ] = None,
     skip_bad_rows: _SkipBadRows = False,
     engine: _Engine = "local",
     live: Annotated[
         str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
     ] = "",
-    queries: Annotated[Path | None, typer.Option(help="With --live: a log's lines without outputs.")] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="With --live: questions, as a log's lines without outputs.")
+    ] = None,
     answer: Annotated[str | None, typer.Option(help="With --live: kind of a free-form answer.")] = None,
-    quality: Annotated[str | None, typer.Option(help="With --live: what free-form answers are scored by.")] = None,
-    max_rounds: Annotated[int, typer.Option(min=1, help="With --live: the longest chain.")] = 3,
+    quality: Annotated[str | None, typer.Option(help="With --live: metric that scores free-form answers.")] = None,
+    max_rounds: Annotated[int, typer.Option(min=1, help="With --live: length of the longest chain.")] = 3,
     out: Annotated[Path | None, typer.Option(help="With --live: folder to publish the trained DER to.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the report there as JSON, or print it (-).")
+        Path | None, typer.Option("--json", help="Write the report to this file as JSON, or print it (-).")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write the report there as one page with plots (extra report).")
+        Path | None, typer.Option("--html", help="Write the report to this file as a page with plots (extra report).")
     ] = None,
 ) -> None:
-    """Replay recorded answers: focalroute beside honest baselines, every query answered before its outcome is shown.
+    """Replay recorded answers with focalroute and baselines, each query answered before its outcome is revealed.
 
-    With --live and --queries a pool is asked instead: singles, chains of endpoints that improve on each other, DER.
+    With --live and --queries, ask a pool instead: single endpoints, chains that improve an answer in steps, and DER.
     """
     beside = "without --live" if live else "with --live"
     for one in context.command.params:
@@ -295,22 +294,22 @@ def evaluate(
 @app.command()
 def report(
     evaluation: Annotated[
-        Path | None, typer.Argument(metavar="EVAL.json", help="What focalroute eval --json wrote.")
+        Path | None, typer.Argument(metavar="EVAL.json", help="A report written by focalroute eval --json.")
     ] = None,
     store: Annotated[
         str | None, typer.Option(help="Instead: a SQLite file, or redis:// address, with answers and their feedback.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Folder of policy bundles: shows what its updates did, as well.")
+        str | None, typer.Option(help="Folder of policy bundles, to show the effect of its updates as well.")
     ] = None,
     last: Annotated[
-        int | None, typer.Option(min=1, help="Of a store: how many of the latest answers; else 10,000.")
+        int | None, typer.Option(min=1, help="With --store: how many of the latest answers; default: 10,000.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one self-contained page about a store or an evaluation: what it costs, how good it is, who is asked when.
+    """Write one self-contained page about a store or an evaluation: cost, quality, and which endpoints are asked when.
 
     Needs the extra report. Sections without data say what they need.
     """
@@ -320,13 +319,13 @@ def report(
 
 
 def main() -> None:
-    """Run the command line: exit code 2 for what the user can correct, 1 for what failed."""
-    if sys.stderr is None:  # it was closed; without one, notes would be printed among what was asked for
+    """Run the command line: exit code 2 for errors that the user can correct, 1 for other failures."""
+    if sys.stderr is None:  # it was closed; notes would otherwise go to standard output
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character of an answer that was paid for
-    if sys.stdin is None:  # it was closed: there is nothing to read
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of a paid answer
+    if sys.stdin is None:  # it was closed
         sys.stdin = io.TextIOWrapper(io.BytesIO())
     sys.argv = _with_bare_json(sys.argv)
     try:
@@ -336,13 +335,13 @@ def main() -> None:
         if isinstance(error, ConfigError):
             sys.exit(2)
         sys.exit(1)
-    except OSError as error:  # such as a disk that is full; what belongs to a setting is a ConfigError
+    except OSError as error:  # such as a full disk; trouble with a setting is a ConfigError
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
 
 
 def _with_bare_json(arguments: list[str]) -> list[str]:
-    """Let ``eval --json`` without a file print: everywhere else the option has no value."""
+    """Let ``eval --json`` print if no file follows, as the option has no value in other commands."""
     if arguments[1:2] != ["eval"] or "--json" not in arguments:
         return arguments
     after = arguments.index("--json") + 1

@@ -1,4 +1,4 @@
-"""``focalroute batch``: a file of questions in, a file of answers out; what was interrupted can be resumed."""
+"""``focalroute batch``: answers a file of questions into a file of answers; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ _COST = re.compile(r"\d{1,20}(\.\d{1,60})?")
 
 def batch(
     questions: Annotated[
-        Path, typer.Argument(help="A .jsonl file: on each line a question as text, or an object of ask's arguments.")
+        Path,
+        typer.Argument(help="A .jsonl file with a question on each line: a text, or an object of ask's arguments."),
     ],
     out: Annotated[Path, typer.Argument(help="The .jsonl file of answers to write.")],
     pool: PoolOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
-    max_usd: Annotated[str | None, typer.Option(help="What the whole file may cost, USD.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Ask what has no answer in the file yet.")] = False,
+    max_usd: Annotated[str | None, typer.Option(help="The most the whole file may cost, USD.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Ask only questions without an answer in the file.")] = False,
     store: StoreOption = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a pool a file of questions; answers are written as they come, each with the index of its line.
+    """Ask a pool a file of questions; write answers as they come, each with its question's index.
 
     Exit code 1 if a question failed; --resume asks it again.
     """
@@ -84,7 +85,7 @@ class _Line:
 
 
 def _read(path: Path) -> list[_Line]:
-    """Read and check every question before any is paid for.
+    """Read and check all questions before any is asked.
 
     Raises:
         ConfigError: the file cannot be read, or a line is not a question.
@@ -115,7 +116,7 @@ def _read(path: Path) -> list[_Line]:
 
 
 def _with_limit(budget: Budget | None, tag: str, usd: Decimal) -> Budget:
-    """The pool file's budget, and a limit for this run's tag."""
+    """The pool file's budget with a limit for this run's tag added."""
     from focalroute.core.config import Budget
 
     budget = budget or Budget()
@@ -123,14 +124,14 @@ def _with_limit(budget: Budget | None, tag: str, usd: Decimal) -> Budget:
 
 
 class _Answers:
-    """The file of answers: a line is written once its question is answered, or has failed.
+    """The file of answers: a line is written once its question is answered or has failed.
 
     Attributes:
-        done: the indices of the questions that are answered.
-        usd: USD of all asks, those that failed included, ``unpriced`` of which have an unknown cost.
+        done: the indices of the answered questions.
+        usd: USD of all asks, including failed ones; ``unpriced`` asks have an unknown cost.
 
     Raises:
-        ConfigError: it is there and not to be resumed, is of other questions, is being written, or cannot be.
+        ConfigError: the file exists without ``resume``, answers other questions, or cannot be written now.
     """
 
     def __init__(self, path: Path, digests: list[str], *, resume: bool) -> None:
@@ -141,8 +142,8 @@ class _Answers:
         self._path, self._digests = path, digests
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0
-        self._failed_usd: dict[int, Decimal] = {}  # USD of a question's asks that failed, by its index
-        self._failed: dict[int, bytes] = {}  # lines of earlier runs, of questions that were not asked again yet
+        self._failed_usd: dict[int, Decimal] = {}  # USD of failed asks, by question index
+        self._failed: dict[int, bytes] = {}  # earlier runs' error lines, of questions not asked again yet
         with contextlib.ExitStack() as opened:
             with refusing(path, "written"):
                 hold_file(opened.enter_context(path.open("ab")), path)
@@ -150,7 +151,7 @@ class _Answers:
                 beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
                 self._file = opened.enter_context(beside.open("xb"))
                 hold_file(self._file, path)
-                self._file.writelines(kept)  # without those that failed, and a half line at its end
+                self._file.writelines(kept)  # without failed questions, and a half-written last line
                 self._file.flush()
                 beside.replace(path)
             self._opened = opened.pop_all()
@@ -209,14 +210,14 @@ class _Answers:
 
     def __exit__(self, failed: object, *_: object) -> None:
         with naming(self._path):
-            self._file.writelines(self._failed.values())  # what they cost counts in the next run, too
-            if failed and not self._file.tell():  # the same command, put right, can be given again
+            self._file.writelines(self._failed.values())  # their cost counts in the next run, too
+            if failed and not self._file.tell():  # so that the corrected command can be run again
                 self._path.unlink()
             self._opened.close()
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A line of a file of answers; None: it is not one."""
+    """Parse a line of a file of answers; None if it is not one."""
     with contextlib.suppress(ValueError, RecursionError):
         told = json.loads(line)
         if isinstance(told, dict) and type(told.get("index")) is int and told["index"] >= 0 and "question" in told:
@@ -235,7 +236,7 @@ async def _ask(
     advance: Callable[[int], object],
     how: tuple[int, str],
 ) -> list[str]:
-    """Ask all of them; returns what went wrong with those that failed."""
+    """Ask all questions; return the errors of those that failed."""
     from focalroute.serving.concurrency import run_together
     from focalroute.serving.ensemble import AsyncEnsemble
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from focalroute.serving.sync import Ensemble
 
 _HELP = """\
-/feedback good | bad   say how good the last answer was; the policies learn from it
-/new                   forget what was said so far
-/cost                  what was paid so far
+/feedback good | bad   rate the last answer; the policies learn from it
+/new                   start a new conversation
+/cost                  show the cost so far
 /help                  this list
 /quit                  leave (so does the end of the input)"""
 _REWARDS = {"good": 1.0, "bad": -1.0}
@@ -38,14 +38,14 @@ def ask(
     answer: Annotated[
         str | None, typer.Option(help="Kind of a free-form answer: number, short, yes-no, date, math or text.")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Replies to draw from each member in one call.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Replies to draw from each endpoint in one call.")] = None,
     system: SystemOption = None,
     param: ParamOption = None,
     store: StoreOption = None,
     policy: PolicyOption = None,
     max_usd: Annotated[str | None, typer.Option(help="Cap for this question, USD.")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say whom it asked, round by round, and what each said.")
+        bool, typer.Option("--verbose", "-v", help="Print each endpoint asked, round by round, with its reply.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -80,9 +80,9 @@ def chat(
     max_usd: Annotated[str | None, typer.Option(help="Cap for each question, USD.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print answers and receipts as JSON, one a line.")] = False,
 ) -> None:
-    """Talk with a pool: answers stream as they come, with their cost; /help lists what else can be typed.
+    """Chat with a pool: answers are streamed, with their cost; /help lists the commands.
 
-    Questions are read from standard input, one a line, so it works in a pipe, too. Exit code 1 if one had no answer.
+    Questions are read from standard input, one a line, so it also works in a pipe. Exit code 1 if one had no answer.
     """
     from focalroute.serving.sync import Ensemble
 
@@ -99,18 +99,18 @@ def chat(
 
 
 def _prepare_input() -> bool:
-    """Make standard input ready to be read by lines; returns whether a person types them."""
+    """Prepare standard input for reading lines; return whether it is a terminal."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     if not sys.stdin.isatty():
         return False
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - where there is one, what is typed can be edited
+        import readline  # noqa: F401 - if present, input lines can be edited
     return True
 
 
 def _next_line(prompt: str) -> str | None:
-    """Read a line; None: the end of the input, or Ctrl-C."""
+    """Read a line; None at the end of the input or on Ctrl-C."""
     try:
         return input(prompt)
     except (EOFError, KeyboardInterrupt):
@@ -122,8 +122,8 @@ class _Chat:
     """A conversation under way.
 
     Attributes:
-        system: the instructions that come before every question, if there are any.
-        params: sent on to the endpoints.
+        system: the system message, if there is one.
+        params: passed on to the endpoints.
         messages: the conversation so far, in OpenAI's form.
         last: the last answer.
         paid: USD of all answers; None once the cost of one is unknown.
@@ -140,7 +140,7 @@ class _Chat:
     all_answered: bool = True
 
     def take(self, line: str) -> bool:
-        """Carry out a line; returns whether to go on."""
+        """Carry out a line; return whether to go on."""
         command, _, rest = line.partition(" ")
         match command:
             case "":
@@ -218,10 +218,10 @@ class _Chat:
 
 
 def _params(given: list[str] | None) -> dict[str, Any]:
-    """Read NAME=VALUE; a value that is JSON is taken as such, all else as text.
+    """Parse NAME=VALUE parameters; a value that is not JSON is text.
 
     Raises:
-        ConfigError: one is written otherwise.
+        ConfigError: a parameter has another form.
     """
     params: dict[str, Any] = {}
     for text in given or ():
@@ -251,5 +251,5 @@ def _note(text: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """A reply's text without the characters that would steer the terminal."""
+    """A reply's text without characters that would control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

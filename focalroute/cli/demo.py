@@ -1,6 +1,6 @@
-"""``focalroute demo``: a simulated pool over real HTTP, a stream of questions that drifts, honest baselines beside it.
+"""``focalroute demo``: plays a drifting stream of questions on a simulated pool over real HTTP, beside baselines.
 
-Everything goes through the public API. Each question is answered first, then its label is given as feedback.
+It uses only the public API. Each question is answered before its label is given as feedback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UPDATE_EVERY = 13 * _AT_A_TIME
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One method. Accuracies are shares in [0, 1]; ``margin`` is half of the 95 % interval of ``accuracy``."""
+    """One method. Accuracies are shares in [0, 1]; ``margin`` is half the 95 % interval of ``accuracy``."""
 
     method: str
     accuracy: float
@@ -42,7 +42,7 @@ class DemoRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """A whole demo. ``policy_version`` is the last one served: 0 the cold start, then one for every update."""
+    """The result of a demo. ``policy_version``: the last one served; 0 is the cold start, each update adds 1."""
 
     queries: int
     seed: int
@@ -55,9 +55,9 @@ def demo(
     seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a simulated pool, served over real HTTP on this machine, a stream of questions whose topics drift half-way.
+    """Ask a simulated pool, served over HTTP on this machine, a stream of questions whose topics drift half-way.
 
-    No key and no network are needed.
+    Needs no key and no network.
     """
     result = run(queries, seed=seed, progress=not as_json)
     if as_json:
@@ -142,7 +142,7 @@ def _rows(
 
 
 def _plurality(answers: Sequence[Answer]) -> int | None:
-    """The choice most members back; of equals the one backed first in pool order."""
+    """The choice of most endpoints; among equals the first in pool order."""
     return Counter(answer.choice for answer in answers).most_common(1)[0][0]
 
 

@@ -1,4 +1,4 @@
-"""``focalroute init``: a first pool file from the keys in the environment, checked, and a first answer."""
+"""``focalroute init``: writes a first pool file from the keys in the environment, checks it, and asks a question."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from focalroute.core.services import SERVICES, find_service
 
 _MOST_LOCAL = 8
 _QUESTION = "What is 17 + 25?"
-#: Without it what is learned and spent is gone when a program ends.
+#: Without a store, the record of learning and spending ends with the program.
 _STORE = '[ensemble]\nstore = "focalroute.db" # relative to the folder the program runs in\n'
 
 
-#: Services whose keys are looked for, each with a few models to begin with; those that it does not list are left out.
+#: Services whose keys are looked for, with a few models each to start with; models that a service does not list are
+#: left out.
 _MODELS: Mapping[str, tuple[str, ...]] = {
     "openai": ("gpt-4o-mini", "gpt-4o"),
     "openrouter": ("openai/gpt-4o-mini", "meta-llama/llama-3.3-70b-instruct", "qwen/qwen-2.5-72b-instruct"),
@@ -37,16 +38,16 @@ def init(
     pool: Annotated[Path, typer.Option(help="The pool file to write.")] = Path("pool.toml"),
     model: Annotated[
         list[str] | None,
-        typer.Option(help="SERVICE/MODEL to take, such as together/Qwen/Qwen3-8B; may be given again."),
+        typer.Option(help="SERVICE/MODEL to use, such as together/Qwen/Qwen3-8B; may be given again."),
     ] = None,
-    local: Annotated[str | None, typer.Option(help="Address of a server of your own; its models are taken.")] = None,
-    usd_total: Annotated[str | None, typer.Option(help="What may be spent in all, USD.")] = None,
+    local: Annotated[str | None, typer.Option(help="Address of your own server, whose models are used.")] = None,
+    usd_total: Annotated[str | None, typer.Option(help="Total budget, USD.")] = None,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Whether to ask a first question.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Write a first pool file from the keys in the environment, check it, and ask it a first question.
 
-    In a terminal it asks for what is not given: which models, a server of your own, a budget.
+    In a terminal it prompts for what is not given: models, your own server, a budget.
     """
     from focalroute.cli.pool_check import check_pool
     from focalroute.core.pool import load_pool
@@ -67,7 +68,7 @@ def init(
     checked = check_pool(load_pool(pool).endpoints)
     problems = [f"{one.endpoint}: {one.remedy} ({one.detail})" for one in checked if one.state != "ok"]
     names = [one.endpoint for one in checked]
-    if not as_json:  # before it asks, which may fail
+    if not as_json:  # before asking, which may fail
         print(f"{pool} has {', '.join(names)}")
         for problem in problems:
             print(f"  {problem}")
@@ -87,7 +88,7 @@ def init(
 def _questions(
     found: list[str], model: list[str] | None, local: str | None, usd_total: str | None
 ) -> tuple[list[str] | None, str | None, str | None]:
-    """Ask for what is not given; an empty line takes what is offered."""
+    """Prompt for what is not given; an empty line accepts the default."""
     if model is None:
         offered = " ".join(f"{name}/{one}" for name in found for one in _MODELS[name])
         model = typer.prompt("Models (SERVICE/MODEL ...)", default=offered).split()
@@ -99,7 +100,7 @@ def _questions(
 
 
 def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, str]]:
-    """The endpoints of hosted services: those wanted, else of each key that is set the models that are listed."""
+    """Yield the endpoints of hosted services: the wanted ones, else for each key that is set its listed `_MODELS`."""
     from focalroute.money.prices import NotListed
 
     if wanted is None:
@@ -126,7 +127,7 @@ def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, st
 
 
 def _local(base_url: str | None) -> Iterator[dict[str, str]]:
-    """The models that a server of one's own lists."""
+    """Yield the models that the user's own server lists."""
     from focalroute.money.prices import NotListed
 
     if base_url is None:
@@ -147,7 +148,7 @@ def _local(base_url: str | None) -> Iterator[dict[str, str]]:
 
 
 def _listed(name: str, table: Mapping[str, str]) -> list[str]:
-    """The models that a service lists, as far as they can be written down; NotListed where it gives no list."""
+    """The models that a service lists, without unprintable names; NotListed if it gives no list."""
     from focalroute.core.config import Endpoint
     from focalroute.money.prices import fetch_models, listed_models
 
@@ -157,7 +158,7 @@ def _listed(name: str, table: Mapping[str, str]) -> list[str]:
 
 
 def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> None:
-    """Write the pool file, with prices where there is a list of them. Only a server of one's own is free."""
+    """Write the pool file, with listed prices. Only models of the user's own server are taken for free."""
     from focalroute.core.dollars import parse_usd
     from focalroute.core.pool import load_pool
     from focalroute.money.prices import listed_prices, write_prices
@@ -176,13 +177,13 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
         if "service" not in table:
             text += "input_usd_per_1m = 0\noutput_usd_per_1m = 0\n"
         text += "\n"
-    with TemporaryDirectory(dir=pool.parent) as beside:  # a file that is half written would be in the way of the next
+    with TemporaryDirectory(dir=pool.parent) as beside:  # a half-written file would block the next try
         draft = Path(beside) / pool.name
         draft.write_text(text, "utf-8")
         write_prices(draft, listed_prices(load_pool(draft).endpoints))
         if budget and any(endpoint.price is None for endpoint in load_pool(draft).endpoints):
             budget += (
-                "allow_unpriced = true # what an endpoint without a price costs is not counted: give each its price\n"
+                "allow_unpriced = true # calls to endpoints without a price are not counted: give each its price\n"
             )
         draft.write_text(draft.read_text("utf-8") + _STORE + budget, "utf-8")
         draft.replace(pool)

@@ -1,4 +1,4 @@
-"""``focalroute ledger``: the store's ledger, added up, and what was saved."""
+"""``focalroute ledger``: sums of the store's ledger, and the savings."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ Form = Literal["text", "csv", "json"]
 
 def ledger(
     store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
-    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="What to add up by.")] = "endpoint",
+    by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="What to sum by.")] = "endpoint",
     saved: Annotated[
         Path | None,
-        typer.Option("--saved", help="Of this pool file's pool: what was saved against asking all, or only the best."),
+        typer.Option(
+            "--saved", help="Show the savings against asking all, or only the best, of this pool file's pool."
+        ),
     ] = None,
     reconcile: Annotated[
         bool,
         typer.Option("--reconcile", help="Compare the running balances of limits with the ledger; 1 if they differ."),
     ] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Make those balances what the ledger adds up to.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Set those balances to the ledger's sums.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Add up what was asked and paid, failed and cancelled calls included; or, with a pool, what was saved.
+    """Sum calls and their cost, including failed and cancelled calls; or with --saved show the savings.
 
-    Or compare with it the balances that budgets are held against, and correct them.
+    Or compare the running balances of budgets with the ledger, and correct them.
     """
     from focalroute.core.pool import load_pool
     from focalroute.store import open_store, require_existing
@@ -65,7 +67,7 @@ def ledger(
             if found and not repair:
                 raise typer.Exit(1)
             if found:
-                typer.echo("repaired: these balances are now what the ledger adds up to", err=True)
+                typer.echo("repaired: these balances now equal the ledger's sums", err=True)
         elif pool is not None:
             typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
         else:
@@ -73,7 +75,7 @@ def ledger(
 
 
 def show_spending(sums: Sequence[LedgerSum], by: str, form: Form) -> str:
-    """The sums as a table, as CSV, or as a JSON list; USD exact as it is kept."""
+    """Format the sums as a table, as CSV, or as a JSON list with exact USD."""
     if form == "text":
         return "\n".join(_table(sums, by))
     from focalroute.store.base import LedgerSum
@@ -123,7 +125,7 @@ _DIFFERENCE = ("tag", "period_s", "spent", "reserved", "ledger_spent", "ledger_r
 
 
 def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
-    """As a table, as CSV, or as a JSON list; USD exact, as a difference may be small; null: damaged."""
+    """Format differences as a table, CSV, or a JSON list; USD exact, as a difference may be small; null: damaged."""
     rows = []
     for one in found:
         kept = (None, None) if one.kept is None else (one.kept.spent, one.kept.reserved)
@@ -131,7 +133,7 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
     if form != "text":
         return _machine_readable(_DIFFERENCE, rows, form)
     if not found:
-        return "every balance is what the ledger adds up to"
+        return "every balance equals the ledger's sum"
     lines = [_line("account", ("spent", "reserved", "by ledger", "reserved"))]
     for tag, period_s, *amounts in rows:
         name = tag or "(all)"
@@ -147,7 +149,7 @@ _WINDOW = 500
 
 
 def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
-    """The savings by the store's ledger; the best single endpoint is that of the store's latest feedback."""
+    """Estimate savings from the store's ledger; its latest feedback decides which single endpoint is the best."""
     from focalroute.learn.reward import credit, outranks
     from focalroute.money.cost import savings, typical_cost
     from focalroute.observe import Observer
@@ -167,7 +169,7 @@ def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
 
 
 def show_savings(saved: Sequence[Saving], form: Form) -> str:
-    """As a table, as CSV, or as a JSON list; USD exact as they are kept, the counterfactuals to 12 places."""
+    """Format savings as a table, as CSV, or as a JSON list; USD exact, the counterfactuals to 12 places."""
     rounded = [replace(one, otherwise=_rounded(one.otherwise), saved=_rounded(one.saved)) for one in saved]
     if form != "text":
         from focalroute.money.cost import Saving
@@ -177,7 +179,7 @@ def show_savings(saved: Sequence[Saving], form: Form) -> str:
     for one in rounded:
         amounts = map(_dollars, (one.cost, one.otherwise, one.saved))
         lines.append(_line(one.against, (one.asks, *amounts)))
-    return "\n".join([*lines, "what it would have cost is an estimate, by the mean cost of an endpoint's calls so far"])
+    return "\n".join([*lines, "the cost it would have had is estimated by the mean cost of an endpoint's calls so far"])
 
 
 def _rounded(usd: Decimal | None) -> Decimal | None:

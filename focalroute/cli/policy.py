@@ -1,4 +1,4 @@
-"""``focalroute policy``: compares policies, shows them, rolls them back."""
+"""``focalroute policy``: compares policies, shows them, and rolls them back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from focalroute.policy.bundle import Policy
     from focalroute.policy.sequential import Der
 
-policies = typer.Typer(no_args_is_help=True, help="Compare policies, show what a folder holds, go back to a version.")
+policies = typer.Typer(no_args_is_help=True, help="Compare policies, show a folder's versions, roll back to one.")
 
 
 @policies.command()
@@ -24,12 +24,12 @@ def compare(
     a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
     b: Annotated[str, typer.Argument(help="Another one.")],
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
-    seed: Annotated[int, typer.Option(min=0, help="Draws the parts of the answers that the critic is fitted on.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split of answers that the critic is fitted on.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate what two policies would have been worth on answers that were decided with exploration and rewarded.
+    """Estimate the value of two policies on answers that were drawn with exploration and got feedback.
 
-    No endpoint is asked: the answers are weighed by the probabilities that were stored with them.
+    No endpoint is asked: answers are weighted by the propensities that were stored with them.
     """
     from focalroute.evaluate.offpolicy import compare_command
 
@@ -41,7 +41,7 @@ def show_policy(
     policy: Annotated[str, typer.Argument(help="A folder, folder@version, or cold for the shipped one.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show the versions that a folder keeps, and what one of them (else the one that serves) was made from."""
+    """Show the versions in a folder, and the origin of one of them (default: the one that serves)."""
     shown = describe(policy)
     if as_json:
         print(json.dumps(shown, indent=2))
@@ -70,7 +70,7 @@ def describe(reference: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is no such folder or version.
-        PolicyError: it does not pass its checks.
+        PolicyError: the policy does not pass its checks.
     """
     from focalroute.learn.trial import read_trial
     from focalroute.policy import bundle
@@ -93,9 +93,7 @@ def describe(reference: str) -> dict[str, Any]:
 @policies.command("rollback")
 def roll_back(
     folder: Annotated[str, typer.Argument(help="Folder of policy bundles, or the redis:// address of a fleet.")],
-    version: Annotated[
-        int | None, typer.Argument(help="The version; without it what the current one came from.")
-    ] = None,
+    version: Annotated[int | None, typer.Argument(help="The version; default: the parent of the current one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make an earlier version serve again; processes that serve it, or the whole fleet, notice within a second."""
@@ -114,11 +112,11 @@ def roll_back(
 
 
 def roll_back_folder(folder: Path, version: int | None) -> int:
-    """Make a version of a folder serve again (see `focalroute.policy.publish.rollback`), and return which.
+    """Make a version of a folder serve again (see `focalroute.policy.publish.rollback`), and return it.
 
     Raises:
         ConfigError: there is no such folder or version, or none to go back to.
-        PolicyError: it does not pass its checks; the current policy stays.
+        PolicyError: the policy does not pass its checks; the current one stays.
     """
     from focalroute.policy.publish import rollback
     from focalroute.policy.references import check_folder

@@ -1,4 +1,4 @@
-"""``focalroute pool``: its commands."""
+"""``focalroute pool``: commands that look after a pool file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pools = typer.Typer(no_args_is_help=True, help="Look after a pool file: check it
 
 _Pool = Annotated[
     Path | None,
-    typer.Argument(help="The pool file (TOML) that lists the endpoints; else FOCALROUTE_POOL, or the pool.toml here."),
+    typer.Argument(help="The pool file (TOML) that lists the endpoints; default: FOCALROUTE_POOL, or ./pool.toml."),
 ]
 
 
@@ -22,20 +22,18 @@ def check(
     pool: _Pool = None,
     store: Annotated[
         str | None,
-        typer.Option(help="SQLite file, or redis:// address, that remembers earlier probes; else the pool file's."),
+        typer.Option(help="SQLite file, or redis:// address, with earlier probes; default: the pool file's."),
     ] = None,
     learn: Annotated[
         bool,
-        typer.Option(
-            "--learn", help="Probe every endpoint first, so that the store has what each can do; this is paid."
-        ),
+        typer.Option("--learn", help="First probe every endpoint's capabilities, which costs money, and store them."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that a pool can be asked, without asking it: addresses, keys, models, prices, and what to do about each.
+    """Check that a pool can be asked, without asking it: addresses, keys, models and prices, each with a remedy.
 
-    Nothing is paid: each service is asked for its list of models. Exit code 1 if an endpoint cannot be asked, or its
-    service does not list its model; what a service does not say counts as unknown, not as a failure.
+    This is free: it only fetches each service's list of models. Exit code 1 if an endpoint cannot be asked, or its
+    service does not list its model; what a service does not state counts as unknown, not as a failure.
     """
     from focalroute.cli.pool_check import check_command
     from focalroute.core.pool import find_pool
@@ -49,11 +47,11 @@ def probe(
     pool: _Pool = None,
     store: Annotated[
         str | None,
-        typer.Option(help="SQLite file, or redis:// address, that keeps what was measured; else the pool file's."),
+        typer.Option(help="SQLite file, or redis:// address, to keep the measurements; default: the pool file's."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask every endpoint a tiny question: how long it takes, what the endpoint can do, what that cost.
+    """Ask every endpoint tiny questions, to measure its latency, its capabilities and what that cost.
 
     Three to eight calls of at most 48 tokens each. Exit code 1 if an endpoint did not answer.
     """
@@ -71,14 +69,14 @@ def prices(
         bool, typer.Option("--write", help="Put the listed prices, their date and source into the file.")
     ] = False,
     library: Annotated[
-        bool, typer.Option("--library", help="Take all of them from genai-prices (extra prices); fetch nothing.")
+        bool, typer.Option("--library", help="Take all prices from genai-prices (extra prices); fetch nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the pool's prices with the listings of Together, DeepInfra and OpenRouter, or with a price library.
 
-    Services without such a listing are looked up in genai-prices, where it is installed. The API keys are read from the
-    environment, as for asking. Exit code 1 if a listing could not be fetched.
+    Services without such a listing are looked up in genai-prices, if installed. API keys are read from the environment,
+    as for asking. Exit code 1 if a listing could not be fetched.
     """
     from focalroute.core.pool import find_pool, load_pool
     from focalroute.money.prices import listed_prices, show_prices, write_prices

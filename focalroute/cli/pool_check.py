@@ -36,7 +36,7 @@ from focalroute.store.base import PROBE, CapabilityRow, LedgerRow, Store
 _TIMEOUT_S = 10.0
 _WIDEST = 10_000  # characters of a table
 _REFUSED = (401, 403)
-_MOST_NAMES = 1000  # looked through for the one that was meant
+_MOST_NAMES = 1000  # searched for a similar name
 _LONGEST_ADVICE = 160
 
 
@@ -48,9 +48,9 @@ class _Service:
     """A service's response to a key.
 
     Attributes:
-        accepted: whether it takes the key; None: it does not say.
-        models: those that it lists; empty: it gives no list.
-        more: whether there are more than these.
+        accepted: whether the service accepts the key; None: it does not say.
+        models: the models it lists; empty: it gives no list.
+        more: whether the list is incomplete.
     """
 
     state: State
@@ -63,20 +63,20 @@ class _Service:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One endpoint, without asking it anything.
+    """The check of one endpoint, which was not asked anything.
 
     Attributes:
-        state: "ok" (nothing speaks against asking it); "key" (its variable is not set, or holds no key); "refused" (the
-            service does not take the key); "unlisted" (the service's list lacks the model); "unreachable"; "no address"
-            (it can only be replayed); "failed" (its probe, where it was probed).
+        state: "ok" (no problem was found); "key" (its variable is not set, or holds no key); "refused" (the service
+            does not accept the key); "unlisted" (the service's list lacks the model); "unreachable"; "no address" (it
+            can only be replayed); "failed" (its probe failed, if it was probed).
         detail: the state in words; never a key.
         key: the variable of its key; None: it needs none.
         listed: whether the service lists the model; None: it gives no list.
         priced: whether its price is known.
-        capabilities: what it can do; None: not known yet, `pool probe` finds out.
-        source: where that is from: "pool file", "store", or "".
-        reachable: whether its service answers; None: it was not called.
-        accepted: whether the service takes the key; None: it does not say, or there is none.
+        capabilities: None: not known yet; `pool probe` measures them.
+        source: where ``capabilities`` is from: "pool file", "store", or "".
+        reachable: whether the service responds; None: it was not called.
+        accepted: whether the service accepts the key; None: it does not say, or there is none.
         remedy: what to do next, in one sentence; empty: nothing.
     """
 
@@ -96,14 +96,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """One endpoint, asked a tiny question and then what it can do.
+    """The probe of one endpoint: a tiny question, then a check of its capabilities.
 
     Attributes:
         state: "ok" or "failed".
         detail: why it failed.
-        latency_s: of the tiny question.
-        capabilities: None where it failed.
-        cost: USD of all these calls, None where unknown.
+        latency_s: that of the tiny question.
+        capabilities: None if it failed.
+        cost: USD of all these calls, None if unknown.
     """
 
     endpoint: str
@@ -118,16 +118,16 @@ class Probed:
 
 
 def check_command(pool: Path, store: str | None = None, *, learn: bool = False, as_json: bool = False) -> bool:
-    """Check a pool file, and print what was found; whether every endpoint can be asked.
+    """Check a pool file, and print the result; return whether every endpoint can be asked.
 
-    If all have their address and key, an ensemble is made of it, too, which is asked nothing: that checks its settings.
+    If all endpoints have an address and key, also make an ensemble, without asking it, to check the settings.
 
     Args:
-        store: where earlier probes are remembered; None: the pool file's, if it has one.
-        learn: probe the endpoints first; the store is made if missing.
+        store: the store with earlier probes; None: the pool file's, if it has one.
+        learn: probe the endpoints first; the store is created if missing.
 
     Raises:
-        ConfigError: the file itself or a setting in it is wrong, or there is no such store.
+        ConfigError: the file or a setting in it is invalid, or there is no such store.
         StoreError: the store cannot be read.
     """
     if store is not None and not learn:
@@ -137,16 +137,16 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
     if store is None:
         store = settings.get("store")
         if learn and store is None:
-            raise ConfigError("--learn: what it pays for would be lost; give --store, or a store in the pool file")
+            raise ConfigError("--learn: the paid results would be lost; give --store, or a store in the pool file")
         if not learn and isinstance(store, str) and not is_redis(store) and not Path(store).exists():
-            store = None  # nothing was asked yet
+            store = None  # it is created by the first ask
     failed: dict[str, str] = {}
     with closing(open_store(store)) as opened:
         if learn:
             failed = {one.endpoint: one.detail for one in asyncio.run(probe_pool(endpoints, opened)) if one.detail}
         found = check_pool(endpoints, opened)
     for n, one in enumerate(found):
-        if one.state == "ok" and one.endpoint in failed:  # nothing spoke against asking it
+        if one.state == "ok" and one.endpoint in failed:  # no other problem was found
             found[n] = replace(one, state="failed", detail=failed[one.endpoint])
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
@@ -158,7 +158,7 @@ def check_command(pool: Path, store: str | None = None, *, learn: bool = False, 
 
 
 def check_pool(endpoints: Sequence[Endpoint], store: Store | None = None) -> list[Checked]:
-    """Ask each service for its list of models, which is free, all at a time."""
+    """Check endpoints by their services' lists of models, which are free, fetched concurrently."""
     places = {_place(one): one for one in endpoints if _unusable(one) is None}
     with DaemonThreads(16, "focalroute-check") as workers:
         services = dict(zip(places, workers.map(_service, places.values()), strict=True))
@@ -170,7 +170,7 @@ def _place(endpoint: Endpoint) -> tuple[str | None, str | None]:
 
 
 def _unusable(endpoint: Endpoint) -> _Service | None:
-    """Why it cannot be asked whatever its service says."""
+    """The reason why an endpoint cannot be asked, whatever its service says; None: there is none."""
     if endpoint.base_url is None:
         return _Service("no address", "it can be replayed, not asked", "give it a base_url")
     try:
@@ -203,12 +203,12 @@ def _without_list(endpoint: Endpoint, error: NotListed) -> _Service:
 
 
 def _hint(endpoint: Endpoint, status: int | None) -> str:
-    """Return what to do about such a response; None without one."""
+    """Return what to do about this HTTP status; None: there was no response."""
     return located(Failure("connection" if status is None else "status", "", status=status), endpoint).hint
 
 
 def _lists_for_key_only(endpoint: Endpoint) -> bool:
-    """Whether the list is refused without the key: only then does having it show that the key is accepted."""
+    """Whether the list is refused without the key: only then does getting it show that the key is accepted."""
     if endpoint.key() is None:
         return False
     try:
@@ -222,7 +222,7 @@ def _check(endpoint: Endpoint, service: _Service | None, store: Store | None) ->
     known, source = _known(endpoint, store)
     found = _unusable(endpoint) or service or _Service("ok")
     listed = _is_listed(endpoint, found)
-    if listed is False and endpoint.spoken != "llamacpp":  # which answers to any name
+    if listed is False and endpoint.spoken != "llamacpp":  # llama.cpp answers to any name
         advice = did_you_mean(endpoint.model, sorted(found.models)[:_MOST_NAMES])
         remedy = textwrap.shorten(
             f"correct the model {endpoint.model!r}; {advice}", _LONGEST_ADVICE, placeholder=" ..."
@@ -240,11 +240,11 @@ def _check(endpoint: Endpoint, service: _Service | None, store: Store | None) ->
 
 
 def _is_listed(endpoint: Endpoint, service: _Service) -> bool | None:
-    """Whether the service lists the model, by one of the names that mean the same there."""
+    """Whether the service lists the model, under any of its names there; None if it gives no complete list."""
     model = endpoint.model
-    names = {model, f"models/{model}", f"{model}:latest"}  # as Gemini and Ollama list it
+    names = {model, f"models/{model}", f"{model}:latest"}  # Gemini's and Ollama's forms
     if endpoint.spoken == "openrouter":
-        names.add(model.rpartition(":")[0])  # without what routes it, such as :nitro
+        names.add(model.rpartition(":")[0])  # without a routing suffix such as :nitro
     if names & service.models or any(one[-1:] == "*" and model.startswith(one[:-1]) for one in service.models):
         return True  # a LiteLLM proxy lists openai/*
     return None if service.more or not service.models else False
@@ -264,13 +264,13 @@ def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None
 
 
 def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
-    """Probe a pool, and print what came back; whether every endpoint answered.
+    """Probe a pool, and print the results; return whether every endpoint answered.
 
     Args:
-        store: where to keep what was measured, and the cost; made if missing. None: the pool file's, if it has one.
+        store: where to keep measurements and cost; created if missing. None: the pool file's, if it has one.
 
     Raises:
-        ConfigError: the file itself is wrong.
+        ConfigError: the file is invalid.
         StoreError: the store cannot be opened.
     """
     endpoints = load_pool(pool).endpoints
@@ -284,9 +284,9 @@ def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False
 
 
 async def probe_pool(endpoints: Sequence[Endpoint], store: Store) -> list[Probed]:
-    """Ask each endpoint a tiny question, then find out what it can do (two to seven tiny calls), all at a time.
+    """Ask each endpoint a tiny question, then check its capabilities (two to seven tiny calls), all concurrently.
 
-    What was measured, and what it cost, is written to the store: an ensemble on it need not probe again for a week.
+    Results and cost are written to the store, so that an ensemble on it need not probe again for a week.
     """
     clients = HttpClients()
     try:
@@ -364,7 +364,7 @@ def _show_probed(found: Sequence[Probed]) -> None:
 
 
 def _can(able: Capabilities | None) -> str:
-    """Describe its capabilities in words; empty if unknown."""
+    """Describe capabilities in words; empty if unknown."""
     if able is None:
         return ""
     words = {
@@ -378,7 +378,7 @@ def _can(able: Capabilities | None) -> str:
 
 
 def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose last column is folded; where that is not enough, it is wider than the terminal."""
+    """Print a table that folds its last column to fit; if that is not enough, it is wider than the terminal."""
     from rich.box import SIMPLE
     from rich.cells import cell_len
     from rich.console import Console

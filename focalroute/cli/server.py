@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from focalroute.server.connections import BoundedServer
 
 _BACKLOG = 2048
-_FILES = 4096  # that it has to be allowed to open for all of the connections that it takes
+_FILES = 4096  # open files needed for the most connections
 
 
 def serve(
@@ -36,18 +36,22 @@ def serve(
             help="Where answers are kept and learned from: a SQLite file or a redis:// address; servers may share one."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; one that others reach needs keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that other machines can reach needs keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     keys: Annotated[
-        Path | None, typer.Option(help="File of callers' keys (TOML); else the one key in FOCALROUTE_KEY.")
+        Path | None, typer.Option(help="File of callers' keys (TOML); default: the one key in FOCALROUTE_KEY.")
     ] = None,
     shutdown_s: Annotated[
-        int, typer.Option(min=1, help="How long asks under way may take to finish at the end, seconds.")
+        int, typer.Option(min=1, help="How long asks under way may take to finish on shutdown, seconds.")
     ] = 60,
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Send OpenTelemetry by OTLP/HTTP; OTEL_* variables say where to.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as JSON, once it does.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the server's address as JSON once it listens.")
+    ] = False,
 ) -> None:
     """Serve a pool as one OpenAI-compatible model, focalroute, until Ctrl-C or SIGTERM (extra server)."""
     from focalroute.core.pool import find_pool, load_pool
@@ -94,20 +98,20 @@ async def _serve(
 
 
 def _handle_signals(server: BoundedServer) -> None:
-    """SIGINT, SIGTERM and SIGHUP, unless that is ignored, end the server in good order; a second SIGINT does not wait.
+    """Shut down gracefully on SIGINT, SIGTERM or an unignored SIGHUP; a second SIGINT does not wait.
 
-    By itself uvicorn would raise them once more at its end, before the ensemble is closed.
+    Uvicorn by default raises the signals again when it ends, before the ensemble is closed.
     """
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has a terminal's end ignored
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, server.handle_exit, number, None)
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """An ask that is cut off at the end is meant to be, and needs no traceback."""
+    """Filter out tracebacks of asks that shutdown cancels, as that is intended."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
@@ -123,10 +127,10 @@ def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """A socket that listens on this address.
 
     Raises:
-        ConfigError: that cannot be.
+        ConfigError: it cannot listen there.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -137,11 +141,11 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def key(
-    name: Annotated[str, typer.Argument(help="Whose key it is: a name for the ledger.")], as_json: JsonOption = False
+    name: Annotated[str, typer.Argument(help="The caller's name, for the ledger.")], as_json: JsonOption = False
 ) -> None:
-    """Make a caller's key: its table for serve --keys goes to standard output, the key to standard error, once.
+    """Make a caller's key: print its table for serve --keys to standard output, and the key once to standard error.
 
-    As in: focalroute key alice >> keys.toml
+    For example: focalroute key alice >> keys.toml
     """
     from focalroute.server.callers import new_key
 
@@ -150,4 +154,4 @@ def key(
         print(json.dumps({"key": made, "table": table}))
         return
     print(table)
-    print(f"the key, which is kept nowhere: {made}", file=sys.stderr)
+    print(f"the key, which is not kept anywhere: {made}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``focalroute update``, for one file and for a fleet."""
+"""``focalroute update``: learns from a store's feedback, for a single file or a fleet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from focalroute.learn.update_report import UpdateReport
     from focalroute.store import Store
 
-_PAUSE_S = 0.5  # between two looks for feedback
+_PAUSE_S = 0.5  # between checks for feedback
 
 _log = logging.getLogger("focalroute")
 
@@ -29,19 +29,19 @@ def update(
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
     policy: Annotated[str, typer.Option(help="Folder of policy bundles to learn from and to publish to.")],
     follow: Annotated[
-        bool, typer.Option("--follow", help="Run for ever, with an update whenever there is enough feedback.")
+        bool, typer.Option("--follow", help="Run for ever, and update whenever there is enough feedback.")
     ] = False,
     every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
     archive: Annotated[
-        Path | None, typer.Option(help="With --follow and Redis: the SQLite file for what Redis is to keep no longer.")
+        Path | None, typer.Option(help="With --follow and Redis: SQLite file for the rows that Redis drops.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, store and folder: the same policy.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each whole report as one line of JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each report as one line of JSON.")] = False,
 ) -> None:
     """Learn a challenger from the feedback in a store, or judge the one that is on trial.
 
-    A process that serves with this folder notices within a second of its next question. With a Redis store the policy
-    is the fleet's: all workers get it, and one at a time of the processes that run this command with --follow learns.
+    A process that serves this folder notices within a second of its next question. With a Redis store, all workers of
+    the fleet get the policy, and of the processes that run this command with --follow only one at a time learns.
     """
     from focalroute.learn.fleet.learner import Archive, FleetLearner
     from focalroute.learn.online import update_policy
@@ -73,7 +73,7 @@ def update(
 
 
 def _step_on_file(store: Store, folder: str | Path, every: int, seed: int | None) -> Callable[[], UpdateReport | None]:
-    """Make a step that updates once enough feedback has come into the file."""
+    """Make a step that updates the policy once enough feedback has come into the file."""
     from focalroute.learn.online import update_policy
 
     received = 0
@@ -97,13 +97,13 @@ def _step_on_file(store: Store, folder: str | Path, every: int, seed: int | None
 
 
 def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
-    """Run step after step until the process is told to end; what fails is tried again."""
+    """Run steps until the process is told to end; a failed step is tried again."""
     with _end_signal() as end:
         while not end.wait(_PAUSE_S):
             try:
                 report = step()
             except FocalrouteError as error:
-                _log.warning("the policies could not be updated, the old ones stay: %s", error)
+                _log.warning("the policy could not be updated, the old one stays: %s", error)
             else:
                 if report is not None:
                     _print_report(report, as_json)
@@ -111,7 +111,7 @@ def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
 
 @contextmanager
 def _end_signal() -> Iterator[threading.Event]:
-    """Give an event that is set once the process is interrupted or terminated; what is under way is finished."""
+    """Yield an event that is set when the process is interrupted or terminated; the current step is finished."""
     end = threading.Event()
     before = {number: signal.signal(number, lambda *_: end.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -226,7 +226,7 @@ def test_what_was_paid_to_know_is_kept_in_the_pool_file_s_store(
     assert {one["source"] for one in checked} == {"store"}
     nowhere = focalroute("pool", "check", str(pool_file), "--learn")
     assert nowhere.returncode == 2
-    assert "--learn: what it pays for would be lost; give --store" in nowhere.stderr
+    assert "--learn: the paid results would be lost; give --store" in nowhere.stderr
 
 
 def test_a_probe_says_who_does_not_answer(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.store.test_accounts import hold
 
 TOTAL, TEAM = Account(), Account("team", 86_400)
 LIMITS = {TOTAL: Decimal(9), TEAM: Decimal(9)}
-RIGHT = "every balance is what the ledger adds up to\n"
+RIGHT = "every balance equals the ledger's sum\n"
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -89,7 +89,7 @@ def test_a_small_difference_can_be_seen_and_a_repair_says_that_it_was_one(engine
     table = command(engine, "--reconcile")
     assert table.stdout.splitlines()[1].split() == ["(all)", "0.499999999999", "0", "0.5", "0.25"]
     assert "repaired" not in table.stderr
-    assert "repaired: these balances are now what the ledger adds up to" in command(engine, "--repair").stderr
+    assert "repaired: these balances now equal the ledger's sums" in command(engine, "--repair").stderr
 
 
 def test_a_balance_that_cannot_be_read_is_built_anew(engine: Engine) -> None:
