@@ -1,6 +1,6 @@
-"""Serving: bundles of two small networks in, decisions and answers out.
+"""Policies and how they serve: bundles of two small networks, and rules.
 
-`bundle` loads what `publish` wrote, `slot` holds the one that serves; `decider` turns its logits into whom to ask
-and into a posterior over candidates. `baselines` and `sequential` have the rules that serve by a name
-(``policy="plurality"``), `references` says what such a name means, `fallback` serves when no bundle can.
+`publish` writes bundles, `bundle` loads them, `slot` holds the one that serves; `decider` turns logits into a decision
+and into a posterior over candidates. `baselines`, `routers` and `sequential` have the rules that serve by a name
+(``policy="plurality"``), `references` resolves names, `fallback` serves when no bundle can.
 """

@@ -8,9 +8,9 @@ root/
     fusion.onnx
     manifest.json      schema, version, parent, names, layout, ...; SHA-256 of every file and of the manifest itself
     experience.npz     optional: long-run accuracies and a memory of texts, see `focalroute.observe.experience`
-    learner.npz        optional: what the learner goes on from; serving never reads it
-  trial.npz            optional: how the trial stands, see `focalroute.learn.trial`; serving never reads it
-  .lock, .tmp-*        of the publisher
+    learner.npz        optional: the learner's state; serving never reads it
+  trial.npz            optional: the state of the trial, see `focalroute.learn.trial`; serving never reads it
+  .lock, .tmp-*        the publisher's
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from focalroute.policy.onnx_model import MAX_BYTES, Inputs, Session, Signature
 
 CURRENT = "CURRENT"
 CHALLENGER = "CHALLENGER"
-#: What a sequential policy has in place of the other two (see `focalroute.policy.sequential`).
+#: A sequential policy's file in place of ``decider.onnx`` and ``fusion.onnx`` (see `focalroute.policy.sequential`).
 DER_FILE = "der.onnx"
 SCHEMA = 1
-#: The bundle that is shipped.
+#: The shipped bundle.
 COLD = Path(__file__).parent / "cold"
-#: The layout as a manifest holds it: as lists, since the order of the slices matters.
+#: The layout as in a manifest: lists, since the order of the slices matters.
 SLICES = {part: [list(item) for item in layout.items()] for part, layout in LAYOUT.items()}
-#: Names that manifests of before 24 November 2026 use, and those of today. What they name has not changed.
+#: Names in manifests from before 24 November 2026 -> today's names of the same things.
 _FORMER_NAMES = {
     "price_of_money": "cost_weight",
     "standing": "relative_skill",
@@ -69,14 +69,14 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "sha256": dict,
 }
 _LOGITS = ("tensor(float)", (None, None))
-#: What ``decider.onnx`` takes and gives.
+#: Inputs and outputs of ``decider.onnx``.
 DECIDER: Signature = {
     "context": ("tensor(float)", (None, width(CONTEXT))),
     "endpoints": ("tensor(float)", (None, None, width(ENDPOINT))),
     "ids": ("tensor(int64)", (None,)),
     "logits": _LOGITS,
 }
-#: What ``fusion.onnx`` takes and gives.
+#: Inputs and outputs of ``fusion.onnx``.
 FUSION: Signature = {
     "members": ("tensor(float)", (None, None, None, width(MEMBER))),
     "candidates": ("tensor(float)", (None, None, width(CANDIDATE))),
@@ -87,15 +87,15 @@ FUSION: Signature = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The fields that the manifest of every published policy gives.
+    """The manifest's fields that every published policy has.
 
     Attributes:
-        version: 0 for the one that is shipped.
+        version: 0 for the shipped one.
         parent: the version it was learned from; None: from none.
         created_at: Unix time.
         names: the endpoints it knows, in the order of its embeddings (row 0 is for all others) or actions.
-        hyperparameters: what it was trained with.
-        metrics: how it did.
+        hyperparameters: of its training.
+        metrics: measured results.
     """
 
     version: int
@@ -116,8 +116,8 @@ class Policy(Published):
     Attributes:
         decider_onnx: the Decider's file; the learner reads the weights from it.
         fusion_onnx: the Fusion's.
-        experience: what it brings along of the past; None: nothing.
-        trained_on: the digests of the recorded questions that it, or what it was learned from, was trained on.
+        experience: its record of the past; None: none.
+        trained_on: digests of the recorded questions that it or its ancestors were trained on.
     """
 
     decider_onnx: bytes = field(repr=False)
@@ -130,19 +130,20 @@ class Policy(Published):
 
     @property
     def knows_pool(self) -> bool:
-        """Whether it was trained on a log of its pool, so that it need not get to know it by sampling."""
+        """Whether it was trained on a log of its pool, so that it need not explore by sampling."""
         return self.experience is not None
 
     def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
-        """The embedding row of each endpoint; 0 for those it does not know."""
+        """Return the embedding row of each endpoint; 0 for unknown ones."""
         rows = self._rows
         return np.array([rows.get(name, 0) for name in endpoints], np.int64)
 
     def served(self, cost_weight: float) -> tuple[float, bool]:
-        """The cost weight to decide at, and whether one endpoint is asked, by the text, instead of whom the nets want.
+        """Return the cost weight to decide at, and whether to ask one endpoint, by the text, instead of using the nets.
 
-        What did best on the validation part near this weight; beyond the weights that nets are trained for they are not
-        asked. Where nothing was measured, as at the start, nothing shows that asking everybody has more right.
+        The measured points say what did best on the validation part near this weight. If there are none, as at the
+        start, the nets are not used above `COST_WEIGHT_RANGE`, and weights below it are raised to it, as nothing shows
+        that asking more endpoints gives more right answers.
         """
         curve = {point["cost_weight"]: point for point in self.metrics.get("curve", ())}
         if not curve:
@@ -155,40 +156,40 @@ class Policy(Published):
         return high if cost_weight**2 > below * above else low
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
-        """z of every endpoint, float32 (N,), given their embedding rows; PolicyError if that fails."""
+        """Return z of every endpoint, float32 (N,), given their embedding rows; PolicyError on failure."""
         inputs: Inputs = {"context": observation.context[None], "endpoints": observation.endpoints[None], "ids": ids}
         logits: F32 = self._decider.run(inputs)[0]
         return logits
 
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
-        """The score of every candidate, float32 (K,), given the members' embedding rows; PolicyError if that fails."""
+        """Return each candidate's score, float32 (K,), given the members' embedding rows; PolicyError on failure."""
         inputs: Inputs = {"members": evidence.members[None], "candidates": evidence.candidates[None], "ids": ids[None]}
         logits: F32 = self._fusion.run(inputs)[0]
         return logits
 
 
 def _served(curve: Mapping[float, Mapping[str, Any]], cost_weight: float) -> tuple[float, bool]:
-    """Read what a measured point serves; an earlier version of this package asked no endpoint by the text."""
+    """Read a measured point's weight and mode; points of an earlier version of this package have neither."""
     served = float(curve[cost_weight].get("served", cost_weight))
     return served, bool(curve[served].get("alone", served > COST_WEIGHT_RANGE[1]))
 
 
 def cold() -> Policy:
-    """The shipped policy, the cold start: trained on synthetic pools by `examples.shipped_policy.training`.
+    """Return the shipped policy, the cold start, trained on synthetic pools by `examples.shipped_policy.training`.
 
-    A process checks and opens it once.
+    Each process checks and opens it once.
     """
     return _cold(os.getpid())
 
 
 @cache
 def _cold(process: int) -> Policy:
-    """A fork opens its own, as the parent's may have been in use in another thread."""
+    """Open the shipped policy once per process: after a fork, another thread of the parent may have been using its."""
     return load_folder(COLD)
 
 
 def versions(root: str | Path) -> tuple[int, ...]:
-    """The versions that are kept, oldest first; none if there is no such folder."""
+    """Return the versions in a folder, oldest first; none if there is no such folder."""
     try:
         found = [_VERSION.fullmatch(path.name) for path in Path(root).iterdir()]
     except FileNotFoundError:
@@ -199,12 +200,12 @@ def versions(root: str | Path) -> tuple[int, ...]:
 
 
 def current(root: str | Path) -> int:
-    """The version that serves; PolicyError if nothing says which."""
+    """Return the version that serves; PolicyError if ``CURRENT`` cannot be read."""
     return _named(Path(root) / CURRENT)
 
 
 def challenger(root: str | Path) -> int | None:
-    """The version that is on trial; None: there is none. PolicyError if it cannot be told which."""
+    """Return the version on trial, if any; PolicyError if ``CHALLENGER`` cannot be read."""
     path = Path(root) / CHALLENGER
     return _named(path) if os.path.lexists(path) else None
 
@@ -217,24 +218,24 @@ def _named(path: Path) -> int:
 
 
 def folder_of(root: str | Path, version: int) -> Path:
-    """Where a version lies."""
+    """Return the folder of a version."""
     return Path(root) / f"v{version:06d}"
 
 
 def load(root: str | Path, version: int | None = None) -> Policy:
-    """The policy of this version (None: of the current one), if it passes every check.
+    """Load the policy of this version (None: the current one).
 
     Raises:
-        PolicyError: it does not; the message names the file, the reason and what to do.
+        PolicyError: it fails a check; the message names the file, the reason and what to do.
     """
     return load_version(root, version, load_folder)
 
 
 def load_version(root: str | Path, version: int | None, load_folder: Callable[[Path], _P]) -> _P:
-    """Load this version's folder (None: of the current one's).
+    """Load the folder of this version (None: the current one).
 
     Raises:
-        PolicyError: it does not pass its checks, or says that it is of another version.
+        PolicyError: it fails a check, or its manifest names another version.
     """
     version = current(root) if version is None else version
     folder = folder_of(root, version)
@@ -245,10 +246,10 @@ def load_version(root: str | Path, version: int | None, load_folder: Callable[[P
 
 
 def load_folder(folder: Path) -> Policy:
-    """The policy in one version's folder, if it passes every check.
+    """Load the policy in one version's folder.
 
     Raises:
-        PolicyError: it does not; the message names the file, the reason and what to do.
+        PolicyError: it fails a check; the message names the file, the reason and what to do.
     """
     manifest = manifest_of(folder)
     decider, fusion = (verified(folder, name, manifest) for name in ("decider.onnx", "fusion.onnx"))
@@ -277,7 +278,7 @@ def _experience(folder: Path, manifest: Mapping[str, Any]) -> Experience | None:
 
 
 def learner(root: str | Path, version: int) -> dict[str, NDArray[Any]] | None:
-    """The arrays the learner left with a version; None if it left none. PolicyError if they are damaged."""
+    """Return the arrays that the learner stored with a version, if any; PolicyError if they are damaged."""
     folder = folder_of(root, version)
     manifest = manifest_of(folder)
     if "learner.npz" not in manifest["sha256"]:
@@ -286,15 +287,15 @@ def learner(root: str | Path, version: int) -> dict[str, NDArray[Any]] | None:
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest's content, its own digest left out."""
+    """Return the SHA-256 of a manifest's content without its digest."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def read_file(path: Path, root: Path, most: int = MAX_BYTES) -> bytes:
-    """The bytes of a regular file in ``root``; PolicyError if it is something else, or longer than ``most``.
+    """Return the bytes of a regular file in ``root``; PolicyError if it is anything else, or longer than ``most``.
 
-    Links are followed within ``root`` only.
+    Links are followed only within ``root``.
     """
     place = os.path.realpath(path)
     if COLD not in path.parents and not Path(place).is_relative_to(os.path.realpath(root)):  # installers may link ours
@@ -311,7 +312,7 @@ def read_file(path: Path, root: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, Any]:
-    """The manifest, its schema, integrity, types and layout checked; PolicyError if any is wrong."""
+    """Read the manifest and check its schema, integrity, types and layout; PolicyError if any is wrong."""
     path = folder / "manifest.json"
     try:
         manifest = dict(json.loads(read_file(path, folder.parent)))
@@ -339,7 +340,7 @@ def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, A
 
 
 def _renamed(value: Any) -> Any:
-    """A manifest's value with today's names for former ones, as keys and as names of slices."""
+    """Replace former names in a manifest's value, as keys and as names of slices."""
     if isinstance(value, dict):
         return {_FORMER_NAMES.get(key, key): _renamed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -355,17 +356,17 @@ def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
             if unpacked > _MAX_UNPACKED:
                 raise ValueError(f"{unpacked} bytes unpacked are more than {_MAX_UNPACKED}")
             return dict(arrays)
-    except Exception as error:  # damage may show as anything
+    except Exception as error:  # damage may raise anything
         raise PolicyError(f"{path}: is not a plain array archive: {error}; publish again") from error
 
 
 def header(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Published`."""
+    """Return a manifest's fields of `Published`."""
     return {field.name: manifest[field.name] for field in fields(Published)} | {"names": tuple(manifest["names"])}
 
 
 def verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
-    """A file's bytes; PolicyError if they are not those that the manifest names."""
+    """Return a file's bytes; PolicyError if they do not match the manifest's SHA-256."""
     data = read_file(folder / name, folder.parent)
     if hashlib.sha256(data).hexdigest() != manifest["sha256"].get(name):
         raise PolicyError(f"{folder / name}: does not match its SHA-256 in the manifest; {_AGAIN}")
@@ -373,7 +374,7 @@ def verified(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def opened(path: Path, model: bytes, signature: Signature) -> Session:
-    """A model that has this signature; PolicyError if it has not."""
+    """Open a model; PolicyError if it does not have this signature."""
     try:
         return Session(model, signature)
     except PolicyError as error:
@@ -381,7 +382,7 @@ def opened(path: Path, model: bytes, signature: Signature) -> Session:
 
 
 def _try(folder: Path, policy: Policy) -> None:
-    """Run both models on zeros and on ones, with every embedding; this warms them up as well."""
+    """Run both models on zeros and on ones with every embedding, which also warms them up."""
     ids = np.arange(len(policy.names) + 1)
     for value in (0.0, 1.0):
         context, endpoints = _full(value, width(CONTEXT)), _full(value, ids.size, width(ENDPOINT))

@@ -1,22 +1,22 @@
-"""Turns logits into a decision (which endpoints to ask in this round, and how likely that was) and into a posterior.
+"""Turns logits into a decision (which endpoints to ask in this round, with its probability) and into a posterior.
 
-One Bernoulli head for each endpoint, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.02, so that exploration lives
-inside the policy and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked
-if it is eligible, given those picked before it. Where somebody must be picked, the heads follow the same distribution
-conditioned on not all of them staying out: as long as none is picked, the head at place i is picked with
+Each endpoint has a Bernoulli head, p_i = clip(sigmoid(z_i), e/N, 1 - e/N) with e = 0.02, so that the policy itself
+explores and every probability is bounded away from 0 and 1. Heads are visited in an order; one can be picked if it is
+eligible given those picked before it. If at least one must be picked, the heads follow the same distribution
+conditioned on that: as long as none is picked, the head at place i is picked with
 
     h_i = p_i / (1 - prod over j >= i of (1 - p_j)),    afterwards with h_i = p_i,
 
-so the last one is certain if it is reached with none picked. Without the clip, this goes over into a softmax choice
-of one as all logits fall. With it all heads would lie at the floor, and the choice would be random; so before
-the clip all logits are raised until the odds e^z of those who could be picked sum to 1, if they do not.
+so the last one is certain if none was picked before it. Without the clip, this tends to a softmax choice of one as all
+logits fall. With the clip all heads would reach the floor, and the choice would be uniform; so if the odds e^z of the
+heads that could be picked sum to less than 1, all logits are raised before the clip until they sum to 1.
 
-Where exactly one is to be picked, the heads follow their distribution conditioned on that: head i is the one with a
-probability in proportion to its odds p_i / (1 - p_i). All logits are first moved, up or down, until
-the odds sum to 1, so that the clip leaves each endpoint about e/N, and otherwise it is the softmax of the logits.
+If exactly one must be picked, the heads follow their distribution conditioned on that: head i is picked with
+probability proportional to its odds p_i / (1 - p_i). All logits are first shifted so that the odds sum to 1: this is
+the softmax of the logits, with at least about e/N for each endpoint by the clip.
 
-A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i): exact for this rule
-and any budget.
+A decision's log-probability is the sum over eligible heads of a_i log h_i + (1 - a_i) log(1 - h_i), which is exact for
+this rule and any budget.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from math import exp, log, log1p
 
 from focalroute.core.records import F32, Decision
 
-#: (endpoint, picked so far) -> whether it could be picked beside them.
+#: (endpoint, picked so far) -> whether it could be picked as well.
 Eligible = Callable[[int, tuple[int, ...]], bool]
 
-#: e: the expected number of endpoints picked, or left out, against a policy that is certain.
+#: e: how many endpoints a certain policy picks or leaves out at random, in expectation.
 EXPLORATION = 0.02
 
 
@@ -46,22 +46,22 @@ def decide(
     rng: random.Random,
     one: bool = False,
 ) -> Decision:
-    """Decide whom to ask now.
+    """Decide which endpoints to ask now.
 
     Args:
         logits: z, float32 (N,).
         round: 1-based.
         must_pick: pick at least one (round 1; later, until one has answered).
         order: every endpoint's index, in the order in which to visit them.
-        eligible: whether an endpoint could be picked beside those picked so far. Must only ever shrink as more are
-            picked.
-        explore: sample; otherwise pick what is more likely than not, or else, where somebody must be, the likeliest.
-        rng: the source of chance; not used unless ``explore``.
-        one: pick exactly one; greedily the likeliest.
+        eligible: whether an endpoint could be picked in addition to those picked so far. Picking more must never make
+            another eligible.
+        explore: sample; otherwise pick what is more likely than not or, if one must be picked, the likeliest.
+        rng: the source of chance, used only with ``explore``.
+        one: pick exactly one; without ``explore`` the likeliest.
 
     Returns:
-        Its ``order`` holds the endpoints that are eligible while none is picked: the heads visited. None: the STOP
-        is forced, ``picked`` is empty, and nothing was decided. ``log_mu`` is None for a forced STOP and for a greedy
+        The decision. Its ``order`` holds the heads visited: the endpoints that are eligible while none is picked. If
+        there are none, STOP is forced and ``picked`` is empty. ``log_mu`` is None for a forced STOP and for a greedy
         decision.
     """
     heads = tuple([head for head in order if eligible(head, ())])
@@ -82,12 +82,13 @@ def _unless_picked(_: int, picked: tuple[int, ...]) -> bool:
 
 
 def pick_probabilities(logits: F32, one_of: Sequence[int] = (), *, one: bool = False) -> tuple[float, ...]:
-    """p of every endpoint: the sigmoid of its logit, kept e/N away from 0 and 1.
+    """Return p of every endpoint: the sigmoid of its logit, kept e/N away from 0 and 1.
 
     Args:
         logits: z, float32 (N,).
-        one_of: who must not all stay out; all logits are raised until the odds of these sum to 1, if they do not.
-        one: exactly one of them is picked: logits are lowered likewise where the odds sum to more.
+        one_of: endpoints of which at least one must be picked: if their odds sum to less than 1, all logits are raised
+            until they do.
+        one: exactly one of them is picked: logits are also lowered if the odds sum to more.
     """
     if not len(logits):
         return ()
@@ -106,7 +107,7 @@ def _sigmoid(z: float, far: float, least: float, most: float) -> float:
 
 
 def _log_sum(logits: Sequence[float]) -> float:
-    """ln(sum of e^z)."""
+    """Return ln(sum of e^z)."""
     most = max(logits)
     return most + log(sum([exp(z - most) for z in logits]))
 
@@ -118,7 +119,7 @@ def _sample(
     eligible: Eligible,
     rng: random.Random,
 ) -> tuple[tuple[int, ...], tuple[bool, ...], float | None]:
-    """Who was picked, which heads could have been when they were visited, and the log-probability of that."""
+    """Return the heads picked, whether each head could be picked when it was visited, and the log-probability."""
     picked: tuple[int, ...] = ()
     could, log_mu = [True] * len(heads), 0.0
     for place, head in enumerate(heads):
@@ -139,9 +140,9 @@ def _sample(
 def _greedy(
     logits: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible, one: bool
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Likewise, without chance: everyone likelier than not, or else the likeliest if somebody must be.
+    """Pick without chance all heads that are likelier than not or, if one must be picked, the likeliest.
 
-    By the logits: beyond the clip all probabilities are equal, and the likeliest could not be told.
+    This compares logits, as probabilities beyond the clip are all equal.
     """
     likely = set() if one else {head for head in heads if logits[head] > 0}
     if (must_pick or one) and heads and not likely:
@@ -157,23 +158,23 @@ def _greedy(
 
 
 def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, one: bool) -> list[float]:
-    """h of each head for as long as none is picked."""
+    """Return h of each head while none is picked."""
     chances = [probabilities[head] for head in heads]
     if one:
         odds = [p / (1.0 - p) for p in chances]
         left = list(accumulate(reversed(odds)))[::-1]
         return [odd / rest for odd, rest in zip(odds, left, strict=True)]
     if must_pick and heads:
-        nobody = 1.0 - chances[-1]
-        chances[-1] = 1.0  # exactly, whatever the rounding
+        none = 1.0 - chances[-1]  # the probability that none from this place on is picked
+        chances[-1] = 1.0  # exact, despite rounding
         for place in range(len(chances) - 2, -1, -1):
-            nobody *= 1.0 - chances[place]
-            chances[place] /= 1.0 - nobody
+            none *= 1.0 - chances[place]
+            chances[place] /= 1.0 - none
     return chances
 
 
 def posterior(logits: Sequence[float]) -> list[float]:
-    """Softmax of the candidates' logits (K,). In plain Python: of a handful of numbers that takes a third of the time.
+    """Return the softmax of the candidates' logits (K,). Plain Python takes a third of numpy's time for a few numbers.
 
     >>> posterior([1000.0, 1000.0, -1000.0])
     [0.5, 0.5, 0.0]

@@ -1,4 +1,4 @@
-"""Serves when no policy can: the plurality of the cheapest few, in plain Python. Every such answer says so."""
+"""The policy that serves when no other can: the plurality of the cheapest endpoints. Its answers are marked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from focalroute.policy.baselines import SURE, Baseline, cheapest_first, pluralit
 from focalroute.policy.bundle import Policy
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT, Der, Sequential
 
-#: The policy version stamped on answers that no policy decided.
+#: The policy version on answers that the fallback decided.
 FALLBACK = -1
 
-#: What it does, as messages name it.
+#: The fallback's name in messages.
 FALLBACK_NAME = "the plurality of the three cheapest endpoints"
 
 _MEMBERS = 3
@@ -35,11 +35,11 @@ class Fallback:
     knows_pool = False
 
     def ids(self, endpoints: Sequence[str]) -> NDArray[np.int64]:
-        """No endpoint is known to it."""
+        """Return zeros: it knows no endpoint."""
         return np.zeros(len(endpoints), np.int64)
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
-        """Surely yes for the cheapest in round 1, surely no for everything else."""
+        """Return logits that are certain for the cheapest in round 1, and against all others."""
         logits = np.full(len(ids), -SURE, np.float32)
         if observation.context[_FIRST][0]:
             logits[cheapest_first(observation)[:_MEMBERS]] = SURE
@@ -50,25 +50,25 @@ class Fallback:
         return plurality(evidence)
 
     def actions(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
-        """Of endpoints asked one after another the cheapest that answers, float32 (N + 1,)."""
+        """Return a sequential policy's logits, float32 (N + 1,): the cheapest endpoint first, STOP after an answer."""
         prices = observation.endpoints[:, _STEP_PRICE]
         return np.append(-prices, SURE if observation.context[_ANSWERED] else -SURE).astype(np.float32)
 
 
-#: Whatever can serve.
+#: Any policy that can serve.
 Served = Policy | Der | Fallback | Baseline
 
 
 class Guarded:
-    """One ask's policy: the current one, and the fallback from the moment it fails.
+    """One ask's policy, replaced by the fallback if it fails.
 
     Attributes:
         endpoints: the pool's names, tuple of length N.
-        version: the one version that every answer of this ask is stamped with.
-        rival: the other version of a trial (see `focalroute.policy.slot.PolicySlot.draw`); None: there is none.
+        version: the version recorded with the ask's answer, whether or not the fallback took over.
+        rival: the other version of a trial (see `focalroute.policy.slot.PolicySlot.draw`); None without a trial.
         name: of a named policy; None for all others.
-        learnable: whether nets decide: only these sample, and only from these a trajectory is kept to learn from.
-        sequential: whether it asks one endpoint after another, each shown the answer before its own.
+        learnable: whether nets decide: only they sample, and only their trajectories are kept to learn from.
+        sequential: whether it asks one endpoint after another, showing each the previous answer.
         one_a_round: whether at most one endpoint is asked in a round.
         failed: whether the fallback took over.
     """
@@ -87,7 +87,7 @@ class Guarded:
         self.failed = isinstance(policy, Fallback)
 
     def read(self, query_id: str, features: F32, cost_weight: float) -> None:
-        """Show a named policy the query that it is to decide."""
+        """Give a named policy the query that it is to decide."""
         if isinstance(self._policy, Baseline):
             self._policy = self._policy.reading(query_id, features, cost_weight)
 
@@ -96,14 +96,14 @@ class Guarded:
         return self._policy.served(cost_weight) if isinstance(self._policy, Policy) else (cost_weight, False)
 
     def decider_logits(self, observation: Observation) -> F32:
-        """float32 (N,)."""
+        """Return the policy's or the fallback's logits, float32 (N,)."""
         try:
             return self._policy.decider_logits(observation, self._ids)
         except PolicyError:
             return self._fall_back().decider_logits(observation, self._ids)
 
     def fusion_logits(self, evidence: Evidence) -> F32:
-        """float32 (K,)."""
+        """Return the policy's or the fallback's scores, float32 (K,)."""
         members = self._ids[list(evidence.endpoints)]
         try:
             return self._policy.fusion_logits(evidence, members)
@@ -111,7 +111,7 @@ class Guarded:
             return self._fall_back().fusion_logits(evidence, members)
 
     def actions(self, observation: Observation) -> F32:
-        """Of a sequential policy, float32 (N + 1,): of asking each endpoint, and last of STOP."""
+        """Return a sequential policy's logits, float32 (N + 1,): of asking each endpoint, and last of STOP."""
         if self._steps is not None:
             with suppress(PolicyError):
                 return self._steps.actions(observation, self._ids)

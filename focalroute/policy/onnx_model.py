@@ -1,9 +1,9 @@
 """Opens and runs one ONNX model, on the caller's thread. The only module that imports onnxruntime.
 
-What a file asks of its runtime is read before, without onnx, whose import costs 170 ms. Only plain graphs of a few
-tensor operators pass: no control flow (it may never end), no functions, no other operator domains and no tensors stored
-in other files. The shape of every tensor follows from the shapes of the inputs, so that what a run takes in memory and
-time is known, and bounded, before it begins.
+A file is checked before it is opened, without onnx, whose import takes 170 ms. Only plain graphs of a few tensor
+operators pass: no control flow (it may never end), no functions, no other operator domains and no tensors stored in
+other files. The shape of every tensor follows from the inputs' shapes, so that a run's memory and time are known, and
+bounded, before it begins.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _Fields: TypeAlias = Mapping[int, Sequence[Any]]
 MAX_BYTES = 32 * 2**20
 MAX_NODES = 1000
 MAX_FIELDS = 100_000
-#: Of all tensors of a run together, weights included: half a gigabyte at the most, of 8 bytes each.
+#: Elements of all tensors of a run, weights included: at most half a gigabyte, at 8 bytes each.
 MAX_ELEMENTS = 2**26
-#: Multiply-adds of a run: a second or so.
+#: Multiply-adds of a run: about a second.
 MAX_STEPS = 2**32
 
-_LEAST_OPSET = 13  # before, axes were attributes
+_LEAST_OPSET = 13  # in earlier ones, axes were attributes
 _INT64 = 7  # TensorProto.INT64
 _MOST_AXES = 16
-#: How a field may be written (its wire types): protobuf drops what is written otherwise.
+#: The wire types that a field may have: protobuf ignores fields of others.
 _WIRES = {"int": {0}, "ints": {0, 2}, "float": {5}, "floats": {2, 5}}
-#: Message -> field number -> the message in it, or how it is written (else as text)
-#: (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). A field that is not here is refused: functions,
-#: subgraphs, sparse and external tensors, metadata that configures a runtime.
+#: Message -> field number -> the message in it, or a key of `_WIRES`, else bytes
+#: (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Other fields are refused: functions, subgraphs, sparse and
+#: external tensors, metadata that configures a runtime.
 _SCHEMA: Mapping[str, Mapping[int, str]] = {
     "Model": {1: "int", 2: "text", 3: "text", 4: "text", 5: "int", 6: "text", 7: "Graph", 8: "OperatorSet"},
     "OperatorSet": {1: "domain", 2: "int"},
@@ -48,9 +48,9 @@ _SCHEMA: Mapping[str, Mapping[int, str]] = {
     "Attribute": {1: "text", 2: "float", 3: "int", 8: "ints", 13: "text", 20: "int"},
     "Tensor": {1: "ints", 2: "int", 4: "floats", 5: "ints", 7: "ints", 8: "text", 9: "text", 12: "text"},
 }
-#: AttributeProto.AttributeType -> the field that holds such a value.
+#: AttributeProto.AttributeType -> the field that holds a value of this type.
 _VALUE_FIELDS = {1: 2, 2: 3, 7: 8}
-#: What attributes an operator may have, and of which type.
+#: Operator -> the attributes that it may have, with their type.
 _ATTRIBUTES: Mapping[str, Mapping[str, int]] = {
     "Concat": {"axis": 2},
     "Gather": {"axis": 2},
@@ -75,7 +75,7 @@ class Graph:
         model: the ONNX file's bytes.
 
     Raises:
-        PolicyError: it is not small and plain; the message says why.
+        PolicyError: it is too large or not plain; the message says why.
     """
 
     __slots__ = ("_axes", "_nodes", "_weights")
@@ -98,16 +98,16 @@ class Graph:
         self._axes = {_name(tensor.get(8)): axes for tensor in tensors if (axes := _axes_in(tensor)) is not None}
 
     def check(self, inputs: Sequence[tuple[str, Shape]]) -> None:
-        """Raise PolicyError, saying why, unless a run on inputs of these shapes stays within the bounds."""
+        """Raise PolicyError, saying why, if a run on inputs of these shapes would exceed a bound."""
         self.shapes(inputs)
 
     def shapes(self, inputs: Sequence[tuple[str, Shape]]) -> Mapping[str, Shape]:
-        """The shapes of all tensors of a run on such inputs; PolicyError if that passes a bound."""
+        """Return the shapes of all tensors of a run on inputs of these shapes; PolicyError if it exceeds a bound."""
         shapes: dict[str, Shape] = {}
         elements = steps = 0
         for name, shape in (*inputs, *self._weights):
             if name in shapes or min(shape, default=0) < 0:
-                raise PolicyError("a tensor that is given twice, or less than empty, is not allowed in a policy")
+                raise PolicyError("a tensor that is given twice or has a negative size is not allowed in a policy")
             shapes[name] = shape
             elements += prod(shape)
         for node in self._nodes:
@@ -116,21 +116,21 @@ class Graph:
                 axes = self._axes.get(node.inputs[1]) if len(given) > 1 else None
                 shape, terms = OPERATORS[node.operator](given, axes, **node.attributes)
             except (LookupError, TypeError, ValueError):
-                raise PolicyError(f"its {node.operator} does not fit what it is given") from None
+                raise PolicyError(f"its {node.operator} does not fit its inputs") from None
             if node.output in shapes:
-                raise PolicyError("a tensor that is made twice is not allowed in a policy")
+                raise PolicyError("two outputs of the same name are not allowed in a policy")
             shapes[node.output] = shape
             elements += prod(shape)
             steps += prod(shape) * terms
             if elements > MAX_ELEMENTS or steps > MAX_STEPS:
                 raise PolicyError(
-                    f"up to its {node.operator} there are {elements} numbers by {steps} steps; "
-                    f"{MAX_ELEMENTS} by {MAX_STEPS} are allowed in a policy"
+                    f"a run takes {elements} numbers and {steps} steps up to its {node.operator}; "
+                    f"at most {MAX_ELEMENTS} and {MAX_STEPS} are allowed in a policy"
                 )
         return shapes
 
 
-# -- shapes: of what an operator makes, and of how many terms each of its numbers is the sum ---------------------------
+# -- shapes: an operator's output shape, and of how many terms each of its elements is the sum -------------------------
 
 _Made: TypeAlias = tuple[Shape, int]
 _Axes: TypeAlias = Shape | None
@@ -254,7 +254,7 @@ _ALLOWED = {"domain": frozenset(("", "ai.onnx")), "operator": frozenset(OPERATOR
 def _node(read: _Fields) -> _Node:
     operator = _name(read.get(4))
     if len(read.get(2, ())) != 1:
-        raise PolicyError(f"its {operator} has not one output")
+        raise PolicyError(f"its {operator} must have exactly one output")
     attributes = dict(_attribute(operator, attribute) for attribute in read.get(5, ()))
     return _Node(operator, tuple(_name([name]) for name in read.get(1, ())), _name(read[2]), attributes)
 
@@ -270,7 +270,7 @@ def _attribute(operator: str, read: _Fields) -> tuple[str, Any]:
 
 
 def _axes_in(tensor: _Fields) -> Shape | None:
-    """The numbers of a short list of whole numbers; None: it is something else."""
+    """Return the values of a short list of integers; None: it is something else."""
     shape = tuple(_ints(tensor.get(1, ())))
     if _last_int(tensor, 2) != _INT64 or len(shape) != 1 or not 0 <= shape[0] <= _MOST_AXES:
         return None
@@ -283,7 +283,7 @@ def _axes_in(tensor: _Fields) -> Shape | None:
 
 
 def _name(values: Sequence[Any] | None) -> str:
-    """The last text of a field, as protobuf takes it; different bytes are different names."""
+    """Return the last text of a field, the one protobuf uses; different bytes are different names."""
     return bytes(values[-1]).decode("latin-1") if values else ""
 
 
@@ -292,7 +292,7 @@ def _last_int(read: _Fields, field: int) -> int:
 
 
 def _ints(values: Sequence[Any]) -> Iterator[int]:
-    """Signed whole numbers, packed or not."""
+    """Yield signed integers, packed or not."""
     for value in values:
         numbers, at = [value] if isinstance(value, int) else [], 0
         while not isinstance(value, int) and at < len(value):
@@ -302,7 +302,7 @@ def _ints(values: Sequence[Any]) -> Iterator[int]:
 
 
 def _read(message: str, data: memoryview, left: Iterator[int]) -> _Fields:
-    """The fields of a message by number, each with its values in their order."""
+    """Return the fields of a message by number, each with its values in order."""
     found: dict[int, list[Any]] = {}
     for field, wire, value in _fields(data):
         if next(left, None) is None:
@@ -317,7 +317,7 @@ def _read(message: str, data: memoryview, left: Iterator[int]) -> _Fields:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
-    """(field number, wire type, its number or bytes), see protobuf.dev/programming-guides/encoding."""
+    """Yield (field number, wire type, number or bytes), see protobuf.dev/programming-guides/encoding."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -339,7 +339,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, Any]]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number at ``at``, seven bits a byte, lowest first, and where it ends."""
+    """Return the number at ``at``, seven bits per byte, lowest first, and where it ends."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -354,23 +354,21 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 Signature: TypeAlias = Mapping[str, tuple[str, tuple[int | None, ...]]]
 Inputs: TypeAlias = Mapping[str, NDArray[Any]]
 
-_SILENT = 4  # log nothing below "fatal": failures are raised, and onnxruntime would print them as well
+_SILENT = 4  # log nothing below "fatal": failures are raised, and onnxruntime would also print them
 _OUTPUT = ["logits"]
-_SMALL = 2  # the size of a free axis for which a model is checked before it is opened
+_SMALL = 2  # size of the free axes in the check before a model is opened
 _NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
 
 
 class Session:
-    """An opened model that maps named arrays to "logits". Immutable; may run in several threads at once.
-
-    It can be pickled.
+    """An opened model that maps named arrays to "logits". Immutable, picklable; may run in several threads at once.
 
     Args:
         model: the ONNX file's bytes.
         signature: the inputs the model must have, and "logits".
 
     Raises:
-        PolicyError: onnxruntime cannot open it, it is not small and plain (see `Graph`), or has another signature.
+        PolicyError: onnxruntime cannot open it, `Graph` refuses it, or it has another signature.
     """
 
     __slots__ = ("_check", "_made_of", "_run")
@@ -384,7 +382,7 @@ class Session:
         }
         if found != dict(signature):
             raise PolicyError(f"has inputs and outputs {found}, expected {dict(signature)}")
-        self._run = getattr(session, "_sess", session).run  # without its wrapper's checks, which are made here once
+        self._run = getattr(session, "_sess", session).run  # without the wrapper's checks, which were made above
         self._check = lru_cache(maxsize=1024)(graph.check)
         self._made_of = model, signature
 
@@ -392,22 +390,22 @@ class Session:
         return Session, self._made_of
 
     def run(self, inputs: Inputs) -> F32:
-        """The logits; PolicyError if it takes too much or fails, or anything in them is not finite."""
+        """Return the logits; PolicyError if the run exceeds a bound or fails, or if they are not finite."""
         self._check(tuple([(name, array.shape) for name, array in inputs.items()]))
         try:
             logits: F32 = self._run(_OUTPUT, inputs, None)[0]
         except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
             raise PolicyError(f"onnxruntime: {error}") from None
-        if not isfinite(sum(logits.ravel().tolist())):  # a handful of numbers: four times as fast as numpy
+        if not isfinite(sum(logits.ravel().tolist())):  # for a few numbers, four times as fast as numpy
             raise PolicyError("its output is not finite")
         return logits
 
 
 def open_model(model: bytes | str) -> Any:
-    """An onnxruntime session on one thread: at these sizes handing work to another costs more than doing it.
+    """Open an onnxruntime session on one thread: at these sizes, handing work to another costs more than doing it.
 
     Args:
-        model: the file's bytes, or its path; nothing of it is checked here.
+        model: the file's bytes, or its path; not checked here.
 
     Raises:
         PolicyError: onnxruntime cannot be imported, or cannot open it.
@@ -424,9 +422,9 @@ def open_model(model: bytes | str) -> Any:
 
 
 def _runtime() -> Any:
-    """The module without its telemetry: from 1.31 on it keeps a device id, and reports to its makers what it runs.
+    """Import onnxruntime without its telemetry: from 1.31 on it stores a device id and reports what it runs.
 
-    The variable is read once, while it is imported. Who has set it, or has imported onnxruntime before, has decided.
+    The variable is read once, during the import; a user's own setting of it, or earlier import, is respected.
     """
     before = os.environ.get(_NO_TELEMETRY)
     os.environ.setdefault(_NO_TELEMETRY, "1")

@@ -1,7 +1,7 @@
-"""Publishing policy bundles, and going back. A crash at any moment leaves the old policy or the new one, whole.
+"""Publishes policy bundles and rolls back. A crash at any moment leaves the old policy or the new one, whole.
 
 A bundle is written to a temporary folder, tried, made durable and renamed to its version; then ``CURRENT`` is
-replaced. Publishers take turns by a file lock, which the system releases when its holder dies.
+replaced. A file lock, which the system releases when its holder dies, admits one publisher at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from focalroute.policy.bundle import (
 )
 from focalroute.policy.sequential import DER_SLICES, Der, load_any_folder, load_served
 
-#: Whatever a bundle may consist of.
+#: The files that a bundle may contain.
 FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})
 
 
@@ -61,21 +61,21 @@ def publish(
     """Write a new version and make it the current one.
 
     Args:
-        root: the folder of the bundles; made if missing.
+        root: the folder of bundles; made if missing.
         decider: ``decider.onnx``.
         fusion: ``fusion.onnx``.
         names: the endpoints in the order of the embeddings.
-        parent: the version it was learned from, what `rollback` goes back to; None (or 0): the shipped one.
+        parent: the version it was learned from, to which `rollback` returns; None (or 0): the shipped one.
         hyperparameters: for the manifest; plain JSON values.
         metrics: likewise.
-        experience: what it brings along of the past.
-        learner: arrays to go on learning from.
-        trained_on: the digests of the recorded questions it was trained on, by which an evaluation on them is noticed.
-        keep: how many of the latest versions to keep, beside the new one and its parent.
+        experience: its record of the past.
+        learner: the learner's state.
+        trained_on: digests of the recorded questions it was trained on, so that evaluating on them can be detected.
+        keep: how many of the latest versions to keep, besides the new one and its parent.
         on_trial: make it the challenger instead; the current one stays.
 
     Raises:
-        PolicyError: the bundle would not pass its checks, or cannot be written; the current policy stays.
+        PolicyError: the bundle fails a check or cannot be written; the current policy stays.
     """
 
     def files(version: int) -> dict[str, bytes]:
@@ -104,7 +104,7 @@ def publish_der(
     parent: int | None,
     hyperparameters: Mapping[str, Any] | None = None,
 ) -> int:
-    """Likewise, of a sequential policy whose ``der.onnx`` is ``model``."""
+    """Publish a sequential policy whose ``der.onnx`` is ``model``; see `publish`."""
 
     def files(version: int) -> dict[str, bytes]:
         return _with_manifest(
@@ -124,7 +124,7 @@ def publish_der(
 def _publish(
     root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int = 10, pointer: str = CURRENT
 ) -> int:
-    """Add the files that are made for the next version, and make it the current one, or the challenger."""
+    """Add the next version, whose files ``files`` makes, and make it the current one or the challenger."""
     with _changing(root, make=True):
         version = max(versions(root), default=0) + 1
         _add(root, version, files(version))
@@ -143,16 +143,16 @@ def install(
 ) -> None:
     """Make a bundle that was published elsewhere the current one here, under its own version.
 
-    What another bundle of that version is here goes; one that is the same stays.
+    It replaces a different bundle of that version.
 
     Args:
-        files: its content by name, the manifest among it. What serves without (``learner.npz``) may be missing.
-        keep: how many of the latest versions to keep beside it.
-        serve: is given the policy once it passed its checks; making it durable, which a busy disk may take long
-            for, comes after.
+        files: its files by name, with the manifest; ``learner.npz``, which serving does not need, may be missing.
+        keep: how many of the latest versions to keep besides it.
+        serve: called with the policy once it has passed its checks, before it is made durable, which may take long on
+            a busy disk.
 
     Raises:
-        PolicyError: it does not pass its checks, or cannot be written; the current policy stays.
+        PolicyError: it fails a check or cannot be written; the current policy stays.
     """
     root = Path(root)
     if not files or files.keys() - FILES:
@@ -185,10 +185,10 @@ def _points(root: Path, version: int) -> bool:
 
 
 def rollback(root: str | Path, version: int | None = None) -> int:
-    """Make a version that is kept the current one again: the parent of the current one, or ``version``.
+    """Make ``version``, or the parent of the current version, the current one again.
 
     Raises:
-        PolicyError: there is no such version, or it does not pass its checks; the current policy stays.
+        PolicyError: there is no such version, or it fails a check; the current policy stays.
     """
     if not versions(root):
         raise PolicyError(f"{root}: holds no policy to go back to")
@@ -196,10 +196,10 @@ def rollback(root: str | Path, version: int | None = None) -> int:
 
 
 def make_current(root: str | Path, version: int | None) -> int:
-    """Make a version that is kept the current one; a trial that is under way ends.
+    """Make an existing version the current one, which ends a trial.
 
     Raises:
-        PolicyError: there is no such version, or it does not pass its checks; the current policy stays.
+        PolicyError: there is no such version, or it fails a check; the current policy stays.
     """
     root = Path(root)
     with _changing(root):
@@ -225,7 +225,7 @@ def bundle_files(
     learner: Mapping[str, ArrayLike] | None = None,
     trained_on: Iterable[str] = (),
 ) -> dict[str, bytes]:
-    """The files of a bundle by name; PolicyError if the manifest's values are not plain, finite JSON."""
+    """Return the files of a bundle by name; PolicyError if the manifest's values are not plain, finite JSON."""
     files = {"decider.onnx": decider, "fusion.onnx": fusion}
     if experience is not None:
         files["experience.npz"] = _archive(experience.arrays())
@@ -264,7 +264,7 @@ def _archive(arrays: Mapping[str, ArrayLike]) -> bytes:
 def _add(
     root: Path, version: int, files: Mapping[str, bytes], serve: Callable[[Policy | Der], object] = lambda _: None
 ) -> None:
-    """Put a bundle in its place, if it passes its checks."""
+    """Write a bundle to the folder of its version, if it passes its checks."""
     new = temporary_path(root)
     try:
         write_files(new, files)
@@ -278,14 +278,14 @@ def _add(
 
 
 def _point(root: Path, version: int, pointer: str = CURRENT) -> None:
-    """Name a version; with a new current one no trial goes on, which was against the old one."""
+    """Write the version to a pointer file; a new current version ends a trial, which was against the old one."""
     replace_file(root / pointer, f"{folder_of(root, version).name}\n".encode())
     if pointer == CURRENT:
         _remove_challenger(root)
 
 
 def end_trial(root: str | Path) -> None:
-    """Let the challenger decide no more; its version is kept.
+    """End the trial: remove the challenger but keep its version.
 
     Raises:
         PolicyError: the folder cannot be written.
@@ -300,7 +300,7 @@ def _remove_challenger(root: Path) -> None:
 
 
 def _prune(root: Path, keep: int, needed: set[int | None]) -> None:
-    """Remove all but the latest; by renaming them first, so that no version is ever seen half gone."""
+    """Remove all but the latest and the needed versions, renaming each first so that none is seen half removed."""
     kept = versions(root)
     for version in kept[: max(len(kept) - keep, 0)]:
         if version not in needed:
@@ -314,7 +314,7 @@ _TEMPORARY = ".tmp-"
 
 @contextmanager
 def lock_folder(root: Path) -> Iterator[None]:
-    """Hold ``root`` against every other process and thread that locks it; the lock dies with its holder."""
+    """Lock ``root`` against all other processes and threads that lock it; the lock ends with its holder."""
     with (root / ".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -322,7 +322,7 @@ def lock_folder(root: Path) -> Iterator[None]:
 
 @contextmanager
 def _changing(root: Path, otherwise: str = "the current policy stays", *, make: bool = False) -> Iterator[None]:
-    """Hold ``root``, which ``make`` creates if it is missing; a PolicyError says ``otherwise`` if it cannot be held."""
+    """Lock ``root`` (created first if ``make``); on an OSError raise a PolicyError that ends with ``otherwise``."""
     try:
         if make:
             root.mkdir(parents=True, exist_ok=True)
@@ -334,12 +334,12 @@ def _changing(root: Path, otherwise: str = "the current policy stays", *, make: 
 
 
 def temporary_path(root: Path) -> Path:
-    """An unused path in ``root``, which the next publisher to lock ``root`` may remove."""
+    """Return an unused path in ``root``, which the next publisher to lock ``root`` may remove."""
     return root / f"{_TEMPORARY}{secrets.token_hex(8)}"
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove the temporary files of publishers that died; the caller holds the lock."""
+    """Remove temporary files of publishers that died; the caller holds the lock."""
     for left in root.glob(f"{_TEMPORARY}*"):
         if left.is_dir():
             shutil.rmtree(left)
@@ -355,7 +355,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file in one step: readers see the old content or the new one."""
+    """Replace a file atomically: readers see the old content or the new one."""
     new = temporary_path(path.parent)
     new.write_bytes(data)
     sync_path(new)
@@ -364,14 +364,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_files(folder: Path) -> None:
-    """Make a folder durable, its files and their names."""
+    """Make a folder's files and their names durable."""
     for path in folder.iterdir():
         sync_path(path)
     sync_path(folder)
 
 
 def sync_path(path: Path) -> None:
-    """Make a file durable, or the names in a folder."""
+    """Make a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -14,16 +14,16 @@ from focalroute.policy.bundle import Policy
 from focalroute.policy.routers import ROUTERS
 from focalroute.policy.sequential import SEQUENTIAL
 
-#: What names the shipped policy; a folder of this name is ``./cold``.
+#: The shipped policy's name; a folder of this name is ``./cold``.
 SHIPPED = "cold"
 
 
 def load_reference(reference: str) -> Policy:
-    """The policy of this name, checked; without a version the one that serves.
+    """Load the policy that a reference names; without a version, the current one.
 
     Raises:
         ConfigError: there is no such folder or version.
-        PolicyError: it does not pass its checks.
+        PolicyError: it fails a check.
     """
     if reference == SHIPPED:
         return bundle.cold()
@@ -32,7 +32,7 @@ def load_reference(reference: str) -> Policy:
 
 
 def parse_reference(reference: str) -> tuple[Path, int | None]:
-    """The folder, and the version if one is named; what exists as a folder is one, whatever its name."""
+    """Return the folder, and the version if one is named; the name of an existing folder is never split."""
     _refuse_address(reference)
     folder, at, version = reference.rpartition("@")
     if not at or Path(reference).is_dir():
@@ -45,16 +45,16 @@ def parse_reference(reference: str) -> tuple[Path, int | None]:
 
 
 def _refuse_address(policy: str | Path) -> None:
-    """An address may hold a password, so it is not shown."""
+    """Refuse an address; the message does not quote it, as it may contain a password."""
     if isinstance(policy, str) and "://" in policy:
         raise ConfigError("policy: is an address; give a folder, such as a worker's, which has the fleet's policy")
 
 
 def check_folder(folder: Path, version: int | None) -> None:
-    """Refuse a folder that holds no policy, or not this version.
+    """Check that a folder holds a policy, and this version if one is given.
 
     Raises:
-        ConfigError: it says what is there instead.
+        ConfigError: it does not; the message says what is there instead.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; give a policy folder, or {SHIPPED} for the shipped one")
@@ -67,11 +67,11 @@ def check_folder(folder: Path, version: int | None) -> None:
 
 _log = logging.getLogger("focalroute")
 
-#: Every rule that goes by a name.
+#: All rules by name.
 ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **ROUTERS, **SEQUENTIAL}
 
 
-#: What others call a rule -> its name here.
+#: Other names of a rule -> its name here.
 _SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(
         ("majority", "majority-vote", "vote", "voting", "all", "everybody", "self-consistency"), "plurality"
@@ -82,7 +82,7 @@ _SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("average", "ensemble"), "mean"),
     "weighted": "weighted-vote",
 }
-#: The methods of the two works, and how they are had.
+#: The two papers' methods, which have no name here, and how to run them.
 _PRESETS: Mapping[str, str] = {
     "rl-focal": "is replayed only, by `focalroute eval LOG --pool POOL --preset rl-focal`",
     "der": 'has to be trained: `focalroute eval --live POOL --queries FILE --out der/`, then policy="der/"',
@@ -92,13 +92,13 @@ _PRESETS: Mapping[str, str] = {
 def resolve_policy(
     policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
 ) -> Baseline | str | Path | None:
-    """Resolve ``policy=``: a string that is a name the policy of that name, anything else a folder.
+    """Resolve ``policy=`` to the policy of this name, or else to a folder; None: the shipped policy.
 
-    A folder that does not exist yet has to be written as a path ("policy/", "./policy" or a `Path`), so that a name
-    that is unknown is an error, and never serves the cold start in silence.
+    A folder that does not exist yet must be written as a path ("policy/", "./policy" or a `Path`), so that an unknown
+    name is an error and does not silently serve the cold start.
 
     Raises:
-        ConfigError: a string is none of these, or the path is a file's.
+        ConfigError: it is neither a name nor a folder.
     """
     if policy is None or policy == SHIPPED:
         return None
@@ -109,7 +109,7 @@ def resolve_policy(
     _refuse_address(policy)
     try:
         there, is_file = Path(policy).exists(), Path(policy).is_file()
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example, the name is too long
         raise ConfigError(f"policy: {error.strerror}; give another folder, or a policy's name") from None
     if policy not in ALL_BASELINES and is_file:
         raise ConfigError(f"policy: {policy} is a file; give the folder of the bundles")
@@ -117,15 +117,16 @@ def resolve_policy(
     referred = version.isdecimal() and not there and bool(bundle.versions(folder))
     if policy not in ALL_BASELINES and (referred or Path(policy, "manifest.json").is_file()):
         raise ConfigError(
-            f"policy: {policy} is one version; give the folder that it is in, and choose by focalroute policy rollback"
+            f"policy: {policy} is one version; give the folder that it is in, and choose a version by `focalroute "
+            "policy rollback`"
         )
     if not isinstance(policy, str):
         return policy
     if policy in ALL_BASELINES:
         if there:
-            _log.warning('policy %r is taken by its name; for the folder of that name give "./%s"', policy, policy)
+            _log.warning('policy %r is the policy of that name; for the folder %s give "./%s"', policy, policy, policy)
         return ALL_BASELINES[policy](endpoints, seed)
-    if there or Path(policy).name != policy:  # a path: of more parts than a name, or with a separator at its end
+    if there or Path(policy).name != policy:  # has several parts, or ends in a separator
         return policy
     folder = f'for a new folder of that name give "./{policy}"'
     if policy in NEED_A_LOG:

@@ -1,14 +1,15 @@
-"""Routers as others published them: one endpoint is asked, chosen by the query's text and by what it costs.
+"""Published routers, which ask one endpoint, chosen by the query's text and by cost.
 
-Each estimates how right each endpoint is on such a text, v_i(x), and asks the one of the greatest net value
+Each estimates the accuracy v_i(x) of each endpoint on the text and asks the one with the greatest net value
 
-    v_i(x) - lambda c_i / C,    c_i: what it costs on average,    C: what all cost,
+    v_i(x) - lambda c_i / C,    c_i: its mean cost,    C: the cost of asking all,
 
-where lambda is the ensemble's cost weight, so that one pacer holds the cost of all of them. x is the project's own
-features of the text (or ``embedder=``'s), less their mean, of norm 1. They serve by name (``policy="carrot-knn"``) and
-are rows of ``focalroute eval``. There they begin with a training log in which every endpoint answered; in service they
-begin with nothing, and first ask each endpoint a few times. Both learn from the outcomes of those they ask.
-In service that ends with the process, since the store keeps no text of what a rule decided.
+where lambda is the ensemble's cost weight, so that its pacer controls their cost like any policy's. x is the text's
+features (the project's own or ``embedder=``'s) minus their mean, scaled to norm 1. Routers serve by name
+(``policy="carrot-knn"``) and are rows of ``focalroute eval``. There they start from a training log in which every
+endpoint answered; in service they start with nothing, and first ask each endpoint a few times. Either way they learn
+from the outcomes of the endpoints they ask; in service this is lost when the process ends, as the store keeps no text
+of a rule's queries.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from focalroute.core.records import F32, F64, Observation, Outcome
 from focalroute.policy.baselines import Alone
 
 _TRIES = 8  # known outcomes of each endpoint before estimates decide
-_FIRST_FIT = 64  # queries known before anything is fitted to texts; from then on with every doubling
-_MOST = 16384  # queries remembered: the oldest makes room
+_FIRST_FIT = 64  # queries before the first fit; then with every doubling
+_MOST = 16384  # queries remembered; then each replaces the oldest
 _WAITING = 4096  # queries whose outcome may still come
-#: Of what is divided by.
+#: Least divisor.
 LEAST = 1e-12
 
 
 class TextRouter(Alone, ABC):
-    """Asks the endpoint of the greatest net value on such a text. Any number of threads may use it at once.
+    """Asks the endpoint with the greatest net value on the text. Any number of threads may use it at once.
 
     Attributes:
-        fits_until: known queries after which it is not fitted anew.
+        fits_until: known queries after which it is not fitted again.
     """
 
     fits_until: ClassVar[int] = _MOST
@@ -51,16 +52,16 @@ class TextRouter(Alone, ABC):
         self._waiting: OrderedDict[str, F32] = OrderedDict()
         self._text: F32 = np.zeros(0, np.float32)  # of the query that is being decided
         self._cost_weight = 0.0
-        self._size = self._added = self._fitted = 0  # queries remembered, ever, and when they were fitted to
+        self._size = self._added = self._fitted = 0  # queries remembered; added ever; added at the last fit
         self._texts = self._x = np.zeros((0, 0), np.float32)
         self._values, self._usd = np.zeros((2, 0, n))  # NaN where not known
         self._mean: F32 = np.zeros(0, np.float32)
         self._sums, self._counts = np.zeros((2, 2, n))  # of values and of USD that are known
 
-    # -- as a policy by its name
+    # -- as a named policy
 
     def reading(self, query_id: str, features: F32, cost_weight: float) -> Self:
-        """A copy for one query, which goes by its text and lambda."""
+        """Return a copy for one query, which decides by its text and lambda."""
         with self._lock:
             self._waiting[query_id] = features
             if len(self._waiting) > _WAITING:
@@ -70,7 +71,7 @@ class TextRouter(Alone, ABC):
         return one
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
-        """Take in what those asked were worth and cost."""
+        """Learn the values and costs of the members' answers, if the query's features are still kept."""
         with self._lock:
             features = self._waiting.pop(outcome.answer_id, None)
         if features is not None:
@@ -83,12 +84,12 @@ class TextRouter(Alone, ABC):
     # -- as an estimate
 
     def fit(self, texts: F32, values: F64, usd: F64) -> None:
-        """Begin with recorded queries instead, oldest first.
+        """Replace what was learned by recorded queries, oldest first.
 
         Args:
             texts: (n, F) features.
-            values: (n, N) what each endpoint's answer is worth, in [0, 1]; NaN where it is not known.
-            usd: (n, N) what each call cost; NaN where it is not known.
+            values: (n, N) the value of each endpoint's answer, in [0, 1]; NaN where unknown.
+            usd: (n, N) the cost of each call; NaN where unknown.
         """
         with self._lock:
             self._added = len(texts)
@@ -101,10 +102,11 @@ class TextRouter(Alone, ABC):
                 self._refit()
 
     def add(self, text: F32, values: Mapping[int, float], usd: Mapping[int, float]) -> None:
-        """Learn from one query what the endpoints that were asked are worth and cost; of the others nothing is known.
+        """Learn from one query.
 
         Args:
             text: (F,) features.
+            values: endpoint index -> value of its answer, for those known; ``usd`` likewise the cost.
         """
         with self._lock:
             place = self._place(text.size)
@@ -122,7 +124,7 @@ class TextRouter(Alone, ABC):
                 self._update(self._x[place], values)
 
     def order(self, text: F32, cost_weight: float) -> list[int]:
-        """All endpoints, most wanted first: those hardly tried, then by net value; of equals in pool order.
+        """Return all endpoints, most wanted first: those tried least while any needs tries, then by net value.
 
         Args:
             text: (F,) features.
@@ -140,8 +142,8 @@ class TextRouter(Alone, ABC):
         return _sorted(-scores)
 
     def _place(self, width: int) -> int:
-        """Make room for one more query, and return where."""
-        if self._texts.shape[1] != width:  # the first one, or another embedder: what was is of no use
+        """Make room for one more query, and return its place."""
+        if self._texts.shape[1] != width:  # the first query, or another embedder: older vectors are useless
             self._texts, self._x, self._size, self._fitted = *np.zeros((2, 0, width), np.float32), 0, 0
             self._values, self._usd = np.zeros((2, 0, self._n))
         if self._size == len(self._texts) < _MOST:
@@ -163,31 +165,31 @@ class TextRouter(Alone, ABC):
         self._fitted = self._added
 
     def _direction(self, text: F32) -> F32:
-        """x of these features; 0 of an empty text."""
+        """Return x of these features; 0 for an empty text."""
         return _unit(text - self._mean) if text.size == self._mean.size and text.any() else np.zeros_like(self._mean)
 
     def _average(self) -> F64:
-        """How right each endpoint is on average, the pool's mean counting as one more answer."""
+        """Return each endpoint's mean value, with the pool's mean as one more answer."""
         totals, counts = self._sums[0], self._counts[0]
         mean: F64 = (totals + totals.sum() / max(counts.sum(), 1)) / (counts + 1)
         return mean
 
     def _cost(self) -> F64:
-        """c_i, USD; of an endpoint of unknown cost the mean of the others."""
+        """Return c_i, USD; for an endpoint of unknown cost the mean of the others."""
         totals, counts = self._sums[1], self._counts[1]
         usd = totals / np.maximum(counts, 1)
         known = counts > 0
         return np.where(known, usd, usd[known].mean() if known.any() else 0.0)
 
     def _total(self) -> float:
-        """C, USD."""
+        """Return C, USD."""
         return max(float(self._cost().sum()), LEAST)
 
     def _least_error(self, settings: Sequence[int], predict: Callable[[int, int], F64]) -> int:
-        """The setting whose predictions of the last fifth, made from what is before it, have the least squared error.
+        """Return the setting that predicts the last fifth of the queries from the others with the least squared error.
 
         Args:
-            predict: (setting, rows to learn from) -> (rest, N).
+            predict: (setting, number of rows to learn from) -> predictions for the other rows, (rest, N).
         """
         cut = self._size - self._size // 5
         held = self._values[cut : self._size]
@@ -196,17 +198,17 @@ class TextRouter(Alone, ABC):
 
     @abstractmethod
     def _fit(self, x: F64, values: F64) -> None:
-        """Learn from all that is remembered: (n, F), and (n, N) with NaN where not known."""
+        """Fit all remembered queries: x (n, F), and values (n, N) with NaN where unknown."""
 
     def _update(self, x: F32, values: Mapping[int, float]) -> None:
-        """Learn from one more query, which is remembered already. Most wait until they are fitted anew."""
+        """Learn from one more query, already remembered. Most routers wait for the next fit."""
 
     @abstractmethod
     def _worth(self, x: F32) -> F64:
-        """v (N,)."""
+        """Return v (N,)."""
 
     def _shares(self, x: F32) -> F64:
-        """c / C (N,)."""
+        """Return c / C (N,)."""
         return self._cost() / self._total()
 
 
@@ -216,16 +218,16 @@ def _sorted(keys: F64) -> list[int]:
 
 
 def _unit(vectors: F32) -> F32:
-    """Each of norm 1; zeros stay zeros."""
+    """Return each vector scaled to norm 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     found: F32 = vectors / np.maximum(lengths, np.float32(LEAST))
     return found
 
 
 class CarrotKnn(TextRouter):
-    """CARROT (arXiv 2502.03261, its plug-in rule) on nearest neighbours: of worth and of cost the mean over the k.
+    """CARROT (arXiv 2502.03261, its plug-in rule) with value and cost as means over the k nearest neighbours.
 
-    Neighbours are the nearest by cosine; each endpoint's average counts as one more. k is chosen by `_least_error`.
+    Neighbours are nearest by cosine; each endpoint's average counts as one more. k is chosen by `_least_error`.
     """
 
     name = "carrot-knn"
@@ -259,7 +261,7 @@ class CarrotKnn(TextRouter):
 
 
 class CarrotLinear(TextRouter):
-    """CARROT's plug-in rule on ridge regressions of worth and of cost; the penalty is chosen by `_least_error`."""
+    """CARROT's plug-in rule with ridge regressions of value and cost; the penalty is chosen by `_least_error`."""
 
     name = "carrot-linear"
 
@@ -279,11 +281,11 @@ class CarrotLinear(TextRouter):
 
 
 class AvengersPro(TextRouter):
-    """Avengers-Pro (arXiv 2508.12631, Section 2): k-means clusters of the texts, a score of each endpoint in each.
+    """Avengers-Pro (arXiv 2508.12631, Section 2): k-means clusters of texts, with a score of each endpoint in each.
 
-    In a cluster performance p and cost q are scaled to [0, 1] over the endpoints; the score is alpha p + (1 - alpha)
-    (1 - q), summed over the 4 nearest clusters, of 60 as published (fewer of a short log, so that each has 20 queries).
-    With alpha = 1 / (1 + lambda) that ranks as p - lambda q.
+    In a cluster, performance p and cost q are scaled to [0, 1] over the endpoints; the score is alpha p + (1 - alpha)
+    (1 - q), summed over the 4 nearest clusters. There are 60 clusters, as published, or fewer for a short log, so that
+    they have 20 queries on average. With alpha = 1 / (1 + lambda) this ranks as p - lambda q does.
     """
 
     name = "avengers-pro"
@@ -306,7 +308,7 @@ class AvengersPro(TextRouter):
         self._performance, self._expense = tables
 
     def _distances(self, x: F64 | F32) -> F64:
-        """(..., k) squared, less what does not depend on the cluster."""
+        """Return squared distances (..., k), without the part that does not depend on the cluster."""
         found: F64 = (self._centres**2).sum(axis=1) - 2 * x @ self._centres.T
         return found
 
@@ -326,7 +328,7 @@ class IrtRouter(TextRouter):
 
     theta_i is endpoint i's ability, a and b the query's discrimination and difficulty, linear in x; a's first component
     is 1. RouteLLM's matrix factorisation (arXiv 2406.18665) for N models instead of two is the same bilinear form.
-    By stochastic gradient descent (Adam) on the likelihood; how long is chosen by `_least_error`.
+    Trained by stochastic gradient descent (Adam) on the likelihood; `_least_error` chooses the number of epochs.
     """
 
     name = "irt-router"
@@ -340,7 +342,7 @@ class IrtRouter(TextRouter):
         (self._parameters,) = self._trained(x, values, (best,))
 
     def _trained(self, x: F64, values: F64, epochs: Sequence[int]) -> list[tuple[F64, F64, F64]]:
-        """The parameters after each of these numbers of passes: (F, rank) of a, (rank + 1, N) of theta, (F,) of b."""
+        """Return the parameters after each number of epochs: of a (F, rank), theta (rank + 1, N) and b (F,)."""
         mean = np.clip(_means(values), 0.02, 0.98)
         ability = self._rng.normal(0, 0.1, (self._rank + 1, self._n))
         ability[0] = np.nan_to_num(np.log(mean / (1 - mean)))
@@ -374,20 +376,21 @@ class IrtRouter(TextRouter):
 
 
 class LinUcb(TextRouter):
-    """LinUCB, one model an endpoint (arXiv 1003.0146, Algorithm 1), with forgetting: v = theta . z + alpha deviation.
+    """LinUCB, one model per endpoint (arXiv 1003.0146, Algorithm 1), with forgetting: v = theta . z + alpha deviation.
 
-    z is the text on its first 25 principal components, each of variance 1, and a 1. What is known of an endpoint fades
-    by .997 a query (arXiv 2604.00136): statistics A and b when it is asked next, and until then the deviation grows,
-    its square up to 200-fold. Recorded queries count alike, and as `fits_until` at the most, as there.
+    z is the text's first 25 principal components, each scaled to variance 1, and a constant 1. An endpoint's record
+    decays by .997 per query (arXiv 2604.00136): its statistics A and b when it is next asked; until then the squared
+    deviation grows, at most 200-fold. As in that paper, recorded queries count equally, together at most as much as
+    `fits_until` queries.
     """
 
     name = "lin-ucb"
-    fits_until = 1163  # as many as recorded queries count for
+    fits_until = 1163
     _alpha = 0.05
     _components, _fading, _most_stale = 25, 0.997, 200.0
 
     def _fit(self, x: F64, values: F64) -> None:
-        few = len(x) < x.shape[1]  # then the queries' products have the same variances, and are a smaller matrix
+        few = len(x) < x.shape[1]  # then the smaller matrix x x' has the same variances
         variances, vectors = np.linalg.eigh((x @ x.T if few else x.T @ x) / len(x))
         top = np.argsort(-variances)[: self._components]
         vectors, deviations = vectors[:, top], np.sqrt(np.maximum(variances[top], 1e-6))
@@ -437,7 +440,7 @@ class LinUcb(TextRouter):
 
 
 class Thompson(LinUcb):
-    """Linear Thompson sampling (arXiv 1209.3352, Algorithm 1) on `LinUcb`'s model: v = theta . z of a drawn theta."""
+    """Linear Thompson sampling (arXiv 1209.3352, Algorithm 1) on `LinUcb`'s model: v = theta . z with theta drawn."""
 
     name = "thompson"
     _alpha = 0.1
@@ -448,10 +451,10 @@ class Thompson(LinUcb):
 
 
 class ParetoBandit(LinUcb):
-    """ParetoBandit (arXiv 2604.00136): `LinUcb` with its settings, less lambda times a logarithmic cost.
+    """ParetoBandit (arXiv 2604.00136): `LinUcb` with that paper's settings, minus lambda times a logarithmic cost.
 
-    The cost is ln(c / least) / ln(most / least) over the pool, where the paper has fixed bounds of the market. lambda
-    is its dual variable; the ensemble's pacer moves it, a dual ascent as well. The paper's features are a sentence
+    The cost is ln(c / least) / ln(most / least) over the pool; the paper has fixed bounds for the market. lambda is the
+    paper's dual variable, moved here by the ensemble's pacer, also by dual ascent. The paper's features are a sentence
     encoder's.
     """
 
@@ -465,7 +468,7 @@ class ParetoBandit(LinUcb):
 
 
 def _means(array: F64) -> F64:
-    """(N,) over the rows (n, N) in which it is known; NaN where there is none."""
+    """Return the means (N,) over the rows (n, N) where known; NaN without any."""
     known = ~np.isnan(array)
     with np.errstate(invalid="ignore"):
         mean: F64 = np.where(known, array, 0).sum(axis=0) / known.sum(axis=0)
@@ -473,14 +476,14 @@ def _means(array: F64) -> F64:
 
 
 def _mean_and(rows: F64, one_more: F64) -> F64:
-    """(N,) the mean over the rows (n, N) in which it is known, and of one more row (N,)."""
+    """Return the means (N,) over the rows (n, N) where known, and one more row (N,)."""
     known = ~np.isnan(rows)
     mean: F64 = (np.where(known, rows, 0).sum(axis=0) + one_more) / (known.sum(axis=0) + 1)
     return mean
 
 
 def _scaled(rows: F64) -> F64:
-    """Each row to [0, 1]."""
+    """Scale each row to [0, 1]."""
     low = rows.min(axis=1, keepdims=True)
     found: F64 = (rows - low) / np.maximum(np.ptp(rows, axis=1, keepdims=True), LEAST)
     return found
@@ -491,14 +494,14 @@ def _affine(x: F64 | F32) -> F64:
 
 
 def _ridge(x: F64, targets: F64, penalty: float) -> F64:
-    """(F + 1, N) least squares of each column where it is known, around its mean, which is not penalised."""
+    """Return (F + 1, N): ridge regressions of each column where known, around its mean, which is not penalised."""
     mean, known = np.nan_to_num(_means(targets)), ~np.isnan(targets)
     found = np.zeros((x.shape[1] + 1, targets.shape[1]))
     found[-1] = mean
     for rows, columns in _alike(known):
         some = x[rows]
         offsets = targets[np.ix_(rows, columns)] - mean[columns]
-        if len(some) < x.shape[1]:  # the same weights by a smaller matrix
+        if len(some) < x.shape[1]:  # the same weights from a smaller matrix
             found[:-1, columns] = some.T @ np.linalg.solve(some @ some.T + penalty * np.eye(len(some)), offsets)
         else:
             found[:-1, columns] = np.linalg.solve(some.T @ some + penalty * np.eye(x.shape[1]), some.T @ offsets)
@@ -506,7 +509,7 @@ def _ridge(x: F64, targets: F64, penalty: float) -> F64:
 
 
 def _alike(known: NDArray[np.bool_]) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """(rows, columns) of each group of columns that are known in the same rows."""
+    """Return (rows, columns) of each group of columns that are known in the same rows."""
     patterns, group = np.unique(known, axis=1, return_inverse=True)
     return [(np.flatnonzero(patterns[:, j]), np.flatnonzero(group.reshape(-1) == j)) for j in range(patterns.shape[1])]
 

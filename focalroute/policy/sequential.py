@@ -1,13 +1,13 @@
-"""Asking one endpoint after another, each shown the answer before its own: what such a policy sees, two rules, and DER.
+"""Sequential policies, which ask one endpoint after another and show each the previous answer: two rules, and DER.
 
-In DER's terms (arXiv 2412.07448) the state is [query, last answer], an action asks one endpoint, who may have been
-asked before, or stops, and the answer given last is the answer. `focalroute.serving.sequential` plays it. The rules
-go by their names, ``policy="self-correction"`` and ``policy="sequential-round-robin"``; the learned policy, DER, is a
-folder of this form. ``max_rounds`` is T_max for all three.
+In DER's terms (arXiv 2412.07448) the state is [query, last answer], an action asks one endpoint (again, if need be) or
+stops, and the last answer is the result. `focalroute.serving.sequential` runs it. The rules serve by name,
+``policy="self-correction"`` and ``policy="sequential-round-robin"``; the learned policy, DER, is a folder of this form.
+``max_rounds`` is T_max for all three.
 
 root/v000001/
   der.onnx             seen (B, D) -> logits (B, N + 1): asking each of the N endpoints of the manifest, and STOP
-  manifest.json        as of any bundle (`focalroute.policy.bundle`), with the layout of `focalroute.policy.sequential`
+  manifest.json        as in any bundle (`focalroute.policy.bundle`), with the layout of `focalroute.policy.sequential`
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from focalroute.policy.bundle import (
 )
 from focalroute.policy.onnx_model import Session, Signature
 
-#: Widths of the hashed text (`focalroute.observe.features.text_features`) of the query and of the last answer.
+#: Widths of the text features (`focalroute.observe.features.text_features`) of the query and of the last answer.
 QUERY, ANSWER = 64, 32
 
 #: `Observation.context` before a step.
 STEP: Mapping[str, int] = {
     "query": QUERY,  # its text
-    "answer": ANSWER,  # text of the last answer in normal form; zeros before the first, as all that follow
-    "answered": 1,  # 1 once somebody has answered
+    "answer": ANSWER,  # the last answer in normal form; 0 before the first, as are all below
+    "answered": 1,  # 1 once an endpoint has answered
     "agreeing": 1,  # share of the usable replies so far that gave the last answer
     "repeated": 1,  # 1 if the last two usable replies gave the same answer
-    "certainty": 1,  # the last reply's own mass on its answer; 0 where it gave none
+    "certainty": 1,  # the last reply's own mass on its answer; 0 if it gave none
     "done": 1,  # steps taken / T_max
 }
 
@@ -57,7 +57,7 @@ STEP: Mapping[str, int] = {
 STEP_ENDPOINT: Mapping[str, int] = {
     "last": 1,  # 1 for the endpoint that gave the last answer
     "asked": 1,  # how often it was asked / T_max
-    "accuracy": 1,  # as in `focalroute.observe.layout.ENDPOINT`, and so the next
+    "accuracy": 1,  # as in `focalroute.observe.layout.ENDPOINT`, like the next
     "price": 1,
 }
 
@@ -66,12 +66,12 @@ _LAST, _ACCURACY, _PRICE = (slices(STEP_ENDPOINT)[name].start for name in ("last
 
 
 def stacked(query: F32, answer: F32, figures: F32, endpoints: Sequence[F32]) -> tuple[F32, F32]:
-    """The states before B steps.
+    """Return the states before B steps.
 
     Args:
         query: (B, `QUERY`).
         answer: (B, `ANSWER`).
-        figures: (B, 5), the rest of `STEP` in its order.
+        figures: (B, 5), the other columns of `STEP` in order.
         endpoints: (B, N) for each column of `STEP_ENDPOINT`.
 
     Returns:
@@ -82,17 +82,17 @@ def stacked(query: F32, answer: F32, figures: F32, endpoints: Sequence[F32]) -> 
 
 
 def choose(logits: F32, heads: Sequence[int], *, round: int, must_pick: bool, rng: random.Random | None) -> Decision:
-    """One action by a softmax over those that can be taken.
+    """Choose one action by a softmax over the possible ones.
 
     Args:
         logits: float32 (N + 1,), the last one for STOP.
-        heads: the endpoints that can be asked; none: the STOP is forced.
+        heads: the endpoints that can be asked; if empty, STOP is forced.
         round: 1-based.
-        must_pick: STOP is not an action: none has answered yet.
-        rng: draws it; None: the likeliest, the first of equals.
+        must_pick: STOP is not possible, as no endpoint has answered yet.
+        rng: draws the action; None: take the likeliest, the first of equals.
 
     Returns:
-        ``probabilities`` are those of asking each endpoint, ``log_mu`` that of what was drawn.
+        The decision: ``probabilities`` are those of asking each endpoint, ``log_mu`` is the drawn action's.
     """
     stop = len(logits) - 1
     options = [*heads] if must_pick else [*heads, stop]
@@ -122,15 +122,15 @@ def _drawn(q: NDArray[np.float64], u: float) -> int:
 
 
 class Sequential(Baseline, ABC):
-    """A rule that asks one endpoint after another. It stops by `settled`, and at T_max."""
+    """A rule that asks one endpoint after another until `settled`, at most T_max times."""
 
     one_a_round = True
 
     def actions(self, observation: Observation, ids: I64) -> F32:
-        """Logits, float32 (N + 1,): of asking each endpoint, and last of STOP."""
+        """Return logits, float32 (N + 1,): of asking each endpoint, and last of STOP."""
         wanted = self._route(observation)
         logits = np.full(len(observation.endpoints) + 1, -2.0, np.float32)
-        logits[wanted] = -1 - np.arange(len(wanted)) / len(wanted)  # stand-ins, as long as nobody has answered
+        logits[wanted] = -1 - np.arange(len(wanted)) / len(wanted)  # stand-ins, until an endpoint has answered
         logits[wanted[0]], logits[-1] = SURE, 0.0
         if settled(observation):
             logits[-1] = 2 * SURE
@@ -138,17 +138,17 @@ class Sequential(Baseline, ABC):
 
     @abstractmethod
     def _route(self, observation: Observation) -> Sequence[int]:
-        """All endpoints, the one to ask now first."""
+        """Return all endpoints, the one to ask now first."""
 
 
 def settled(observation: Observation) -> bool:
-    """Whether an answer stands: the last two replies agree, or the last one gave itself `SURE_ENOUGH`."""
+    """Whether the last two replies agree, or the last one has mass `SURE_ENOUGH` on its own answer."""
     context = observation.context
     return bool(context[_AT["repeated"]] or context[_AT["certainty"]] >= SURE_ENOUGH)
 
 
 class SelfCorrection(Sequential):
-    """One expert that refines its own answer: the most accurate in the window, the cheapest while nothing is known."""
+    """One endpoint refines its own answer: the most accurate in the window, the cheapest while nothing is known."""
 
     name = "self-correction"
 
@@ -159,7 +159,7 @@ class SelfCorrection(Sequential):
 
 
 class SequentialRoundRobin(Sequential):
-    """A fixed route: the endpoints in pool order, each improving on the one before; the first again after the last."""
+    """The endpoints in pool order, over and over, each improving on the previous answer."""
 
     name = "sequential-round-robin"
 
@@ -171,11 +171,11 @@ class SequentialRoundRobin(Sequential):
 
 
 _KINDS = (SelfCorrection, SequentialRoundRobin)
-#: What ``policy=`` knows by name besides `focalroute.policy.baselines.SERVED_BASELINES`.
+#: The sequential rules by name.
 SEQUENTIAL: Mapping[str, type[Sequential]] = {kind.name: kind for kind in _KINDS}
 
 
-#: The layout as a manifest holds it.
+#: The layout as in a manifest.
 DER_SLICES = {
     "step": [list(item) for item in STEP.items()],
     "step_endpoint": [list(item) for item in STEP_ENDPOINT.items()],
@@ -192,10 +192,10 @@ def flat(context: F32, endpoints: F32) -> F32:
 class Der(Published):
     """A learned sequential policy, ready to serve. Immutable; any number of threads may use it at once.
 
-    An endpoint that it does not know is asked only where no other can be.
+    An endpoint that it does not know is asked only if no other can be.
 
     Attributes:
-        experience, knows_pool: as of `focalroute.policy.bundle.Policy`.
+        experience, knows_pool: as in `focalroute.policy.bundle.Policy`.
     """
 
     _net: Session = field(repr=False)
@@ -203,11 +203,11 @@ class Der(Published):
     knows_pool: ClassVar[bool] = True
 
     def ids(self, endpoints: Sequence[str]) -> I64:
-        """Each endpoint's place among the actions, (N,) of the pool; -1 for those it does not know."""
+        """Return each endpoint's index among the actions, (N,) in pool order; -1 for unknown ones."""
         return np.array([self.names.index(name) if name in self.names else -1 for name in endpoints], np.int64)
 
     def actions(self, observation: Observation, ids: I64) -> F32:
-        """Logits, float32 (N + 1,) of the pool's endpoints and STOP, given their places; PolicyError if that fails."""
+        """Return logits of the pool's endpoints and STOP, float32 (N + 1,), given their ids; PolicyError on failure."""
         known = ids >= 0
         rows = np.zeros((len(self.names), width(STEP_ENDPOINT)), np.float32)
         rows[ids[known]] = observation.endpoints[known]
@@ -218,10 +218,10 @@ class Der(Published):
 
 
 def load_der(folder: Path) -> Der:
-    """The sequential policy in one version's folder, if it passes every check.
+    """Load the sequential policy in one version's folder.
 
     Raises:
-        PolicyError: it does not; the message names the file, the reason and what to do.
+        PolicyError: it fails a check; the message names the file, the reason and what to do.
     """
     manifest = manifest_of(folder, DER_SLICES)
     names = tuple(manifest["names"])
@@ -241,14 +241,10 @@ def load_der(folder: Path) -> Der:
 
 
 def load_any_folder(folder: Path) -> Policy | Der:
-    """The policy in one version's folder, of either kind; PolicyError if it fails its checks."""
+    """Load the policy in one version's folder, of either kind; PolicyError if it fails a check."""
     return load_der(folder) if (folder / DER_FILE).exists() else load_folder(folder)
 
 
 def load_served(root: str | Path, version: int | None = None) -> Policy | Der:
-    """The policy of this version (None: of the current one), of either kind, if it passes every check.
-
-    Raises:
-        PolicyError: it does not.
-    """
+    """Load the policy of this version (None: the current one), of either kind; PolicyError if it fails a check."""
     return load_version(root, version, load_any_folder)

@@ -1,4 +1,4 @@
-"""The policy that serves now, and how a newer one takes its place while asks go on."""
+"""Holds the policy that serves and replaces it by newer ones while asks go on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("focalroute")
 
 _Stamp = tuple[tuple[int, int] | None, tuple[int, int] | None]
 
-#: The share of the asks that a challenger decides.
+#: Share of asks that a challenger decides.
 CHALLENGER_SHARE = 0.5
 
 _CHECK_EVERY_S = 1.0
@@ -34,16 +34,16 @@ class PolicySlot:
     """Holds the policy that serves; reading and swapping it are single reference operations, safe from any thread.
 
     A slot over a folder notices what any process publishes there. A bundle that fails its checks is never served: the
-    old policy stays, the reason is kept in ``error`` and logged once, and the folder is looked at again when
-    ``CURRENT`` changes.
+    old policy stays, the reason is kept in ``error`` and logged once, and the slot tries again when ``CURRENT``
+    changes.
 
     Args:
-        policy: what serves until the first swap.
+        policy: serves until the first swap.
         root: the folder of bundles to follow; None: none.
 
     Attributes:
-        current: the policy to serve with.
-        challenger: the one that is on trial against it; None: there is none.
+        current: the policy that serves.
+        challenger: the policy on trial against it, if any.
         error: why the latest bundle is not served; None if it is.
     """
 
@@ -59,10 +59,10 @@ class PolicySlot:
 
     @classmethod
     def open(cls, policy: str | Path | Baseline | None) -> Self:
-        """A slot with the current bundle of a folder; without a folder, or as long as it is empty, with the cold start.
+        """Return a slot with a folder's current bundle; without a folder, or while it is empty, with the cold start.
 
-        Where that cannot be served, ``error`` says why, and the newest version before it that passes its checks is; or
-        the fallback, where there is none. A named policy stays for good.
+        If the bundle cannot be served, ``error`` says why, and the newest earlier version that passes its checks serves
+        instead, or else the fallback. A named policy is never replaced.
         """
         if isinstance(policy, Baseline):
             return cls(policy)
@@ -84,7 +84,7 @@ class PolicySlot:
         return slot
 
     def _serve_last_good(self, root: str | Path) -> bool:
-        with suppress(PolicyError):  # that of the current version stays the reason
+        with suppress(PolicyError):  # ``error`` keeps that of the current version
             broken = current(root)
             for version in (version for version in reversed(versions(root)) if version < broken):
                 with suppress(PolicyError):
@@ -94,11 +94,11 @@ class PolicySlot:
 
     @property
     def name(self) -> str | None:
-        """The name of the policy that serves, where it has one."""
+        """The name of the policy that serves, if it has one."""
         return self.current.name if isinstance(self.current, Baseline) else None
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
-        """Let a named policy take in an outcome; a bundle only changes with an update."""
+        """Let a named policy learn from an outcome; bundles change only by updates."""
         if isinstance(self.current, Baseline):
             self.current.learn(outcome, candidates)
 
@@ -113,7 +113,7 @@ class PolicySlot:
         self.error = None
 
     def stale(self) -> bool:
-        """Whether ``CURRENT`` or ``CHALLENGER`` was replaced since. Looks at most once a second, else says no."""
+        """Whether ``CURRENT`` or ``CHALLENGER`` was replaced. Checks at most once a second, and is False in between."""
         now = time.monotonic()
         if self._path is None or now < self._next_check:
             return False
@@ -124,7 +124,7 @@ class PolicySlot:
         """Load the folder's current bundle and serve it, if it was replaced and passes its checks. Takes milliseconds.
 
         Returns:
-            Whether another policy serves now.
+            Whether the policy was replaced.
         """
         if self._path is None:
             return False
@@ -139,10 +139,10 @@ class PolicySlot:
             return swapped
 
     def install(self, version: int, files: Mapping[str, bytes]) -> None:
-        """Serve a bundle that was published elsewhere as soon as it passed its checks, and keep it in the folder.
+        """Serve a bundle published elsewhere as soon as it has passed its checks, and write it to the folder.
 
         Raises:
-            PolicyError: it does not pass them (then the old policy stays), or cannot be written.
+            PolicyError: it fails a check (the old policy stays), or cannot be written.
         """
         if self._path is None:
             return
@@ -151,12 +151,12 @@ class PolicySlot:
             self._seen = self._stamp()
 
     def refresh_soon(self) -> None:
-        """Where it is stale, refresh on the slot's own thread; returns at once."""
+        """Refresh on the slot's own thread if `stale`; returns at once."""
         if self.stale():
             self._worker.submit(self.refresh)
 
     def close(self) -> None:
-        """Wait for a refresh under way (milliseconds) and let go of the thread. Idempotent."""
+        """Wait for a refresh under way (milliseconds) and end the thread. Idempotent."""
         self._worker.shutdown()
 
     def _try(self, root: Path) -> bool:
@@ -170,7 +170,7 @@ class PolicySlot:
         return True
 
     def _load_challenger(self) -> None:
-        """Load the challenger of the policy that serves; one that fails its checks decides nothing."""
+        """Load the challenger to the current policy; one that fails its checks is ignored."""
         found = None
         if self._path is not None and self.error is None:
             root = self._path.parent
@@ -182,14 +182,14 @@ class PolicySlot:
         self.challenger = found
 
     def _stamp(self) -> _Stamp:
-        """Return what changes whenever ``CURRENT`` or ``CHALLENGER`` is replaced; None for one that is missing."""
+        """Return a value that changes whenever ``CURRENT`` or ``CHALLENGER`` is replaced; None for a missing file."""
         if self._path is None:
             return None, None
         return _stamp_of(self._path), _stamp_of(self._path.with_name(CHALLENGER))
 
 
 def drawn(policy: Served, challenger: Policy | None, rng: random.Random) -> tuple[Served, int | None]:
-    """The policy for one ask, and the version that chance could have given it instead; None: there is no challenger.
+    """Draw the policy for one ask; return it with the version that was not drawn, None without a challenger.
 
     A challenger gets `CHALLENGER_SHARE` of the asks.
     """
