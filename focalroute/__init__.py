@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         UnknownAnswer,
     )
     from focalroute.core.receipts import Answer, Answers, Call, Choice, Limit, Receipt
-    from focalroute.core.records import Failure, Reply, Usage
+    from focalroute.core.records import Failure, Query, Reply, Usage
     from focalroute.serving.embedders.onnx import OnnxEmbedder
     from focalroute.serving.ensemble import AsyncEnsemble
     from focalroute.serving.judge import Judge, JudgeStats
@@ -88,6 +88,7 @@ __all__ = [
     "OnnxEmbedder",
     "PolicyError",
     "PoolError",
+    "Query",
     "Receipt",
     "Reply",
     "Stats",
@@ -106,7 +107,7 @@ _HOMES = {
         "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackError "
         "FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",
         "core.receipts": "Answer Answers Call Choice Limit Receipt",
-        "core.records": "Failure Reply Usage",
+        "core.records": "Failure Query Reply Usage",
         "serving.embedders": "OnnxEmbedder",
         "serving.ensemble": "AsyncEnsemble",
         "serving.judge": "Judge JudgeStats",

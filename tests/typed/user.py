@@ -30,6 +30,7 @@ from focalroute import (
     Failure,
     Judge,
     PoolError,
+    Query,
     Receipt,
     Reply,
     Usage,
@@ -57,10 +58,15 @@ class Step:
     number: int
 
 
+def judged(query: Query, answer: Answer) -> bool | None:
+    """A function judge."""
+    return len(answer.text) < 200 if query.open else None
+
+
 def right(endpoint: Endpoint) -> None:
     """All that the quickstart does."""
     budget = Budget(max_usd_per_ask="0.01", usd_total=5, usd_per_period={"day": Decimal(1)})
-    Ensemble("pool.toml", policy="policy/").close()
+    Ensemble("pool.toml", policy="policy/", judge=Judge(judged)).close()
     with Ensemble([endpoint], store="focalroute.db", budget=budget, judge=Judge(endpoint, share=0.1)) as ensemble:
         assert_type(ensemble, Ensemble)
         answer = ensemble.ask("?", choices=["a", "b"], tags=["team"], max_usd="0.01", params={"temperature": 0})
