@@ -70,7 +70,7 @@ def test_a_reply_with_thousands_of_samples_is_refused() -> None:
         decode(completion(choices=completion()["choices"] * 1025))
 
 
-def test_nobody_has_more_votes_than_were_asked_for() -> None:
+def test_no_member_has_more_votes_than_were_asked_for() -> None:
     """Ten samples were wanted; a thousand came, of which the eleventh and all others say something else."""
     able = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice=False, stream_usage=True)
     said = ["B"] * 10 + ["A"] * 990
@@ -95,7 +95,7 @@ def test_a_text_made_to_be_slow_is_read_at_once(text: str, named: int | None) ->
     assert (found and found.choice) == named
 
 
-def test_a_text_made_of_characters_that_combine_is_no_short_answer() -> None:
+def test_a_text_of_combining_characters_is_not_a_short_answer() -> None:
     """Normalising it would take time with the square of its length; plain text may be as long as it likes."""
     assert normal_form("a" + "\u0300\u0316" * 4_000_000, "short") is None
     assert normal_form("\u00e9 " * 4_000, "short") is not None
@@ -122,7 +122,7 @@ def test_numbers_of_any_length_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("cost", ["1e-999999999", "0e-999999999", 1e-300, "1e999999999", "9" * 1_000])
-def test_a_cost_or_price_of_endless_digits_is_none(cost: Any) -> None:
+def test_a_cost_or_price_of_endless_digits_is_unknown(cost: Any) -> None:
     """Written out somewhere it would be a gigabyte."""
     usage = decode(completion(usage={"prompt_tokens": 1, "completion_tokens": 1, "cost": cost})).usage
     assert usage is not None
@@ -134,5 +134,5 @@ def test_a_cost_or_price_of_endless_digits_is_none(cost: Any) -> None:
 @pytest.mark.parametrize(
     "values", [None, [], "x", 5, {"top_logprobs": "5", "logprobs": 1}, {"n": [], "top_logprobs": True}]
 )
-def test_capabilities_of_other_types_are_none(values: Any) -> None:
+def test_capabilities_of_wrong_types_are_ignored(values: Any) -> None:
     assert Capabilities.from_dict(values) == Capabilities(False, 0, False, False, False)

@@ -111,7 +111,7 @@ def caught(said: Said, act: Callable[[], Any]) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def test_an_ensemble_at_work_tells_nobody(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ensemble_at_work_leaks_nothing(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks, feedback, probes, an update that publishes a bundle, statistics, receipts and the ledger."""
     monkeypatch.setattr("focalroute.learn.online.LEAST", 10)  # whatever was learned is tried
     monkeypatch.setattr(
@@ -280,7 +280,7 @@ def test_a_key_in_the_wrong_place_is_refused_without_it(said: Said, tmp_path: Pa
     caught(said, lambda: Ensemble.from_toml(tmp_path / "pool.toml"))
 
 
-def test_a_stream_that_breaks_off_and_tools_tell_nobody(said: Said, tmp_path: Path) -> None:
+def test_tools_and_a_stream_that_breaks_off_leak_nothing(said: Said, tmp_path: Path) -> None:
     async def half(request: web.Request, _: Any) -> web.StreamResponse:
         return await sse(request, {"choices": [{"index": 0, "delta": {"content": "Half"}}]}, end=False)
 

@@ -103,7 +103,7 @@ def test_references_that_unfold_without_end_make_no_structured_answer(join: str,
 
 
 @pytest.mark.parametrize("types", [[{}], [[]], ["string", {"a": 1}]])
-def test_types_that_are_no_names_are_refused(types: list[Any]) -> None:
+def test_types_that_are_not_names_are_refused(types: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"\$\.properties\.a\.type"):
         structure_of({"properties": {"a": {"type": types}}})
 
@@ -141,7 +141,7 @@ def test_types_that_are_no_names_are_refused(types: list[Any]) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_checked_is_refused_by_its_place(schema: dict[str, Any], message: str) -> None:
+def test_a_schema_that_cannot_be_checked_is_refused_with_its_place(schema: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validator(schema)
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_checked_is_refused_by_its_place(schema: dict[str, Any], 
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_its_own_keywords_say_the_same_as_json_schema(schema: dict[str, Any], right: Any, wrong: Any) -> None:
+def test_our_keywords_check_what_json_schema_defines(schema: dict[str, Any], right: Any, wrong: Any) -> None:
     valid = validator(schema)
     assert not valid(wrong)
     if right is not None:
@@ -193,6 +193,6 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=150)
 @given(schema=SCHEMAS, value=VALUES)
-def test_on_small_inputs_it_is_jsonschema(schema: Any, value: Any) -> None:
+def test_on_small_inputs_it_agrees_with_jsonschema(schema: Any, value: Any) -> None:
     """The bounds and the own keywords change nothing where nothing is hostile."""
     assert validator({"allOf": [schema]})(value) == jsonschema.Draft202012Validator(schema).is_valid(value)

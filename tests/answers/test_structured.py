@@ -91,7 +91,7 @@ def first(candidates: list[Any], masses: list[float], *fields: tuple[str, ...]) 
     return election.value, election.candidate
 
 
-def test_each_closed_field_is_elected_by_itself_and_the_rest_comes_from_who_agrees() -> None:
+def test_each_closed_field_is_elected_by_itself_and_the_rest_comes_from_an_agreeing_member() -> None:
     candidates = [
         {"a": 1, "b": True, "note": "x"},
         {"a": 2, "b": True, "note": "y"},
@@ -102,7 +102,7 @@ def test_each_closed_field_is_elected_by_itself_and_the_rest_comes_from_who_agre
     assert election.shares == pytest.approx({"a": 0.6, "b": 0.65})
 
 
-def test_a_combination_that_nobody_gave_takes_its_rest_from_who_agrees_most() -> None:
+def test_a_combination_that_no_member_gave_takes_its_rest_from_the_member_that_agrees_most() -> None:
     candidates = [
         {"a": 1, "b": 1, "c": 2, "note": "x"},
         {"a": 1, "b": 2, "c": 1, "note": "y"},
@@ -182,7 +182,7 @@ def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
         "```json\n" * 20_000,
     ],
 )  # fmt: skip
-def test_what_is_not_valid_is_no_answer(text: str) -> None:
+def test_an_invalid_object_is_not_an_answer(text: str) -> None:
     assert structure(SCHEMA)(text) is None
 
 
@@ -277,7 +277,7 @@ structure_of({"type": "object"})
     assert "pip install 'focalroute[schema]'" in done.stderr
 
 
-def test_strict_is_said_only_of_what_is_strict() -> None:
+def test_a_schema_is_sent_as_strict_only_if_it_is() -> None:
     """A model is made so, as OpenAI's own library does; a schema of the caller's is passed on as it is."""
     held = structure(Ticket).response_format["json_schema"]
     assert (held["name"], held["strict"]) == ("Ticket", True)
@@ -353,7 +353,7 @@ def test_fields_are_fused_and_the_answer_is_an_instance_of_the_model(service: Se
     assert "schema" not in body["messages"][0]["content"]
 
 
-def test_a_lone_member_is_as_sure_of_an_object_as_of_a_word(service: Service, server: Server) -> None:
+def test_a_lone_member_is_as_sure_of_an_object_as_of_a_plain_answer(service: Service, server: Server) -> None:
     """Its fields have all the mass, and it is as right as an unknown endpoint usually is."""
     members = endpoints(service, server, ticket("billing", False, "a"))
     answer, word = ask(members), ask(members, "short")
@@ -361,7 +361,7 @@ def test_a_lone_member_is_as_sure_of_an_object_as_of_a_word(service: Service, se
     assert answer.confidence == word.confidence < 0.7
 
 
-def test_a_combination_that_nobody_gave_is_checked_and_learned_from(
+def test_a_combination_that_no_member_gave_is_checked_and_learned_from(
     service: Service, server: Server, tmp_path: Path
 ) -> None:
     parts = [{"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 1}, {"a": 2, "b": 1, "c": 1}]
@@ -487,7 +487,7 @@ def test_a_type_that_cannot_be_hashed_is_read_too(service: Service, server: Serv
     assert ask(endpoints(service, server, "[5]"), Annotated[list[int], {"unit": "km"}]).value == [5]
 
 
-def test_who_cannot_be_held_to_a_schema_is_told_it(service: Service, server: Server) -> None:
+def test_an_endpoint_without_schemas_gets_it_in_the_prompt(service: Service, server: Server) -> None:
     answer = ask(endpoints(service, server, f"```json\n{ticket('billing', True, 'a')}\n```", held=False))
     assert answer.value.summary == "a"
     body = server.received[0].body
@@ -496,7 +496,9 @@ def test_who_cannot_be_held_to_a_schema_is_told_it(service: Service, server: Ser
     assert '"billing"' in body["messages"][0]["content"]
 
 
-def test_who_refuses_just_this_schema_is_told_it_at_once_and_from_then_on(service: Service, server: Server) -> None:
+def test_an_endpoint_that_refuses_one_schema_gets_it_in_the_prompt_from_then_on(
+    service: Service, server: Server
+) -> None:
     service.refuses.add("m0")
     with Ensemble(endpoints(service, server, ticket("billing", True, "a"))) as ensemble:
         answers = [ensemble.ask("Which team?", answer=Ticket) for _ in range(2)]
@@ -505,7 +507,7 @@ def test_who_refuses_just_this_schema_is_told_it_at_once_and_from_then_on(servic
     assert answers[0].replies[0].attempts == 2
 
 
-def test_of_the_schemas_that_it_refuses_only_so_many_are_remembered(
+def test_the_refused_schemas_that_are_remembered_are_bounded(
     service: Service, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("focalroute.endpoints.member._MAX_UNSUPPORTED", 2)

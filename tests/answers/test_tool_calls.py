@@ -106,7 +106,7 @@ def test_every_call_has_an_id_of_its_own() -> None:
     assert all(one["type"] == "function" and one["function"]["arguments"] == "{}" for one in shaped)
 
 
-def test_what_was_not_offered_or_left_out_is_said() -> None:
+def test_unoffered_tools_missing_calls_and_wrong_arguments_are_named() -> None:
     one = parse_calls([call(BOTH)]) or ()
     assert ToolOffer.of(PARAMS).refusal(one) is None
     assert ToolOffer.of(PARAMS).refusal(()) is None
@@ -160,7 +160,7 @@ def ask(service: Service, server: Server, *replies: Any, **options: Any) -> Answ
         return ensemble.ask(QUESTION, params={**PARAMS, **options.pop("params", {})}, **options)
 
 
-def test_equal_calls_are_one_candidate_and_one_members_own_are_given(service: Service, server: Server) -> None:
+def test_equal_calls_are_one_candidate_and_one_members_calls_are_returned(service: Service, server: Server) -> None:
     two = calling(call('{"b": 25, "a": 17}', id="mine00001"))
     other = calling(call('{"a":17,"b":25}', id="other"))
     answer = ask(service, server, calling(call('{"a": 1, "b": 2}')), two, other)
@@ -290,7 +290,7 @@ def test_a_service_that_ignores_tools_answers_with_text(pool: SimulatedPool) -> 
 
 @pytest.mark.parametrize("asked", [{"answer": "number"}, {}, {"params": {**PARAMS, "tool_choice": "none"}}])
 @pytest.mark.parametrize("said", ["42", None])
-def test_a_call_that_nobody_offered_is_no_answer(asked: dict[str, Any], said: str | None) -> None:
+def test_a_call_of_a_tool_that_was_not_offered_is_not_an_answer(asked: dict[str, Any], said: str | None) -> None:
     """It was the answer, even where a number was asked for; and what the caller was to run."""
 
     async def handler(*_: Any) -> web.StreamResponse:

@@ -193,7 +193,7 @@ def test_a_file_beside_it_stays(pool_file: Path, folder: Path, monkeypatch: pyte
     assert (folder / "out.jsonl.part").read_text() == "mine"
 
 
-def test_ask_takes_a_system_message_and_parameters_and_says_who_said_what(
+def test_ask_takes_a_system_message_and_parameters_and_shows_each_members_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def handler(_: Any, __: Any) -> Any:

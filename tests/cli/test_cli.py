@@ -229,7 +229,7 @@ def test_what_was_paid_to_know_is_kept_in_the_pool_file_s_store(
     assert "--learn: the paid results would be lost; give --store" in nowhere.stderr
 
 
-def test_a_probe_says_who_does_not_answer(tmp_path: Path) -> None:
+def test_a_probe_names_endpoints_that_do_not_answer(tmp_path: Path) -> None:
     pool = tmp_path / "pool.toml"
     pool.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
     result = focalroute("pool", "probe", str(pool))

@@ -29,7 +29,7 @@ def _no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(key, raising=False)
 
 
-def test_a_server_of_ones_own_becomes_a_pool_that_is_checked_and_asked(
+def test_your_own_server_becomes_a_pool_that_is_checked_and_asked(
     local: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "init", "--local", local, "--usd-total", "0.5", "--json") == 0
@@ -119,7 +119,7 @@ def test_in_a_terminal_it_asks_three_questions(
     assert budget.usd_total == 1
 
 
-def test_without_a_key_or_a_server_it_says_every_way_on(
+def test_without_a_key_or_a_server_it_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "init") == 2

@@ -124,7 +124,7 @@ def test_a_key_is_accepted_or_what_to_do_is_said_and_it_is_never_shown(
     assert "key-" not in repr(found)
 
 
-def test_a_list_for_everybody_says_nothing_of_the_key(
+def test_a_public_list_does_not_show_whether_the_key_is_accepted(
     open_pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANY_KEY", "never-looked-at")
@@ -206,7 +206,7 @@ def test_anthropic_lists_by_its_own_header(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found.state, found.listed, found.accepted) == ("ok", True, True)
 
 
-def test_a_price_that_is_not_known_is_no_failure_and_where_to_find_it_is_said(open_pool: SimulatedPool) -> None:
+def test_an_unknown_price_is_not_a_failure_and_where_to_find_it_is_said(open_pool: SimulatedPool) -> None:
     unpriced = Endpoint("e", model="swift-8b", base_url=open_pool.endpoints[0].base_url)
     (found,) = check_pool([unpriced])
     assert (found.state, found.priced) == ("ok", False)

@@ -148,7 +148,7 @@ def test_lost_rows_are_accepted(tmp_path: Path) -> None:
         assert store.verify() == ()
 
 
-def test_what_was_saved_is_another_question(tmp_path: Path) -> None:
+def test_saved_does_not_go_with_reconcile_or_repair(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "s.db").close()
     done = command(SqliteEngine(tmp_path / "s.db"), "--repair", "--saved", "pool.toml")
     assert isinstance(done.exception, ConfigError)

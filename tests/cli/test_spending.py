@@ -110,7 +110,7 @@ def test_ledger_stats_receipts_and_the_service_agree_to_the_last_digit(
     assert sum(answer.cost or 0 for answer in answers) + probes == stats.cost
 
 
-def test_all_of_it_as_one_counts_an_ask_once_and_a_probe_for_none(path: Path) -> None:
+def test_a_total_counts_an_ask_once_and_a_probe_not_as_an_ask(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         store.write(LedgerRow(PROBE, "a", DAY, None, Decimal(0), "price")).result(10)
         store.write(LedgerRow("1", "b", DAY, None, Decimal(0), "price")).result(10)
@@ -118,7 +118,7 @@ def test_all_of_it_as_one_counts_an_ask_once_and_a_probe_for_none(path: Path) ->
     assert (everything.asks, everything.calls, everything.cost) == (4, 6, Decimal("0.750000000001"))
 
 
-def test_savings_are_against_what_asking_everybody_or_the_best_one_would_have_cost(tmp_path: Path) -> None:
+def test_savings_are_against_the_cost_of_asking_all_or_only_the_best(tmp_path: Path) -> None:
     """Two asks: "a" was called twice at 2 cents, "b" once at 1 cent, "c" never: its price for a mean call's tokens."""
     prices = {"a": 1, "b": 1, "c": 50}
     pool = [
@@ -160,7 +160,7 @@ def test_savings_are_against_what_asking_everybody_or_the_best_one_would_have_co
         assert ensemble.stats().if_all is None
 
 
-def test_an_unknown_cost_is_unknown_wherever_it_is_told(simulated_pool: SimulatedPool, tmp_path: Path) -> None:
+def test_an_unknown_cost_is_unknown_in_every_report(simulated_pool: SimulatedPool, tmp_path: Path) -> None:
     """It is None, "unknown" or empty, and never 0."""
     free = [replace(one, input_usd_per_1m=None, output_usd_per_1m=None) for one in simulated_pool.endpoints[:2]]
     with Ensemble(free, store=tmp_path / "s.db", policy="plurality") as ensemble:

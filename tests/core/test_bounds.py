@@ -26,7 +26,7 @@ def test_unprintable_names_are_refused(field: str, name: str) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_names_of_a_pool_file_are_checked_alike(tmp_path: Path) -> None:
+def test_names_in_a_pool_file_are_checked_the_same_way(tmp_path: Path) -> None:
     """TOML can hold any character."""
     path = tmp_path / "pool.toml"
     path.write_text('[[endpoint]]\nname = "a\\u001b[31m"\nmodel = "m"\n')
@@ -84,7 +84,7 @@ def test_hosts_that_are_not_plain_ascii_are_refused(host: str) -> None:
         "0x",
     ],
 )
-def test_numbers_that_are_no_plain_ipv4_address_are_refused(host: str) -> None:
+def test_numbers_that_are_not_a_plain_ipv4_address_are_refused(host: str) -> None:
     """Hex, octal, a single integer, too few parts: the system's resolver takes them."""
     with pytest.raises(ConfigError, match=r"base_url: the host '.*' is not an IPv4 address"):
         Endpoint("a", model="m", base_url=f"http://{host}/v1")
@@ -100,7 +100,7 @@ def test_ordinary_hosts_are_taken(host: str) -> None:
     assert Endpoint("a", model="m", base_url=f"http://{host}/v1").base_url == f"http://{host}/v1"
 
 
-def test_a_public_address_in_ipv6_is_not_ones_own() -> None:
+def test_a_public_ipv4_address_in_ipv6_is_not_local() -> None:
     """It is 8.8.8.8 to whatever connects."""
     with pytest.raises(ConfigError, match=r"unencrypted|is not a key for"):
         validate_pool([Endpoint("a", model="m", base_url="http://[::ffff:8.8.8.8]/v1", api_key_env="OPENAI_API_KEY")])

@@ -135,7 +135,9 @@ def test_a_pool_file_that_would_take_gigabytes_or_minutes_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("put_there", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_pool_file_that_is_no_file_is_refused_at_once(tmp_path: Path, put_there: Callable[[Path], None]) -> None:
+def test_a_pool_file_that_is_not_a_regular_file_is_refused_at_once(
+    tmp_path: Path, put_there: Callable[[Path], None]
+) -> None:
     """A pipe without a writer blocked the caller forever."""
     path = tmp_path / "pool.toml"
     put_there(path)
@@ -151,7 +153,9 @@ def test_a_name_that_no_file_can_have_is_not_said_to_be_bad_toml(name: str) -> N
         load_pool(name)
 
 
-def test_only_who_has_no_pool_file_is_told_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_missing_pool_file_is_answered_with_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "pool.toml"
     with pytest.raises(ConfigError, match=f"{path}: cannot be read: No such file or directory; focalroute init writes"):
         load_pool(path)

@@ -51,7 +51,7 @@ def test_it_opens_after_five_failures_in_a_row() -> None:
     assert bench.changes == [(0, "open")]
 
 
-def test_one_that_was_given_up_and_is_there_is_known_to_take_longer() -> None:
+def test_an_endpoint_that_was_given_up_but_answers_a_probe_is_known_to_be_slower() -> None:
     """Else it would be given up for ever, as too slow for what is known of others."""
     bench = Bench()
     for seconds in (4.0, 6.0, 5.0, 4.0, 4.0):
@@ -82,7 +82,7 @@ def test_every_fault_of_the_endpoint_counts(kind: str) -> None:
 
 
 @pytest.mark.parametrize("failure", [Failure("unusable", "no answer in it"), Failure("cancelled", ""), None])
-def test_what_is_no_fault_does_not_open_it(failure: Failure | None) -> None:
+def test_replies_that_are_not_faults_do_not_open_it(failure: Failure | None) -> None:
     bench = Bench()
     bench.call(times=4)
     bench.call(failure, times=9)
@@ -107,7 +107,7 @@ def test_refused_parameters_count_only_against_an_endpoint_that_never_took_any()
 
 
 @pytest.mark.parametrize("others", ["silent", "slow too"])
-def test_a_question_that_takes_long_everywhere_puts_nobody_out(others: str) -> None:
+def test_a_question_on_which_all_are_slow_ejects_none(others: str) -> None:
     bench = Bench()
     for which in (0, 1):
         bench.call(None, 20, which, latency_s=0.3)
@@ -126,7 +126,7 @@ def test_a_question_that_takes_long_everywhere_puts_nobody_out(others: str) -> N
 
 
 @pytest.mark.parametrize(("others", "state"), [("well", "open"), ("as badly", "closed")])
-def test_who_fails_surely_more_often_than_the_others_is_out(others: str, state: str) -> None:
+def test_an_endpoint_that_fails_significantly_more_often_than_the_others_is_out(others: str, state: str) -> None:
     """Two of three calls fail, never five in a row. Where all others do as badly, the fault is not its own."""
     bench = Bench()
     for _ in range(30):
@@ -146,7 +146,7 @@ def test_a_share_of_failures_that_is_usual_does_not_open_it() -> None:
     assert bench.changes == []
 
 
-def test_who_is_much_slower_than_its_own_record_is_out_unless_all_are() -> None:
+def test_an_endpoint_much_slower_than_its_own_record_is_out_unless_all_are() -> None:
     def slowed(which: tuple[int, ...]) -> list[str]:
         bench = Bench()
         for i in range(4):
@@ -221,7 +221,7 @@ def test_every_failed_probe_doubles_the_time_up_to_half_a_minute() -> None:
 
 
 @pytest.mark.parametrize(("later_s", "lasts_s"), [(59.0, 4.0), (61.0, 2.0)])
-def test_who_fails_again_within_a_minute_is_out_for_longer(later_s: float, lasts_s: float) -> None:
+def test_an_endpoint_that_fails_again_within_a_minute_is_out_for_longer(later_s: float, lasts_s: float) -> None:
     bench = Bench()
     bench.call(times=5)
     bench.probe(True)
@@ -280,7 +280,7 @@ def test_never_more_than_three_quarters_are_out_and_never_the_last(size: int, mo
     assert sum(not breaker.allows for breaker in bench.pool.all) == most
 
 
-def test_who_may_not_be_ejected_yet_is_as_soon_as_another_is_back() -> None:
+def test_an_endpoint_that_may_not_be_ejected_yet_is_once_another_is_back() -> None:
     bench = Bench(2)
     bench.call(times=5)
     bench.call(times=9, which=1)
@@ -334,7 +334,7 @@ def test_older_news_than_its_own_are_none() -> None:
     assert bench.breaker.state == "open"
 
 
-def test_news_never_put_the_last_ones_out() -> None:
+def test_news_never_eject_the_last_endpoints() -> None:
     bench = Bench(2)
     bench.call(times=5)
     bench.pool.all[1].on_remote_change(5.0, 1, bench.now)

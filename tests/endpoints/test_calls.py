@@ -72,7 +72,7 @@ def test_a_service_is_not_called_again_before_it_wants_to_be(header: str) -> Non
 @pytest.mark.parametrize(
     ("form", "seconds", "deadline_s"), [(str, 58, 45.0), (dated, 58, 45.0), (str, 61, 300.0)], ids=["s", "date", "long"]
 )
-def test_nobody_waits_beyond_the_deadline_nor_for_more_than_a_minute(
+def test_no_call_waits_beyond_the_deadline_or_for_more_than_a_minute(
     form: Callable[[int], str], seconds: int, deadline_s: float
 ) -> None:
     """The member is given up at once, and the ask goes on to the next."""

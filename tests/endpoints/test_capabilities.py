@@ -214,7 +214,7 @@ def asks(received: list[Received]) -> list[Any]:
 
 
 @pytest.mark.parametrize("refusal", [None, 400])
-def test_what_is_only_hoped_for_costs_no_answer(refusal: int | None, tmp_path: Path) -> None:
+def test_features_that_are_only_assumed_cost_no_answer(refusal: int | None, tmp_path: Path) -> None:
     """The first closed question asks for all. Refused, it is put plainly; ignored, the text counts."""
     with (
         serving(Service(NONE, refusal)) as server,
@@ -236,7 +236,7 @@ def test_what_is_only_hoped_for_costs_no_answer(refusal: int | None, tmp_path: P
         assert "logprobs" not in asks(server.received)[-1]
 
 
-def test_the_first_question_has_all_that_is_there() -> None:
+def test_the_first_question_uses_every_feature_the_service_has() -> None:
     with serving(Service(ALL)) as server, Ensemble([Endpoint("e", model="m", base_url=server.url)]) as ensemble:
         answer = ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
         assert answer.replies[0].method == "logprobs"

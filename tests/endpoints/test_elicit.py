@@ -351,7 +351,7 @@ def test_an_unusable_reply_is_a_typed_failure_that_says_why(able: Capabilities, 
         ("text", "It began", "It began"),
     ],
 )
-def test_a_step_on_the_way_is_no_answer_of_a_reply_that_was_cut(
+def test_an_intermediate_result_is_not_the_answer_of_a_truncated_reply(
     kind: Any, reply: str, form: str | None, finish: str
 ) -> None:
     """The last number of half a calculation was taken for its result, and half a number for the whole."""
@@ -366,7 +366,7 @@ def test_a_step_on_the_way_is_no_answer_of_a_reply_that_was_cut(
 
 
 @pytest.mark.parametrize("able", [NONE, SCORED, SAMPLES])
-def test_a_choice_that_a_reply_which_was_cut_only_weighs_is_no_answer(able: Capabilities) -> None:
+def test_a_choice_that_a_truncated_reply_only_considers_is_not_its_answer(able: Capabilities) -> None:
     made: Plan = plan(query(), able)
     weighed, said = "Let us look at Jupiter first, which has", "B. Saturn, because"
     assert made.read(completion(said, said, tokens=(token(said, 0.9),), finish="length")).choice == 1
@@ -387,7 +387,7 @@ def test_a_choice_that_a_reply_which_was_cut_only_weighs_is_no_answer(able: Capa
         (tuple(f"x{i}" for i in range(30)), "10", 9),
     ],
 )
-def test_a_choice_at_the_end_of_a_reply_that_was_cut_is_none_where_it_begins_another(
+def test_a_choice_at_the_end_of_a_truncated_reply_is_not_read_if_it_begins_another(
     choices: tuple[str, ...], reply: str, choice: int | None
 ) -> None:
     made: Plan = plan(query(choices), NONE)

@@ -224,7 +224,7 @@ def test_an_error_status_is_typed_and_tried_once(through: Through, status: int) 
         {"error": {"code": "a b"}}, {"error": {"type": "x" * 100}}, {"type": ["x"]},
     ],
 )  # fmt: skip
-def test_an_error_code_that_echoes_us_or_is_no_code_is_not_told(
+def test_an_error_code_that_echoes_the_request_or_is_not_a_code_is_left_out(
     through: Through, payload: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the key, not a word of the prompt, not prose."""
@@ -311,14 +311,14 @@ def test_a_reply_cut_short_or_broken_in_its_http_is_a_protocol_failure(raw: byte
 
 @EVERY_WAY
 @pytest.mark.parametrize("payload", [{}, [], None, {"choices": [{"message": 5}]}, {"choices": 7}])
-def test_a_reply_that_is_no_chat_completion_is_a_protocol_failure(through: Through, payload: Any) -> None:
+def test_a_reply_that_is_not_a_chat_completion_is_a_protocol_failure(through: Through, payload: Any) -> None:
     """JSON of another shape."""
     assert failure(through, answering(payload)).failure.kind == "protocol"
 
 
 @EVERY_WAY
 @pytest.mark.parametrize("kind", ["application/json", "text/html"])
-def test_a_reply_that_is_no_json_is_a_protocol_failure(through: Through, kind: str) -> None:
+def test_a_reply_that_is_not_json_is_a_protocol_failure(through: Through, kind: str) -> None:
     """Whatever it calls itself."""
 
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
@@ -642,7 +642,7 @@ def test_a_proxy_may_want_a_password_and_be_named_without_a_scheme(
 @pytest.mark.parametrize(
     "proxy", ["socks5://me:secret@proxy:1080", "http://me:sec#ret@proxy:1", "http://:3128", "http://"]
 )
-def test_a_proxy_that_cannot_be_used_is_no_reason_to_go_without(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+def test_a_proxy_that_cannot_be_used_is_not_bypassed(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     """It is an error, which does not quote it: there may be a password in it."""
     monkeypatch.setenv("http_proxy", proxy)
     monkeypatch.delenv("no_proxy", raising=False)

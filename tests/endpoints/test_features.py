@@ -91,7 +91,9 @@ def pool() -> Iterator[SimulatedPool]:
 @pytest.mark.parametrize(
     ("query", "params", "lack"), [(LOOK, {}, "images"), ("Look.", {"tools": [TOOL]}, "tools")], ids=["images", "tools"]
 )
-def test_who_refuses_it_once_is_not_asked_again(pool: SimulatedPool, query: Any, params: Any, lack: str) -> None:
+def test_an_endpoint_that_refuses_a_feature_once_is_not_asked_for_it_again(
+    pool: SimulatedPool, query: Any, params: Any, lack: str
+) -> None:
     with Ensemble(pool.endpoints, policy="plurality") as ensemble:
         first = ensemble.ask(query, params=params)
         second = ensemble.ask(query, params=params)
@@ -107,7 +109,7 @@ def test_who_refuses_it_once_is_not_asked_again(pool: SimulatedPool, query: Any,
     assert all(reply.ok for reply in other.replies)
 
 
-def test_who_is_declared_to_lack_it_is_never_asked(pool: SimulatedPool) -> None:
+def test_an_endpoint_declared_to_lack_a_feature_is_never_asked_for_it(pool: SimulatedPool) -> None:
     members = [replace(endpoint, images=endpoint.name == "able") for endpoint in pool.endpoints]
     before = pool.stats()["blunt"].calls
     with Ensemble(members, policy="plurality") as ensemble:
@@ -115,7 +117,7 @@ def test_who_is_declared_to_lack_it_is_never_asked(pool: SimulatedPool) -> None:
     assert pool.stats()["blunt"].calls == before
 
 
-def test_where_nobody_takes_it_the_error_says_so(pool: SimulatedPool) -> None:
+def test_if_no_endpoint_has_the_feature_the_error_says_so(pool: SimulatedPool) -> None:
     members = [replace(endpoint, images=False) for endpoint in pool.endpoints]
     with (
         Ensemble(members) as ensemble,
@@ -125,7 +127,7 @@ def test_where_nobody_takes_it_the_error_says_so(pool: SimulatedPool) -> None:
     assert caught.value.replies == ()
 
 
-def test_what_is_too_long_is_put_to_those_who_take_it_and_else_refused_before_anything_is_paid(
+def test_a_long_prompt_goes_to_endpoints_that_take_it_or_is_refused_before_anything_is_paid(
     pool: SimulatedPool,
 ) -> None:
     short, _, long = (replace(endpoint, context_tokens=1024) for endpoint in pool.endpoints)
@@ -151,7 +153,7 @@ def test_a_closed_question_may_have_an_image(pool: SimulatedPool) -> None:
     assert [reply.endpoint for reply in answer.replies if reply.ok] == ["able"]
 
 
-def test_what_is_declared_is_believed_over_what_is_said(pool: SimulatedPool) -> None:
+def test_a_declared_feature_is_believed_over_a_refusal(pool: SimulatedPool) -> None:
     blunt = replace(pool.endpoints[0], tools=True)
     with Ensemble([blunt]) as ensemble:
         for _ in range(2):
@@ -159,7 +161,7 @@ def test_what_is_declared_is_believed_over_what_is_said(pool: SimulatedPool) -> 
                 ensemble.ask("Look.", params={"tools": [TOOL]})
 
 
-def test_a_probe_is_spared_who_lacks_it(tmp_path: Path) -> None:
+def test_an_endpoint_that_lacks_the_feature_is_not_probed(tmp_path: Path) -> None:
     """The only one that could be probed with the image takes none."""
     models = [SimulatedModel("able", skill=1.0), SimulatedModel("blind", images=False, input_usd_per_1m=1)]  # type: ignore[arg-type]
     with SimulatedPool(models) as small:

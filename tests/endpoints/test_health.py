@@ -64,7 +64,7 @@ def breaker(ensemble: Ensemble) -> str:
     return ensemble.stats().endpoints["first"].breaker
 
 
-def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_that_nobody_waits_for(
+def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_in_the_background(
     service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The probe is on the ledger, and on no receipt."""
@@ -90,7 +90,7 @@ def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_that_nobody_wai
     assert after.degraded == ()
 
 
-def test_every_process_on_the_store_knows_who_is_out_and_who_is_back(
+def test_every_process_on_the_store_knows_which_endpoints_are_out_and_back(
     service: Service, settings: dict[str, Any]
 ) -> None:
     with Ensemble(**settings) as one, Ensemble(**settings) as other:

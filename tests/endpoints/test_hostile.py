@@ -115,7 +115,7 @@ def test_one_good_member_is_enough(pool: SimulatedPool, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
-def test_finding_out_what_a_hostile_member_can_do_harms_nobody(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
+def test_checking_what_a_hostile_member_can_do_does_no_harm(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
     """The first closed question probes it; whatever comes back, the ask is answered, and what was learned is typed."""
     honest, hostile = members(pool, kind)
     unknown = replace(hostile, logprobs=None, top_logprobs=None, n=None, structured_choice=None, stream_usage=None)
@@ -128,7 +128,7 @@ def test_finding_out_what_a_hostile_member_can_do_harms_nobody(pool: SimulatedPo
 
 
 @pytest.mark.parametrize("kind", OUTCOMES)
-def test_a_ready_client_is_no_way_in(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
+def test_a_client_of_yours_is_not_a_way_in(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
     """The same with ``await``, through the openai library."""
     honest, hostile = members(pool, kind)
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "attempts": 1}

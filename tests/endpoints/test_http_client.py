@@ -303,7 +303,7 @@ def test_an_endpoint_that_says_how_it_is_reached_goes_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("client", [httpx.Client(), object(), "http://x"], ids=["sync", "object", "text"])
-def test_what_is_no_client_is_refused_by_name(client: Any) -> None:
+def test_something_else_than_a_client_is_refused_by_name(client: Any) -> None:
     with pytest.raises(ConfigError, match=r"http_client: give an httpx\.AsyncClient"):
         Ensemble([endpoint()], http_client=client)
     with pytest.raises(ConfigError, match=r"http_client: give an httpx\.AsyncClient"):

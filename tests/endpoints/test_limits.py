@@ -62,7 +62,7 @@ def turns(work: Callable[[Throttle], Any], **settings: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_who_would_wait_beyond_the_deadline_is_turned_away_at_once() -> None:
+def test_a_call_that_would_wait_beyond_the_deadline_is_refused_at_once() -> None:
     async def work(throttle: Throttle) -> None:
         for _ in range(2):
             throttle.leave(await throttle.enter(0, within_s=5), None, None)
@@ -107,7 +107,7 @@ def test_calls_at_a_time_are_let_in_in_the_order_they_came() -> None:
     turns(work, max_concurrency=2)
 
 
-def test_who_is_let_in_and_cancelled_at_once_hands_the_place_on() -> None:
+def test_a_call_that_is_admitted_and_cancelled_at_once_passes_its_place_on() -> None:
     async def work(throttle: Throttle) -> None:
         first = await throttle.enter(0, within_s=5)
         waiting = [asyncio.create_task(throttle.enter(0, within_s=5)) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_one_call_at_a_time_may_find_out_whether_a_pause_is_still_needed() -> No
     turns(work)
 
 
-def test_who_waits_for_a_pause_goes_on_once_it_is_lifted() -> None:
+def test_a_call_that_waits_for_a_pause_goes_on_once_it_is_lifted() -> None:
     async def work(throttle: Throttle) -> None:
         throttle.leave(await throttle.enter(0, within_s=5), None, refused(503, 30))
         trial = await throttle.enter(0, within_s=5)
@@ -261,7 +261,7 @@ def test_an_endpoint_over_its_rate_is_left_out_and_the_answer_says_so(tmp_path: 
         assert answers[0].degraded == ()
 
 
-def test_who_was_asked_is_not_said_to_have_been_left_out_for_the_rounds_after(tmp_path: Path) -> None:
+def test_an_endpoint_that_was_asked_is_not_reported_as_left_out_in_later_rounds(tmp_path: Path) -> None:
     """Its only call of the minute fails, and somebody else is asked then."""
 
     async def handler(_: web.Request, body: Any) -> web.StreamResponse:
@@ -280,7 +280,7 @@ def test_who_was_asked_is_not_said_to_have_been_left_out_for_the_rounds_after(tm
     assert answer.degraded == ("fewer members: a failed",)
 
 
-def test_where_nobody_else_is_left_to_answer_an_endpoint_is_waited_for(tmp_path: Path) -> None:
+def test_the_last_endpoint_left_is_waited_for(tmp_path: Path) -> None:
     """The one that has time left fails; the other's service says that nothing is left for 3 seconds."""
 
     async def handler(_: web.Request, body: Any) -> web.StreamResponse:

@@ -319,7 +319,7 @@ def test_an_error_in_a_successful_response_is_told_in_the_service_s_words(
         (b"HTTP/1.1 304 Not Modified\r\n\r\n", "an OpenAI-compatible service"),
     ],
 )
-def test_what_is_no_web_service_is_named(raw: bytes, said: str) -> None:
+def test_something_else_than_a_web_service_is_named(raw: bytes, said: str) -> None:
     """Such as a port of something else. It was said not to be reached; and to redirect."""
 
     async def run() -> str:
@@ -359,7 +359,7 @@ def test_what_a_service_does_not_take_is_read_from_its_words(message: str, lacks
     assert refusal_of(500, {}, body, ()).lacks is None
 
 
-def test_what_was_sent_is_not_told_on() -> None:
+def test_an_error_does_not_repeat_what_was_sent() -> None:
     """Runs of the prompt, and words of it that are names or numbers, in any form; the rest of the message is."""
     sent = '{"model": "gpt-5", "messages": [{"role": "user", "content": "the violet walrus\\nis hunter2 of a@b.cd"}]}'
 
@@ -374,7 +374,7 @@ def test_what_was_sent_is_not_told_on() -> None:
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_of_headers_only_what_the_user_gave_is_not_told_on(ready: bool) -> None:
+def test_of_headers_only_those_that_the_user_gave_are_hidden_in_errors(ready: bool) -> None:
     """Through our own HTTP and through a ready client; "identity", which is sent as well, hides no identifier."""
 
     async def refuse(_: web.Request, __: Any) -> web.StreamResponse:

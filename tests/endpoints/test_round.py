@@ -114,7 +114,7 @@ def test_a_lone_member_that_hangs_does_not_cost_the_answer(service: Service, ser
     assert answer.degraded == ()
 
 
-def test_who_fails_in_its_place_is_followed_by_the_next_at_once(
+def test_a_substitute_that_fails_is_followed_by_the_next_at_once(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """If each waited for the next half of the time, nothing would be left of it for the last."""
@@ -130,7 +130,7 @@ def test_who_fails_in_its_place_is_followed_by_the_next_at_once(
     assert answer.receipt.latency_s < 0.4 * LONG_S
 
 
-def test_from_the_first_ask_on_who_hangs_is_given_up_once_another_has_answered(
+def test_from_the_first_ask_on_a_hanging_member_is_given_up_once_another_has_answered(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """Nothing is known of how long they may take; five asks waited to their deadlines."""
@@ -161,7 +161,7 @@ class Deaf(httpx.AsyncHTTPTransport):
             raise httpx.ReadError("connection lost") from None
 
 
-def test_who_does_not_know_that_it_is_given_up_is_not_asked_once_more(
+def test_a_member_that_ignores_being_given_up_is_not_asked_again(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """That call would have no end: the deadline it is bounded by is the race's."""
@@ -187,7 +187,7 @@ class Stubborn(httpx.AsyncHTTPTransport):
 
 
 @pytest.mark.parametrize("spare", [["b"], []])
-def test_the_deadline_holds_while_somebody_is_given_up(
+def test_the_deadline_holds_while_a_member_is_given_up(
     service: Service, server: Server, tmp_path: Path, spare: list[str], impatient: Callable[[], None]
 ) -> None:
     """Before the deadline, as another one answered, or at the deadline."""
@@ -205,7 +205,7 @@ def test_the_deadline_holds_while_somebody_is_given_up(
         assert time.monotonic() - began < 30
 
 
-def test_nobody_waits_to_find_out_what_an_endpoint_can_do(server: Server, service: Service) -> None:
+def test_no_ask_waits_for_a_check_of_what_an_endpoint_can_do(server: Server, service: Service) -> None:
     """Its check hangs; the question is put at once, with all that may be there."""
     with Ensemble(pool(server, "a")) as ensemble:
         service.says["a"] = "red"
@@ -218,7 +218,7 @@ def test_nobody_waits_to_find_out_what_an_endpoint_can_do(server: Server, servic
 
 
 @pytest.mark.parametrize("hedge_after", [0.95, None])
-def test_who_is_silent_for_much_longer_than_usual_is_raced(
+def test_a_member_that_is_silent_for_much_longer_than_usual_is_raced(
     service: Service, server: Server, tmp_path: Path, hedge_after: float | None, impatient: Callable[[], None]
 ) -> None:
     """As it is not sure to answer; with ``hedge_after`` sooner."""
@@ -247,7 +247,7 @@ def test_a_member_is_hedged_once_for_every_retry_that_is_left(service: Service, 
     assert kinds(answer) == {"a": "ok"}
 
 
-def test_whoever_hangs_too_is_raced_in_turn(
+def test_a_racing_endpoint_that_hangs_too_is_raced_in_turn(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False}
@@ -261,7 +261,7 @@ def test_whoever_hangs_too_is_raced_in_turn(
     assert answer.receipt.latency_s < 0.4 * LONG_S
 
 
-def test_who_is_waited_for_while_the_event_loop_stands_still_is_not_raced(
+def test_a_member_is_not_raced_for_time_in_which_the_event_loop_was_blocked(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """Its reply had yet to be read, or its request to be sent."""
@@ -280,7 +280,7 @@ def test_who_is_waited_for_while_the_event_loop_stands_still_is_not_raced(
     assert kinds(asyncio.run(ask())) == {"a": "ok"}
 
 
-def test_who_hangs_while_another_answers_is_given_up(
+def test_a_member_that_hangs_while_another_answers_is_given_up(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
@@ -295,7 +295,7 @@ def test_who_hangs_while_another_answers_is_given_up(
     assert answer.degraded == ("fewer members: a failed",)
 
 
-def test_who_has_hardly_answered_yet_may_take_longer_than_others(
+def test_a_member_with_few_answers_may_take_longer_than_others(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """A model that thinks was given up as soon as others were known to be fast, so that it was never heard."""
@@ -312,7 +312,7 @@ def test_who_has_hardly_answered_yet_may_take_longer_than_others(
     assert kinds(answer) == {"a": "ok", "b": "ok"}
 
 
-def test_a_query_that_takes_everybody_long_puts_nobody_out_of_it(
+def test_a_query_on_which_all_are_slow_gives_none_up(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
@@ -327,7 +327,7 @@ def test_a_query_that_takes_everybody_long_puts_nobody_out_of_it(
     assert kinds(answer) == {"a": "ok", "b": "ok"}
 
 
-def test_whoever_is_told_to_come_back_later_does_not_keep_the_ask_waiting(
+def test_a_member_with_a_long_retry_after_does_not_keep_the_ask_waiting(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """The next best is asked at once, and nobody calls the one that wants no calls."""
@@ -342,7 +342,7 @@ def test_whoever_is_told_to_come_back_later_does_not_keep_the_ask_waiting(
     assert service.calls.count("a") == 2
 
 
-def test_where_everybody_wants_to_be_asked_later_one_call_finds_out_who_answers_now(
+def test_if_all_endpoints_asked_for_a_pause_a_trial_call_finds_one_that_answers(
     service: Service, server: Server, tmp_path: Path
 ) -> None:
     with Ensemble(pool(server, "a", "b"), policy=ask_the_cheapest(tmp_path), explore=False, attempts=1) as ensemble:
@@ -356,7 +356,7 @@ def test_where_everybody_wants_to_be_asked_later_one_call_finds_out_who_answers_
     assert max(answer.receipt.latency_s for answer in answers) < 0.5 * LONG_S
 
 
-def test_who_was_raced_in_vain_is_given_up_once_another_has_answered(
+def test_a_member_that_was_raced_in_vain_is_given_up_once_another_has_answered(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
@@ -385,7 +385,7 @@ def test_no_more_than_a_tenth_of_all_calls_is_made_because_others_are_silent() -
     assert 99 <= raced <= 101
 
 
-def test_who_loses_such_races_again_and_again_is_put_out(service: Service, server: Server, tmp_path: Path) -> None:
+def test_a_member_that_loses_such_races_repeatedly_is_ejected(service: Service, server: Server, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"policy": ask_the_cheapest(tmp_path), "explore": False, "hedge_after": 0.95}
     with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
         for _ in range(20):
@@ -400,7 +400,7 @@ def test_who_loses_such_races_again_and_again_is_put_out(service: Service, serve
 @pytest.mark.parametrize(
     ("usuals", "hanging", "state"), [(4.0, "a", "open"), (0.5, "a", "closed"), (2.0, "ab", "closed")]
 )
-def test_who_is_silent_until_a_deadline_is_put_out_if_that_is_long_for_it_alone(
+def test_a_member_silent_until_a_deadline_is_ejected_if_that_is_long_for_it_and_not_for_all(
     service: Service,
     server: Server,
     tmp_path: Path,
@@ -480,7 +480,7 @@ def test_what_was_cancelled_is_said_to_be_saved_and_settled_to_the_same_cents_ev
 # -- needless --------------------------------------------------------------------------------------------------------
 
 
-def test_who_cannot_change_the_answer_is_given_up(service: Service, server: Server, tmp_path: Path) -> None:
+def test_a_member_that_cannot_change_the_answer_is_given_up(service: Service, server: Server, tmp_path: Path) -> None:
     service.hanging.add("c")
     members = pool(server, "a", "b", "c")
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
@@ -494,7 +494,7 @@ def test_who_cannot_change_the_answer_is_given_up(service: Service, server: Serv
 
 
 @pytest.mark.parametrize("second", ["42", "43"])
-def test_who_could_is_waited_for(
+def test_a_member_that_could_change_the_answer_is_waited_for(
     service: Service, server: Server, tmp_path: Path, second: str, impatient: Callable[[], None]
 ) -> None:
     """With two that disagree the third decides; and so it does with only one reply there."""

@@ -234,5 +234,5 @@ def test_the_answer_to_a_lookup_is_read_no_further_than_an_error(
         ({"total_cost": 0, "upstream_inference_cost": None}, "0"),
     ],
 )
-def test_the_cost_of_a_key_of_ones_own_is_added(told: dict[str, Any], cost: str) -> None:
+def test_the_upstream_cost_of_your_own_key_is_added(told: dict[str, Any], cost: str) -> None:
     assert told_cost({"data": told}) == Decimal(cost)

@@ -263,7 +263,7 @@ def test_a_certain_token_with_doubted_alternatives_is_credible() -> None:
         {"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]},
     ],
 )  # fmt: skip
-def test_what_is_no_chat_completion_is_a_protocol_failure(payload: object) -> None:
+def test_a_body_that_is_not_a_chat_completion_is_a_protocol_failure(payload: object) -> None:
     """A malformed reply is a typed failure."""
     with pytest.raises(CallFailed) as caught:
         decode(payload)

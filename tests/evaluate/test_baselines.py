@@ -177,7 +177,7 @@ def test_log_linear_follows_the_gradient_of_the_log_likelihood(tmp_path: Path) -
                 assert np.sign(model.weights[i] - 1) == np.sign(slope)
 
 
-def test_log_linear_learns_whom_to_believe(tmp_path: Path) -> None:
+def test_log_linear_learns_which_members_to_believe(tmp_path: Path) -> None:
     skills = {"a": 0.4, "b": 0.95, "c": 0.4}
     training = _training(tmp_path, stream(400, skills), n=300)
     test = np.arange(300, 400)
@@ -200,7 +200,7 @@ def test_subset_diversity_and_accuracy_equal_their_definitions(tmp_path: Path) -
     assert plurality_accuracies(table, rows, chosen, rank) == pytest.approx(one_by_one)
 
 
-def test_the_static_subset_leaves_out_who_only_harms(tmp_path: Path) -> None:
+def test_the_static_subset_leaves_out_a_member_that_only_harms(tmp_path: Path) -> None:
     skills = {"a": 0.8, "b": 0.8, "c": 0.8, "d": 0.1}
     training = _training(tmp_path, stream(300, skills), {**PRICES, "d": 1.0}, n=200)
     played = play(BASELINES["static-subset"](training), training.table, np.arange(200, 300))
@@ -244,12 +244,12 @@ def _topics(count: int) -> list[Line]:
 
 
 @pytest.mark.parametrize("name", ["carrot-knn", "query-weights", "threshold-pair"])
-def test_text_routes_each_topic_to_who_knows_it(tmp_path: Path, name: str) -> None:
+def test_text_routers_send_each_topic_to_its_expert(tmp_path: Path, name: str) -> None:
     training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
     assert play(BASELINES[name](training), training.table, np.arange(90, 120)).worth.mean() >= 0.9
 
 
-def test_a_reranker_asks_everybody_and_picks_by_the_text(tmp_path: Path) -> None:
+def test_a_reranker_asks_all_endpoints_and_picks_by_the_text(tmp_path: Path) -> None:
     training = _training(tmp_path, _topics(120), {"a": 1.0, "b": 4.0}, n=90)
     played = play(Rerank(training), training.table, np.arange(90, 120))
     assert played.worth.mean() >= 0.9
@@ -270,7 +270,7 @@ def test_text_vectors_have_norm_one_and_near_texts_are_near(tmp_path: Path) -> N
     assert not vectors("").any()
 
 
-def test_without_text_nobody_who_needs_it_plays(tmp_path: Path) -> None:
+def test_without_texts_the_baselines_that_need_them_do_not_play(tmp_path: Path) -> None:
     lines = [{k: v for k, v in line.items() if k != "prompt"} for line in stream(10, SKILLS)]
     assert baselines(_training(tmp_path, lines)).keys() == BASELINES.keys() - TEXTUAL
 

@@ -75,7 +75,9 @@ def test_every_baseline_serves_or_says_why_not() -> None:
         ("round-robin", lambda training: ReplayedRoundRobin(len(training.table.endpoints))),
     ],
 )
-def test_they_ask_and_answer_alike_ties_included(tmp_path: Path, name: str, make: Make) -> None:
+def test_baselines_in_replay_and_service_ask_and_answer_the_same_ties_included(
+    tmp_path: Path, name: str, make: Make
+) -> None:
     """With the same past: ties go by accuracy in both, over the window here and the training part there."""
     table = table_of(tmp_path, unsure(stream(ROWS, SKILLS)), PRICES)
     ours, theirs = both(name, make, table)
@@ -155,7 +157,7 @@ def test_the_cascade_asks_a_free_form_question_twice_and_on_where_they_differ(tm
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_a_published_router_decides_alike_in_service_and_in_the_replay(tmp_path: Path, name: str) -> None:
+def test_a_published_router_decides_the_same_in_service_and_in_the_replay(tmp_path: Path, name: str) -> None:
     """It is one router behind both, fitted alike and held to one cost by the same pacer."""
     table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
     train, test = TRAIN, TEST
@@ -169,7 +171,7 @@ def test_a_published_router_decides_alike_in_service_and_in_the_replay(tmp_path:
 
 
 @pytest.mark.parametrize(("name", "members"), [("random", 4), ("random-select", 2)])
-def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
+def test_random_baselines_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
     table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
     ours, _ = both(name, BASELINES["round-robin"], table)
     shares = ours.asked.mean(axis=0)
@@ -181,7 +183,9 @@ def test_the_random_ones_are_even_and_repeatable(tmp_path: Path, name: str, memb
 
 @pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
 @pytest.mark.parametrize("feedback", ["label", "reward", "none"])
-def test_each_copes_with_members_missing_failing_and_graded(tmp_path: Path, name: str, feedback: FeedbackKind) -> None:
+def test_every_baseline_copes_with_members_missing_failing_and_graded(
+    tmp_path: Path, name: str, feedback: FeedbackKind
+) -> None:
     lines = stream(12, SKILLS)
     lines[5]["outputs"] = {}
     lines[6]["outputs"] = {"a": {"error": "down"}, "b": output(None), "c": output(1)}

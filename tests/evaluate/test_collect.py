@@ -197,7 +197,7 @@ def test_a_log_that_was_collected_can_be_evaluated(tmp_path: Path, pool: Simulat
     assert collected.answered.total() == 40 * len(pool.endpoints)
 
 
-def test_what_ended_early_is_resumed_and_nobody_is_asked_twice(
+def test_a_run_that_ended_early_is_resumed_without_asking_twice(
     tmp_path: Path, pool: SimulatedPool, dataset: Path
 ) -> None:
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"

@@ -80,7 +80,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 # -- the engine ------------------------------------------------------------------------------------------------------
 
 
-def test_here_jobs_run_one_after_the_other() -> None:
+def test_local_jobs_run_one_after_the_other() -> None:
     told: list[tuple[int, int]] = []
     with open_engine("local") as engine:
         assert engine is HERE

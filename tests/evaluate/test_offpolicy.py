@@ -168,7 +168,7 @@ def test_what_a_bare_reward_leaves_open_is_counted(old: Learner, policies: tuple
     assert liked.b.guessed == 0
 
 
-def test_what_was_written_from_the_candidates_hangs_on_no_fusion(old: Learner, policies: tuple[Policy, Policy]) -> None:
+def test_a_synthesised_answer_does_not_depend_on_the_fusion(old: Learner, policies: tuple[Policy, Policy]) -> None:
     """Whichever candidate the policies prefer, it is worth what was said of the text."""
     log = [(written_from(answer), said) for answer, said in log_of(old, 300, 7, label=False)]
     one = compare_policies(log, *policies)
@@ -219,7 +219,7 @@ def picked(answer: StoredAnswer) -> int:
     return len(answer.trajectory.decisions[0][1].picked)
 
 
-def test_answers_that_lack_what_a_policy_does_are_no_evidence(old: Learner, tmp_path: Path) -> None:
+def test_answers_in_which_a_policys_choice_was_never_made_are_not_evidence(old: Learner, tmp_path: Path) -> None:
     """However many they are worth: what never happened has no ratio, but its share is missing in their mean."""
     keener = replace(old, decider=replace(old.decider, bias=old.decider.bias + np.float32(0.5)))
     policies = policy_of(tmp_path / "old", old), policy_of(tmp_path / "keener", keener)

@@ -156,7 +156,7 @@ def test_a_log_of_bad_rows_alone_names_the_first(tmp_path: Path) -> None:
         read_log(log, bad_rows=[])
 
 
-def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_a_log_are_refused(tmp_path: Path) -> None:
     empty, latin, torn = tmp_path / "empty.jsonl", tmp_path / "latin.jsonl", tmp_path / "torn.jsonl.gz"
     empty.touch()
     latin.write_bytes(b'{"id": "1", "outputs": {}}\n{"id": "\xe9"}\n')

@@ -54,13 +54,13 @@ def test_every_query_is_answered_before_its_outcome_is_revealed(tmp_path: Path) 
     assert strategy.events == [("answer", "q0"), ("learn", "q0"), ("answer", "q1"), ("learn", "q1")]
 
 
-def test_a_label_tells_of_the_asked_and_of_nobody_else(tmp_path: Path) -> None:
+def test_a_label_reveals_only_the_members_that_were_asked(tmp_path: Path) -> None:
     first, second = _two(tmp_path)(0, 1).revealed
     assert (first.worth, first.label, first.values) == (1, 0, {0: 1, 1: 0})
     assert (second.worth, second.label, second.values) == (0, 0, {0: 0, 1: 1})
 
 
-def test_a_reward_tells_what_follows_from_it(tmp_path: Path) -> None:
+def test_a_reward_reveals_only_what_follows_from_it(tmp_path: Path) -> None:
     """Of a right answer that all others are wrong; of a wrong one nothing about the others."""
     first, second = _two(tmp_path)(0, 1, feedback="reward").revealed
     assert (first.worth, first.label, first.values) == (1, 0, {0: 1, 1: 0})
@@ -71,7 +71,7 @@ def test_without_feedback_nothing_is_revealed(tmp_path: Path) -> None:
     assert _two(tmp_path)(0, feedback="none").revealed == []
 
 
-def test_a_free_form_label_is_known_only_if_it_was_heard(tmp_path: Path) -> None:
+def test_a_free_form_label_is_known_only_if_a_member_gave_it(tmp_path: Path) -> None:
     line = {"id": "1", "label": "7", "outputs": {"a": output("8"), "b": output("7")}}
     table = table_of(tmp_path, [line], PRICES)
     for asked, label in (((0,), None), ((0, 1), 1)):
@@ -89,7 +89,7 @@ def test_the_task_is_shown_only_if_asked_for(tmp_path: Path) -> None:
         assert strategy.turns[0].query.task == task
 
 
-def test_what_is_paid_is_what_was_asked_each_once(tmp_path: Path) -> None:
+def test_each_asked_member_is_paid_for_once(tmp_path: Path) -> None:
     table = table_of(tmp_path, [closed(0, {"a": 0, "b": 1, "c": 0})], PRICES)
     played = play(Scripted(0, 2, 2), table, np.arange(1))
     assert played.usd.tolist() == pytest.approx([110e-6 * 5])
@@ -97,7 +97,7 @@ def test_what_is_paid_is_what_was_asked_each_once(tmp_path: Path) -> None:
     assert played.worth.tolist() == [1.0]
 
 
-def test_who_has_no_output_cannot_be_asked(tmp_path: Path) -> None:
+def test_an_endpoint_without_output_cannot_be_asked(tmp_path: Path) -> None:
     table = table_of(tmp_path, [closed(0, {"a": 0})], PRICES)
     turn = Turn(table, 0)
     assert turn.available == (0,)
@@ -125,7 +125,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> LogTable:
     return table_of(tmp_path_factory.mktemp("long"), stream(3000, {"a": 0.8, "b": 0.6, "c": 0.5}), PRICES)
 
 
-def test_a_share_of_the_queries_is_spoken_of_the_same_whoever_answers(long: LogTable) -> None:
+def test_the_share_of_queries_with_feedback_does_not_depend_on_the_member(long: LogTable) -> None:
     rows = np.arange(3000)
     told, other = _told(long, rows, share=0.05, seed=1), _told(long, rows, 2, share=0.05, seed=1)
     assert len(told.revealed) / 3000 == pytest.approx(0.05, abs=0.01)
@@ -133,7 +133,7 @@ def test_a_share_of_the_queries_is_spoken_of_the_same_whoever_answers(long: LogT
     assert {one.values[0] == one.worth for one in told.revealed} == {True}
 
 
-def test_feedback_comes_so_many_queries_later_and_from_one_play_to_the_next(tmp_path: Path) -> None:
+def test_feedback_comes_delay_queries_later_and_from_one_play_to_the_next(tmp_path: Path) -> None:
     table = table_of(tmp_path, stream(5, {"a": 0.5}), {"a": 1.0})
     strategy, feedback = Scripted(0), FeedbackStream(FeedbackPlan(delay=2))
     play(strategy, table, np.arange(3), feedback=feedback)
@@ -153,7 +153,7 @@ def test_a_wrong_label_names_another_choice(long: LogTable) -> None:
         assert one.worth == one.values[0]
 
 
-def test_a_wrong_label_of_a_free_form_question_is_another_answer_or_nobodys(tmp_path: Path) -> None:
+def test_a_wrong_label_of_a_free_form_question_is_another_answer_or_none_that_was_given(tmp_path: Path) -> None:
     lines = [
         {"id": "1", "label": "7", "outputs": {"a": output("7"), "b": output("8")}},
         {"id": "2", "label": "7", "outputs": {"a": output("7"), "b": output("7")}},
@@ -191,7 +191,7 @@ def test_biased_feedback_is_of_wrong_answers_five_times_as_often(long: LogTable,
     assert counts[:, 1].sum() / counts.sum() == pytest.approx(mean, rel=0.1)
 
 
-def test_all_of_it_together_is_the_same_again(long: LogTable) -> None:
+def test_all_options_together_are_repeatable(long: LogTable) -> None:
     plan = {"kind": "reward", "share": 0.3, "delay": 20, "noise": 0.2, "bias": "negative", "seed": 4}
     once, again = (_told(long, np.arange(500), **plan) for _ in range(2))
     assert once.events == again.events

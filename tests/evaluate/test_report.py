@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return evaluate(*given, operating_points=(0.2, 1.0), seed=3, seeds=2, settings=BRIEF)
 
 
-def test_what_was_played_is_not_lost_with_one_of_its_readers(
+def test_a_closed_or_full_output_does_not_lose_what_was_played(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of ``eval ... | head`` neither the JSON nor the page was written."""
@@ -129,7 +129,7 @@ def test_figures_are_means_over_seeds_that_are_each_trained_and_played(trained: 
     assert (first.worth == second.worth).all()
 
 
-def test_what_asks_everybody_costs_everything(trained: Report) -> None:
+def test_a_method_that_asks_all_endpoints_has_cost_ratio_1(trained: Report) -> None:
     ratios = {method.name: method.cost_ratio for method in trained.methods}
     assert ratios["plurality"] == pytest.approx(1)
     assert ratios["best-single-train"] == pytest.approx(2 / 7)

@@ -149,7 +149,7 @@ def test_every_sampled_answer_is_a_candidate_with_its_mass() -> None:
     assert sight.members()["b"].completion_tokens == 10  # of one sample
 
 
-def test_members_that_gave_one_reply_are_seen_as_if_nobody_had_been_sampled() -> None:
+def test_single_replies_look_the_same_with_and_without_sampling() -> None:
     replies = [Reply("a", text="7", usage=Usage(3, 4)), Reply("b", text="8"), Reply("d", text="7.0")]
     plain, wanted = begun(asked(None)), begun(asked(5))
     for sight in (plain, wanted):
@@ -170,7 +170,7 @@ def test_the_order_of_arrival_changes_only_the_order_of_candidates() -> None:
     assert np.array_equal(one.evidence().members, other.evidence().members[moved])
 
 
-def test_what_is_tried_out_leaves_a_sight_as_it_is() -> None:
+def test_supposed_replies_do_not_change_the_view_of_an_ask() -> None:
     sight = begun()
     sight.add(sampled("b", ("7", 0.6), ("8", 0.4)), 1)
     before = sight.evidence().members
@@ -215,7 +215,7 @@ def pool() -> Iterator[SimulatedPool]:
 SETTINGS: dict[str, Any] = {"explore": False, "max_rounds": 1, "seed": 0}
 
 
-def test_samples_are_counted_and_billed_and_who_cannot_give_several_gives_one(
+def test_samples_are_counted_and_billed_and_an_endpoint_without_them_gives_one(
     pool: SimulatedPool, tmp_path: Path
 ) -> None:
     with Ensemble(pool.endpoints, policy=ask_everybody(tmp_path), **SETTINGS) as ensemble:
@@ -299,7 +299,7 @@ def test_a_provider_parameter_of_the_callers_wins(tmp_path: Path) -> None:
     assert (body["n"], body["temperature"], body["top_p"]) == (3, 1.5, 0.9)
 
 
-def test_whoever_could_still_turn_the_answer_with_all_its_mass_is_waited_for(
+def test_a_member_whose_mass_could_still_turn_the_answer_is_waited_for(
     tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """Two agree whole-heartedly: the third is given up. Two that waver: it is waited for."""
@@ -326,7 +326,7 @@ def failed(answer: Answer) -> dict[str, str]:
     return {reply.endpoint: reply.error.kind for reply in answer.replies if reply.error}
 
 
-def test_samples_none_of_which_holds_an_answer_are_no_reply() -> None:
+def test_samples_without_any_answer_are_not_a_reply() -> None:
     async def reply(_: web.Request, body: Any) -> web.StreamResponse:
         return json_reply(several("no idea", "who knows", usage=USAGE))
 

@@ -75,7 +75,7 @@ def test_replay_decides_and_answers_as_the_ensemble_does(tmp_path: Path) -> None
     assert played.worth.tolist() == [float(a.choice == q.label) for a, q in zip(ours, asked, strict=True)]
 
 
-def test_it_learns_whom_to_ask(tmp_path: Path) -> None:
+def test_it_learns_which_endpoint_to_ask(tmp_path: Path) -> None:
     """A good endpoint is asked ever more, a bad one ever less; without feedback they are not told apart."""
     table = table_of(tmp_path, stream(300, {"a": 0.1, "b": 0.95, "c": 0.1, "d": 0.1}), dict.fromkeys("abcd", 1.0))
     kinds: tuple[FeedbackKind, ...] = ("none", "label", "reward")
@@ -89,7 +89,7 @@ def test_it_learns_whom_to_ask(tmp_path: Path) -> None:
         assert one.worth[-100:].mean() > blind.worth[-100:].mean() + 0.1
 
 
-def test_late_labels_teach_of_the_answer_that_they_are_about(tmp_path: Path) -> None:
+def test_a_late_label_teaches_about_its_own_answer(tmp_path: Path) -> None:
     """They replace what agreement said of it: two that are wrong alike are believed no more."""
     lines = stream(300, {"a": 0.95, "b": 0.1})
     for line in lines:
@@ -103,7 +103,7 @@ def test_late_labels_teach_of_the_answer_that_they_are_about(tmp_path: Path) -> 
     assert blind.worth[-100:].mean() < 0.5
 
 
-def test_it_does_not_matter_when_a_label_comes_once_it_is_there(tmp_path: Path) -> None:
+def test_what_a_label_teaches_does_not_depend_on_when_it_comes(tmp_path: Path) -> None:
     table = table_of(tmp_path, stream(60, SKILLS), PRICES)
     views = []
     for delay in (0, 30):
@@ -129,7 +129,7 @@ def test_graded_scores_are_credited_to_every_member(tmp_path: Path) -> None:
     assert played.worth[-50:].mean() > 0.75
 
 
-def test_failed_members_are_asked_round_and_nobody_left_is_no_answer(tmp_path: Path) -> None:
+def test_failed_members_are_replaced_and_if_none_is_left_there_is_no_answer(tmp_path: Path) -> None:
     down = {"error": "down", "prompt_tokens": 100, "completion_tokens": 0}
     some = closed(0, {}) | {"outputs": {"a": down, "b": output(None), "c": output(0)}}
     none = closed(1, {}) | {"outputs": {"a": down, "b": down}}
@@ -187,7 +187,7 @@ def test_shuffled_follows_the_plan_from_its_start(tmp_path: Path) -> None:
     assert asked[5].tolist() == [True, True, False]
 
 
-def test_a_turn_without_outputs_asks_nobody(tmp_path: Path) -> None:
+def test_a_turn_without_outputs_asks_no_endpoint(tmp_path: Path) -> None:
     table = table_of(tmp_path, [closed(0, {})], PRICES)
     turn = Turn(table, 0)
     assert Serving(cold(), table.endpoints, seed=0).answer(turn) == -1
@@ -232,7 +232,7 @@ def test_a_newcomer_is_tried_by_a_probe(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
+def test_an_endpoint_that_gets_good_is_found(tmp_path: Path) -> None:
     skills = {"a": 0.8, "b": 0.5, "c": 0.3}
     table = turning(tmp_path, skills, {**skills, "c": 0.95})
     serving = Serving(narrow(tmp_path / "policy"), table.endpoints, seed=0, explore=False, probe_share=0.05)
@@ -242,7 +242,7 @@ def test_one_that_gets_good_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Path) -> None:
+def test_an_endpoint_that_gets_worse_is_asked_less_within_a_hundred_queries(tmp_path: Path) -> None:
     """And sooner with the detector than without, when the window is long."""
     skills = {"a": 0.95, "b": 0.75, "c": 0.3, "d": 0.3}
     table = turning(tmp_path, skills, {**skills, "a": 0.05})
@@ -313,7 +313,7 @@ def test_pacing_holds_the_mean_where_single_queries_cost_many_times_the_target(t
     assert paid / table.usd[200:].sum() == pytest.approx(1 / 12, rel=0.05)
 
 
-def test_pacing_takes_queries_that_nobody_can_answer_and_pools_without_known_costs(tmp_path: Path) -> None:
+def test_pacing_copes_with_queries_without_outputs_and_pools_without_known_costs(tmp_path: Path) -> None:
     """No warning either."""
     lines = [closed(99, {}), *stream(20, SKILLS)]
     policy = load(ask_the_affordable(tmp_path / "policy"))

@@ -36,7 +36,7 @@ def test_a_long_gradient_is_scaled_down_and_a_short_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7])
-def test_going_on_from_its_moments_is_going_on(cut: int) -> None:
+def test_resuming_from_its_moments_changes_nothing(cut: int) -> None:
     """Stopped anywhere and resumed it ends, to the bit, where one without a stop does."""
     start = {"x": np.random.default_rng(0).standard_normal((2, 2)).astype(np.float32)}
     gradients = [{"x": g.astype(np.float32)} for g in np.random.default_rng(1).standard_normal((10, 2, 2))]

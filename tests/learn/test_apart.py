@@ -36,7 +36,7 @@ def test_a_process_of_its_own_learns_bit_for_bit_the_same(tmp_path: Path) -> Non
     assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
 
 
-def test_who_has_another_process_learn_need_not_load_the_learner(tmp_path: Path) -> None:
+def test_a_process_that_has_another_learn_does_not_load_the_learner(tmp_path: Path) -> None:
     """It takes a tenth of a second in which no ask goes on, and tens of MiB."""
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
     code = (
@@ -70,7 +70,7 @@ def test_what_lies_about_in_the_working_folder_is_not_imported(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ["", "/bin/uwsgi", "/opt/app/my-app"])
-def test_only_a_python_is_started_once_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_python_executable_is_started(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_start()
     monkeypatch.setattr(sys, "executable", name)
     assert not can_start()

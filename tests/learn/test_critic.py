@@ -26,7 +26,7 @@ def test_a_new_one_values_everything_0() -> None:
     assert not values(CriticNet.initial(np.random.default_rng(0)), np.ones((2, 3, STATE), np.float32)).any()
 
 
-def test_states_tell_the_steps_apart_and_do_not_hang_on_the_pools_order() -> None:
+def test_states_tell_the_steps_apart_and_do_not_depend_on_the_pools_order() -> None:
     """The Fusion's state is the Decider's with what was replied and a flag; endpoints are pooled."""
     rows = np.random.default_rng(0).standard_normal((4, width(ENDPOINT))).astype(np.float32)
     seen, turned = Observation(context(1), rows), Observation(context(1), rows[::-1])

@@ -92,7 +92,7 @@ def test_a_label_for_what_was_written_from_the_candidates_is_none_of_them() -> N
     assert (found.right, found.labelled) == (None, True)
 
 
-def test_what_no_policy_decided_or_another_layout_saw_is_no_episode() -> None:
+def test_answers_without_a_policy_or_of_another_layout_are_not_episodes() -> None:
     steps = ANSWER.trajectory
     assert steps is not None
     seen, made = steps.decisions[0]
@@ -101,7 +101,7 @@ def test_what_no_policy_decided_or_another_layout_saw_is_no_episode() -> None:
     assert episode(replace(ANSWER, trajectory=replace(steps, decisions=((other, made),))), SAID, Costs(USD)) is None
 
 
-def test_a_users_word_outranks_a_judges_and_later_outranks_earlier() -> None:
+def test_a_users_feedback_outranks_a_judges_and_later_outranks_earlier() -> None:
     assert deciding([]) is None
     assert deciding([said("user", 1), said("judge", -1)]) == said("user", 1)
     assert deciding([said("judge", -1), said("user", 1)]) == said("user", 1)

@@ -92,7 +92,7 @@ def test_nothing_is_known_without_answers(old: Learner, new: Learner) -> None:
     assert found.low < 0 < found.high
 
 
-def test_of_greedy_answers_those_that_both_decide_alike_differ_by_the_fusion_alone(new: Learner) -> None:
+def test_greedy_answers_that_both_decide_the_same_differ_only_by_the_fusion(new: Learner) -> None:
     """The Decider is the same: the difference is that of the answers to the same replies, counted exactly."""
     deaf = replace(new, fusion=fresh_learner().fusion)
     played = play(new, 100, 0, version=1, explore=False)
@@ -103,7 +103,7 @@ def test_of_greedy_answers_those_that_both_decide_alike_differ_by_the_fusion_alo
         assert compared(new, deaf, played, share).gain == pytest.approx(100 * (right[1] - right[0]))
 
 
-def test_greedy_answers_say_of_another_decider_only_what_it_does_alike(old: Learner) -> None:
+def test_greedy_answers_are_evidence_on_another_decider_only_where_it_decides_the_same(old: Learner) -> None:
     """What it does otherwise was never tried, so it may be worth anything; in a trial it is tried."""
     away = replace(old, decider=replace(old.decider, bias=old.decider.bias + 9))  # asks everybody
     alone = compared(old, away, play(old, 300, 0, version=1, explore=False))

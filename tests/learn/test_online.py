@@ -159,7 +159,7 @@ def test_a_challenger_that_is_worse_goes_and_another_one_comes(store: Store, tmp
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).challenger == 3
 
 
-def test_a_challenger_that_is_no_better_is_dropped_once_the_budget_is_spent(store: Store, tmp_path: Path) -> None:
+def test_a_challenger_that_is_not_better_is_dropped_at_the_end_of_its_trial(store: Store, tmp_path: Path) -> None:
     """Before that as soon as it is not ahead, but not at once; and every answer counts once."""
     put(tmp_path, linear_learner())
     put(tmp_path, linear_learner(), on_trial=True)
@@ -209,7 +209,9 @@ def test_what_took_over_is_watched_until_the_one_before_will_not_be_shown_to_be_
     assert bundle.current(tmp_path) == 2
 
 
-def test_who_does_not_serve_the_challenger_tries_it_on_the_answers_of_what_serves(store: Store, tmp_path: Path) -> None:
+def test_a_process_that_does_not_serve_the_challenger_evaluates_it_on_the_champions_answers(
+    store: Store, tmp_path: Path
+) -> None:
     put(tmp_path, linear_learner())
     fill(store, play(linear_learner(), 500, 0, version=1))
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0, share=0).status == "on trial"

@@ -78,7 +78,7 @@ def test_another_fusion_shows_something_else(seen: dict[str, list[Episode]]) -> 
     assert off > 0.1
 
 
-def test_of_open_texts_it_says_that_it_does_not_know(seen: dict[str, list[Episode]]) -> None:
+def test_some_open_texts_cannot_be_reobserved_and_it_says_so(seen: dict[str, list[Episode]]) -> None:
     share, off = known(seen["open"])
     assert share < 1
     assert off < 1e-3

@@ -105,7 +105,7 @@ def test_a_free_form_label_is_read_like_a_reply() -> None:
     assert label_key(" One\ntwo ", text) == text.keys[0]
 
 
-def test_a_free_form_label_that_nobody_gave_is_no_error() -> None:
+def test_a_free_form_label_that_no_member_gave_is_not_an_error() -> None:
     assert label_key("40", FREE) not in FREE.keys
 
 
@@ -172,17 +172,17 @@ def test_a_reply_without_an_answer_is_wrong_whatever_is_said(answer: StoredAnswe
         assert outcome.inferred == plain.inferred
 
 
-def test_a_label_nobody_gave_makes_everybody_wrong() -> None:
+def test_a_label_that_no_member_gave_makes_all_wrong() -> None:
     assert told(FREE, reward=-1.0, label=candidate_key("7")).right == {"a": 0.0, "b": 0.0}
 
 
-def test_after_a_full_right_those_who_agree_are_right_and_the_others_wrong() -> None:
+def test_after_a_reward_of_1_members_that_agree_are_right_and_the_others_wrong() -> None:
     outcome = told(THREE, reward=1.0)
     assert outcome.right == {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.0}
     assert outcome.inferred == frozenset()
 
 
-def test_after_a_full_wrong_the_others_share_the_rest_of_the_posterior_as_inferred() -> None:
+def test_after_a_reward_of_minus_1_the_others_share_the_rest_of_the_posterior_as_inferred() -> None:
     outcome = told(THREE, reward=-1.0)
     assert outcome.right == {"a": 0.0, "b": 0.0, "c": pytest.approx(0.8), "d": pytest.approx(0.2)}
     assert outcome.inferred == {"c", "d"}
@@ -201,7 +201,7 @@ def test_an_answer_given_against_the_first_candidate_is_credited_by_its_own() ->
 
 @pytest.mark.parametrize("reward", [0.5, 0.0, -0.5])
 @pytest.mark.parametrize("answer", [THREE, TWO, FREE], ids=["three", "two", "free-form"])
-def test_a_graded_reward_tells_only_of_those_who_agree_and_only_by_inference(
+def test_a_graded_reward_credits_only_members_that_agree_and_only_as_inferred(
     answer: StoredAnswer, reward: float
 ) -> None:
     outcome = told(answer, reward=reward)
@@ -211,7 +211,7 @@ def test_a_graded_reward_tells_only_of_those_who_agree_and_only_by_inference(
 
 
 @pytest.mark.parametrize(("reward", "value"), [(1.0, 1.0), (-1.0, 0.0)])
-def test_a_bare_reward_on_free_text_tells_nothing_of_those_who_said_otherwise(reward: float, value: float) -> None:
+def test_a_bare_reward_on_free_text_teaches_nothing_about_members_that_disagree(reward: float, value: float) -> None:
     outcome = told(FREE, reward=reward)
     assert outcome.right == {"a": value}
     assert outcome.inferred == frozenset()
@@ -234,7 +234,7 @@ def test_inferred_values_are_probabilities_that_add_up_to_one(masses: list[float
     assert sum(right.values()) == pytest.approx(1)
 
 
-def test_an_outcome_names_its_answer_and_its_members_and_nobody_who_was_not_asked() -> None:
+def test_an_outcome_names_its_answer_and_only_the_members_that_were_asked() -> None:
     outcome = told(THREE, reward=1.0)
     assert (outcome.answer_id, outcome.members) == ("id", THREE.members)
     assert set(outcome.right) == set(THREE.members)
@@ -319,7 +319,7 @@ def test_a_probe_without_an_answer_is_wrong() -> None:
     assert told(answer, label=candidate_key("41")).members["silent"] == Member(0, None, 7, 0.2, None)
 
 
-def test_who_was_asked_is_credited_as_asked() -> None:
+def test_every_asked_member_is_credited_as_asked() -> None:
     """A probe of a member, which there should not be, changes nothing."""
     assert told(probed(THREE, a="y"), label=candidate_key("y")) == told(THREE, label=candidate_key("y"))
 

@@ -119,7 +119,7 @@ def test_growing_keeps_what_is_known_and_starts_new_names_small(kind: Any) -> No
     assert grown(net, 2, rng).names.shape == (3, 8)
 
 
-def test_an_unlimited_net_decides_alike_without_a_cap_and_takes_no_notice_of_one() -> None:
+def test_an_unlimited_net_decides_the_same_with_and_without_a_cap() -> None:
     rng, left = np.random.default_rng(0), slices(CONTEXT)["budget_left"]
     net = DeciderNet.initial(rng)
     net = replace(

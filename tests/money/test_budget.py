@@ -119,7 +119,7 @@ def test_two_guards_on_one_store_share_the_limit(store: SqliteStore) -> None:
     assert hold(late, "0.25")
 
 
-def test_what_nobody_waited_for_is_looked_up_again(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_was_already_under_way_is_repeated(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may say how things were before: read already, but not told yet."""
     looked: list[Future[Mapping[Account, Balance]]] = []
     balances = store.balances
@@ -143,7 +143,7 @@ def test_what_nobody_waited_for_is_looked_up_again(store: SqliteStore, monkeypat
     assert len(looked) == 2
 
 
-def test_nobody_can_spend_what_is_in_doubt_between_the_settlement_and_its_holding(
+def test_money_in_doubt_cannot_be_spent_between_settling_and_holding_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(SqliteStore(tmp_path / "s.db")) as store, closing(SqliteStore(tmp_path / "s.db")) as other:
@@ -177,7 +177,7 @@ def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
     assert second.fits(Decimal("0.5"))
 
 
-def test_what_others_hold_and_will_not_spend_is_waited_for_first_come_first_served(
+def test_money_that_others_hold_is_waited_for_first_come_first_served(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = guard(store, usd_total=1)
@@ -230,7 +230,7 @@ def test_a_reservation_itself_waits_too(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize("case", ["no patience", "spent", "another process", "more than there is"])
-def test_what_cannot_come_is_not_waited_for(store: SqliteStore, case: str) -> None:
+def test_money_that_cannot_come_is_not_waited_for(store: SqliteStore, case: str) -> None:
     keeper, other = guard(store, usd_total=1), guard(store, usd_total=1)
     wanted = Decimal(2) if case == "more than there is" else Decimal("0.5")
 
@@ -250,7 +250,7 @@ def test_what_cannot_come_is_not_waited_for(store: SqliteStore, case: str) -> No
     asyncio.run(run())
 
 
-def test_a_reservation_that_nobody_waits_for_any_more_is_released(store: SqliteStore) -> None:
+def test_a_reservation_whose_caller_has_gone_is_released(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=1)
 
     async def run() -> None:
@@ -371,14 +371,14 @@ def test_a_budget_needs_every_price(store: SqliteStore, limits: dict[str, Any]) 
     BudgetGuard(Budget(**limits, allow_unpriced=True), [PRICED, UNPRICED], store)
 
 
-def test_so_does_a_cap_on_one_ask(store: SqliteStore) -> None:
+def test_a_cap_on_one_ask_needs_every_price(store: SqliteStore) -> None:
     with pytest.raises(ConfigError, match="max_usd: cannot be kept, the price of unpriced is unknown"):
         BudgetGuard(None, [PRICED, UNPRICED], store).ask_budget("0.01", "x")
     assert BudgetGuard(Budget(allow_unpriced=True), [UNPRICED], store).ask_budget("0.01", "x").limited
 
 
 @pytest.mark.parametrize("budget", [{"usd_total": 1}, 5, "1"])
-def test_what_is_no_budget_is_not_taken_for_none(store: SqliteStore, budget: Any) -> None:
+def test_something_else_than_a_budget_is_refused(store: SqliteStore, budget: Any) -> None:
     with pytest.raises(ConfigError, match="give a Budget"):
         BudgetGuard(budget, [PRICED], store)
 
@@ -440,7 +440,7 @@ def test_the_error_of_a_period_says_when_it_renews(store: SqliteStore) -> None:
     assert f"usd_per_period.day = 1 USD; raise it, or wait until {error.resets_at.isoformat()}" in str(error)
 
 
-def test_nobody_is_told_to_wait_for_a_limit_that_is_too_small_for_any_call(store: SqliteStore) -> None:
+def test_a_limit_that_is_too_small_for_any_call_has_no_reset_time(store: SqliteStore) -> None:
     ask_budget = guard(store, usd_per_period={"minute": 1}).ask_budget(None, "x")
     ask_budget.needed = Decimal(2)
     error = ask_budget.exceeded()

@@ -76,7 +76,7 @@ def test_an_estimate_is_as_fine_as_the_ledger_keeps_it() -> None:
     assert (bill.cost, bill.doubt, bill.source) == (Decimal("0.000001666667"), Decimal("0.000005833333"), "reserved")
 
 
-def test_such_a_warning_comes_once_a_minute_for_each_endpoint(
+def test_a_bill_above_its_bound_is_warned_of_once_a_minute_for_each_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -190,7 +190,7 @@ def test_everything_that_becomes_part_of_the_prompt_is_in_the_bound(more: Reques
     assert generated(more, endpoint(1, 0)) >= at_least
 
 
-def test_what_has_no_price_to_pay_costs_nothing_without_its_usage() -> None:
+def test_a_call_with_a_price_of_zero_costs_nothing_even_without_usage() -> None:
     """A server of one's own that counts no tokens was said to cost an unknown amount."""
     assert bill_of(endpoint(0, 0), None, None).cost == 0
     assert bill_of(endpoint(0, 1), None, None).cost is None

@@ -63,7 +63,7 @@ def test_weights_of_asks_under_way_are_spread_evenly_around_the_learned_one() ->
     assert {fixed.begin() for _ in range(64)} == {0.1}
 
 
-def test_what_a_probe_cost_is_made_up_for() -> None:
+def test_the_cost_of_a_probe_is_made_up_for() -> None:
     plain, probed = Pacer(Decimal(1), 0.1), Pacer(Decimal(1), 0.1)
     probed.add(30.0)
     paid(plain, 1.0)
@@ -82,7 +82,7 @@ def test_without_a_target_the_weight_stays() -> None:
     assert pacer.weight == pytest.approx(0.3)
 
 
-def test_what_was_refused_tells_nothing() -> None:
+def test_a_refused_ask_does_not_move_the_weight() -> None:
     pacer = Pacer(Decimal(1), 0.3)
     pacer.begin()
     pacer.end(None)
@@ -118,7 +118,7 @@ def test_a_long_tail_of_costs_does_not_bias_the_mean() -> None:
 
 
 @pytest.mark.parametrize(("target", "policy"), [(1.2, 5.0), (3.0, 5.0), (7.0, 2.0), (18.0, 2.0)])
-def test_what_a_policy_does_not_spend_is_mixed_of_the_cheapest_and_of_everybody(target: float, policy: float) -> None:
+def test_targets_that_no_weight_reaches_are_held_by_asking_the_cheapest_or_all(target: float, policy: float) -> None:
     """Whatever the weight the policy costs the same; the cheapest endpoint 1, everybody 20."""
     pacer, rng, total = Pacer(Decimal(repr(target)), 0.1), random.Random(0), 0.0
     for _ in range(3000):
@@ -130,7 +130,7 @@ def test_what_a_policy_does_not_spend_is_mixed_of_the_cheapest_and_of_everybody(
     assert total / 3000 == pytest.approx(target, rel=0.02)
 
 
-def test_a_target_below_the_cheapest_endpoint_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_below_the_cheapest_endpoint_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     pacer = Pacer(Decimal("0.5"), 0.1)
     for _ in range(3000):
         paid(pacer, 1.0)
@@ -188,7 +188,7 @@ def test_a_mean_time_is_held_by_the_price_of_a_second(steepness: float) -> None:
     assert total / 5000 == pytest.approx(2, rel=0.02)
 
 
-def test_a_time_that_no_price_reaches_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_time_that_no_price_reaches_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     pacer = TimePacer(0.5, 0.001)
     for _ in range(3000):
         pacer.begin()

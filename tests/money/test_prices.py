@@ -114,7 +114,7 @@ def test_every_endpoint_is_compared_with_its_listing_which_is_fetched_once(monke
 @pytest.mark.parametrize(
     ("answer", "detail"), [(web.Response(status=401), "HTTP 401"), (web.Response(text="<html>"), "is not JSON")]
 )
-def test_a_listing_that_cannot_be_had_says_why(answer: web.Response, detail: str) -> None:
+def test_a_listing_that_cannot_be_fetched_says_why(answer: web.Response, detail: str) -> None:
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
         return answer
 
@@ -278,7 +278,7 @@ def test_a_folder_that_may_not_be_written_to_is_named() -> None:
         assert path.read_text() == POOL
 
 
-def test_old_prices_are_flagged_and_undated_ones_are_the_users_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_old_prices_are_flagged_and_undated_ones_are_trusted(caplog: pytest.LogCaptureFixture) -> None:
     today = datetime.now(UTC).date()
     old, fresh = (
         Endpoint(str(days), model="m", input_usd_per_1m=1, output_usd_per_1m=1, prices_as_of=today - timedelta(days))

@@ -118,7 +118,7 @@ def test_a_memory_forgets_one_endpoints_past_alone() -> None:
     assert len(memory) == 34
 
 
-def test_a_change_of_an_endpoint_that_is_not_in_the_pool_concerns_nobody() -> None:
+def test_a_change_of_an_endpoint_that_is_not_in_the_pool_changes_nothing() -> None:
     observer = Observer(NAMES, [None] * 3)
     learned(observer, 100, "before", gone=1.0)
     assert learned(observer, 20, "after", gone=0.0)
@@ -127,7 +127,7 @@ def test_a_change_of_an_endpoint_that_is_not_in_the_pool_concerns_nobody() -> No
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_topic_that_comes_back_is_no_change(told: bool) -> None:
+def test_a_topic_that_comes_back_is_not_a_change(told: bool) -> None:
     """Of an endpoint that is poor at one topic, and asked about two by turns; without texts it looks like one."""
     observer, changes = Observer(NAMES, [None] * 3), list[Change]()
     topics = {"algebra: solve for x": 0.2, "history: who reigned then": 0.9}

@@ -67,7 +67,7 @@ def test_a_change_that_is_not_confirmed_is_looked_at_again_and_nothing_is_forgot
     assert len(seen) < 6  # texts are compared each time
 
 
-def test_when_everybody_is_right_less_often_nobody_changed() -> None:
+def test_when_all_are_right_less_often_no_endpoint_changed() -> None:
     """The queries got harder. Without looking at the peers the same outcomes are a change."""
     rng = random.Random(1)
     aware, blind = Detector(), Detector()

@@ -73,5 +73,5 @@ def test_only_the_ends_of_a_long_text_are_read() -> None:
     assert (text_features(head + "x" + tail[1:], 32) != text_features(head + tail, 32)).any()
 
 
-def test_a_lone_surrogate_is_no_error() -> None:
+def test_a_lone_surrogate_is_not_an_error() -> None:
     assert text_features("\ud800", 32).any()

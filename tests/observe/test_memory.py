@@ -85,7 +85,7 @@ def test_the_estimate_by_hand() -> None:
     assert memory.estimate(-X).right == pytest.approx([0, 0], abs=1e-4)  # but for what is taken off, like neither
 
 
-def test_who_is_not_known_keeps_the_mean() -> None:
+def test_an_unknown_endpoint_keeps_the_mean() -> None:
     memory = Memory(2)
     memory.add("1", X, [1.0, UNKNOWN])
     mean_a, mean_b = (1 + 10 * 2 / 3) / 11, 2 / 3
@@ -147,7 +147,7 @@ def test_a_full_one_forgets_by_chance_and_the_sums_stay_true(small: int) -> None
     assert kept[0] < 500 - 2 * small
 
 
-def test_what_all_texts_share_says_nothing() -> None:
+def test_features_that_all_texts_share_do_not_count() -> None:
     """Two kinds of text that are nearly alike for what both have in common are told apart as if they had not."""
     shared, memory = np.array([0, 0, 3], np.float32), Memory(1)
     first, second = (np.append(v, 0).astype(np.float32) + shared for v in (X, Y))
@@ -224,7 +224,7 @@ def test_an_answer_told_again_is_replaced_where_it_stands(small: int) -> None:
     assert "second" not in memory._places
 
 
-def test_nothing_is_remembered_of_what_says_nothing() -> None:
+def test_a_text_without_features_is_not_remembered() -> None:
     memory = Memory(2)
     memory.add("1", X, [UNKNOWN, UNKNOWN])
     memory.add("2", np.zeros(2, np.float32), [1.0, 0.0])

@@ -328,7 +328,7 @@ def test_context_holds_each_slice_by_its_definition() -> None:
     assert context(second, "entropy") == pytest.approx([1.5 * math.log(2) / math.log(3)])
 
 
-def test_rows_say_who_was_asked_replied_and_agrees() -> None:
+def test_rows_say_which_endpoints_were_asked_replied_and_agree() -> None:
     sight = Observer(NAMES, [None] * 4).begin(query())
     sight.add(Reply("c", choice=1), 1)
     sight.add(Reply("a", choice=2), 1)
@@ -468,7 +468,7 @@ def test_a_reply_that_does_not_fit_is_refused_and_changes_nothing(reply: Reply, 
 
 
 @pytest.mark.parametrize("posterior", [(1.0,), (0.5, 0.5, 0.5), (math.nan, 0.5, 0.5), (1.5, -0.5, 0.0)])
-def test_what_is_no_posterior_is_refused(posterior: tuple[float, ...]) -> None:
+def test_something_else_than_a_posterior_is_refused(posterior: tuple[float, ...]) -> None:
     sight = Observer(("a",), [None]).begin(query())
     with pytest.raises(ValueError, match="posterior"):
         sight.see(posterior)

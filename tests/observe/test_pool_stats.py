@@ -104,7 +104,7 @@ def test_relative_skills_of_two_by_hand_and_of_many_by_least_squares() -> None:
     assert found == pytest.approx(theta - theta.mean())
 
 
-def test_the_level_does_not_hang_on_whom_the_window_knows() -> None:
+def test_the_level_does_not_depend_on_which_endpoints_the_window_knows() -> None:
     """Asking the better one more often makes the queries no easier."""
     even = rows(summary(known(400, 320), known(400, 240)), (0.1, -0.1), (50.0, 50.0))
     skewed = rows(summary(known(4000, 3200), known(40, 24)), (0.1, -0.1), (50.0, 50.0))

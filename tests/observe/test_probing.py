@@ -41,7 +41,7 @@ def test_probes_cost_the_share_of_what_the_asks_cost() -> None:
     assert probed.total() == 40  # 0.02 x 2 dollars x 1,000 asks, a dollar a probe
 
 
-def test_without_feedback_everybody_is_probed_at_once_but_of_copies_one() -> None:
+def test_without_feedback_all_are_probed_at_once_but_of_copies_only_one() -> None:
     watched = observer()
     assert run(Probing(watched, 0.02), 100, Cost(1.0, 1), [1, 2, 3]).total() == 0
     probing = Probing(watched, 0.02, agreement=True)
@@ -55,7 +55,7 @@ def test_without_feedback_everybody_is_probed_at_once_but_of_copies_one() -> Non
     assert probed.endpoints in ((1, 3), (2, 3))
 
 
-def test_nobody_is_probed_without_a_share_or_feedback_or_candidates() -> None:
+def test_without_a_share_or_feedback_or_candidates_none_is_probed() -> None:
     watched = observer()
     assert not run(Probing(watched, 0.5), 100, Cost(2.0, 2), [1, 2, 3])
     learn(watched, "a", 1)
@@ -86,7 +86,7 @@ def test_what_a_probe_really_cost_is_paid_back_before_the_next() -> None:
     assert waited == 6  # 2 too much and 1 for the next, at half a dollar an ask
 
 
-def test_a_newcomer_comes_first_and_then_whoever_was_seen_least() -> None:
+def test_a_newcomer_comes_first_and_then_the_endpoint_seen_least() -> None:
     watched = observer()
     learn(watched, "a", 40)
     learn(watched, "b", 30)
@@ -97,7 +97,7 @@ def test_a_newcomer_comes_first_and_then_whoever_was_seen_least() -> None:
     assert set(probed[20:32]) == {2, 3}
 
 
-def test_seeing_follows_the_square_root_of_the_price() -> None:
+def test_the_number_of_probes_falls_with_the_square_root_of_the_price() -> None:
     """Neyman's allocation: four times as dear is seen half as often."""
     watched = observer((1.0, 4.0))
     learn(watched, "a", 1, right=0.5)

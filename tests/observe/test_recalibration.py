@@ -15,14 +15,14 @@ from focalroute.observe.recalibration import SHARED_ERRORS, Recalibration, recal
 NAMES = ("a", "b")
 
 
-def test_without_labels_votes_count_less_than_they_seem_to() -> None:
+def test_without_labels_confidence_is_below_the_posterior() -> None:
     curve = Recalibration(500).curve
     assert curve == (0.0, SHARED_ERRORS)
     assert recalibrated(0.5, curve) == pytest.approx(0.5)
     assert 0.8 < recalibrated(0.9, curve) < 0.9
 
 
-def test_labels_overrule_what_is_presumed() -> None:
+def test_labels_overrule_the_prior() -> None:
     """Answers that are right as often as was said are soon taken at their word, whatever was presumed."""
     rng = random.Random(0)
     learned = Recalibration(500)
@@ -33,7 +33,7 @@ def test_labels_overrule_what_is_presumed() -> None:
         assert recalibrated(posterior, learned.curve) == pytest.approx(posterior, abs=0.05)
 
 
-def test_a_policy_that_was_trained_on_the_pool_is_taken_at_its_word() -> None:
+def test_a_policy_that_was_trained_on_the_pool_is_not_recalibrated_at_first() -> None:
     observer = Observer(NAMES, [1e-4, 1e-4])
     query = Query(id="q", messages=({"role": "user", "content": "?"},), choices=("x", "y"))
     assert observer.begin(query).confidence(0.9) < 0.9

@@ -74,7 +74,7 @@ def test_a_value_is_a_probability_however_many_agree() -> None:
         assert np.nanmax(found.values) <= 1
 
 
-def test_who_gives_no_answer_is_wrong_and_agrees_with_nobody() -> None:
+def test_a_member_without_an_answer_is_wrong_and_agrees_with_none() -> None:
     found = verdict([-1, -1, 2])
     assert found.values[:2].tolist() == [0, 0]
     assert np.isnan(found.values[2])  # who is alone is as good as ever
@@ -98,7 +98,7 @@ def test_without_a_referee_a_difference_says_nothing() -> None:
     assert not heard.any()
 
 
-def test_verdicts_come_and_go_without_a_trace() -> None:
+def test_verdicts_that_leave_the_window_leave_no_trace() -> None:
     rng = np.random.default_rng(0)
     sliding, fresh = Referees(5, 20), Referees(5, 20)
     verdicts = [
@@ -198,7 +198,7 @@ def copies(rng: random.Random, _: int) -> list[int]:
     return [said[0], said[0], *said]
 
 
-def test_copies_do_not_vote_each_other_up() -> None:
+def test_copies_do_not_raise_each_others_accuracy() -> None:
     accuracy = play(copies, 600, asked=4).accuracy()
     assert max(accuracy[:3]) < min(accuracy[3:])
 

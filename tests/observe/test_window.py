@@ -127,7 +127,7 @@ def test_an_endpoint_without_rows_is_forgotten() -> None:
     assert window.co_asked("old", "new") == (0, 0, 0, 0)
 
 
-def test_what_right_says_of_a_non_member_is_passed_over() -> None:
+def test_an_outcome_of_a_non_member_is_ignored() -> None:
     window = Window()
     window.push(Outcome("1", {"a": member()}, {"a": 1.0, "b": 0.0}))
     assert window.counts("b") == Counts()
@@ -202,7 +202,7 @@ def test_forgetting_leaves_the_window_as_if_the_endpoint_had_not_been_asked() ->
     assert {name: window.counts(name) for name in NAMES} == {name: fresh.counts(name) for name in NAMES}
 
 
-def test_a_window_says_whom_it_knows_of_an_answer() -> None:
+def test_a_window_says_which_members_of_an_answer_it_knows() -> None:
     window = Window(2)
     window.push(Outcome("1", {"a": member(), "b": member(), "c": member()}, {"a": 1.0, "b": 0.0, "c": 0.5}))
     assert window.known("1") == {"a": True, "b": False}

@@ -76,7 +76,7 @@ def test_one_endpoint_is_a_pool_for_each() -> None:
 
 
 @pytest.mark.parametrize("policy", [None, "folder/", "."])
-def test_whatever_is_no_name_is_given_back(policy: str | None) -> None:
+def test_anything_but_a_name_is_returned_unchanged(policy: str | None) -> None:
     assert resolve_policy(policy, POOL) == policy
 
 

@@ -335,7 +335,7 @@ def test_a_manifest_that_does_not_fit_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("content", ["[]", "[1, 2]", "null", "7", '"x"', "{", "[" * 100_000, '{"schema": 1e999}'])
-def test_a_manifest_that_is_no_manifest_is_refused(root: Path, content: str) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(root: Path, content: str) -> None:
     (root / "v000001" / "manifest.json").write_text(content)
     with pytest.raises(PolicyError, match=r"manifest.json"):
         load(root)

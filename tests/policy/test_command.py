@@ -92,7 +92,9 @@ def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pyt
     assert "version 4, learned from the shipped policy" in capsys.readouterr().out
 
 
-def test_it_shows_who_is_on_trial_and_what_became_of_others(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_the_challenger_on_trial_and_the_verdicts_on_earlier_ones(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     publish(root, decider=DECIDER, fusion=FUSION, names=(), parent=3, on_trial=True)
     found = Comparison(700, 1.5, 0.25, 2.75, 1.25, -2.5)
     write_trial(root, Trial(3, 4).noted(2, "dropped", found, "no better").noted(3, "published", found, "surely better"))

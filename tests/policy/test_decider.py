@@ -110,7 +110,7 @@ def test_sampled_frequencies_are_the_stored_probabilities() -> None:
         assert count / n == pytest.approx(chance[picked], abs=4 * math.sqrt(0.25 / n))
 
 
-def test_conditioning_on_not_nobody_keeps_the_odds_of_all_other_sets() -> None:
+def test_conditioning_on_at_least_one_pick_keeps_the_odds_of_all_other_sets() -> None:
     p = pick_probabilities(logits_of(-1.0, 0.5, -2.0))
     nobody = math.prod(1 - x for x in p)
     for size in (1, 2, 3):
@@ -121,7 +121,7 @@ def test_conditioning_on_not_nobody_keeps_the_odds_of_all_other_sets() -> None:
             assert math.exp(log_probability(p, decision)) == pytest.approx(plain / (1 - nobody))
 
 
-def test_where_somebody_must_be_picked_the_last_head_is_certain_and_nobody_impossible() -> None:
+def test_where_one_must_be_picked_the_last_head_is_certain_if_none_was() -> None:
     logits = logits_of(-9.0, -9.0, -9.0)
     decision = decide(
         logits, round=1, must_pick=True, order=(2, 1, 0), eligible=free, explore=True, rng=Always(math.nextafter(1, 0))
@@ -132,7 +132,7 @@ def test_where_somebody_must_be_picked_the_last_head_is_certain_and_nobody_impos
     assert log_probability(decision.probabilities, replace(nobody, must_pick=False)) < 0
 
 
-def test_where_nobody_seems_worth_it_whoever_must_answer_is_still_the_likeliest() -> None:
+def test_where_none_seems_worth_it_the_one_that_must_answer_is_still_the_likeliest() -> None:
     """Odds are raised to a sum of 1 before the clip, so that it leaves their order alone; nothing else is raised."""
     logits = logits_of(-20.0, -23.0, -40.0, -12.0)
     p = pick_probabilities(logits, (0, 1, 2))
@@ -192,7 +192,7 @@ def test_probabilities_are_the_clipped_sigmoid_and_never_overflow() -> None:
     assert pick_probabilities(logits_of(-50.0)) == (EXPLORATION,)
 
 
-def test_greedy_picks_who_is_likelier_than_not_in_order_and_stores_no_log_probability() -> None:
+def test_greedy_picks_in_order_those_likelier_than_not_and_stores_no_log_probability() -> None:
     decision = decide(
         logits_of(2.0, -1.0, 1.0),
         round=1,
@@ -206,7 +206,7 @@ def test_greedy_picks_who_is_likelier_than_not_in_order_and_stores_no_log_probab
     assert decision.log_mu is None
 
 
-def test_greedy_takes_the_likeliest_eligible_head_where_somebody_must_be_picked() -> None:
+def test_greedy_takes_the_likeliest_eligible_head_where_one_must_be_picked() -> None:
     def decided(must_pick: bool) -> tuple[int, ...]:
         logits = logits_of(-0.1, -3.0, -2.0, -2.0)
         return decide(

@@ -48,7 +48,7 @@ def share_right(router: TextRouter, weight: float, start: int = 300) -> float:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_each_topic_goes_to_who_knows_it_unless_money_weighs_more(name: str) -> None:
+def test_each_topic_goes_to_its_expert_unless_money_weighs_more(name: str) -> None:
     router = fitted(name)
     assert share_right(router, 0.003) >= 0.9
     assert {router.order(text(n), 100.0)[0] for n in range(300, 360)} == {0}
@@ -79,7 +79,7 @@ def test_it_begins_with_nothing_and_learns_from_those_it_asks(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_all_equal_unknown_and_empty_are_no_trouble(name: str) -> None:
+def test_equal_unknown_and_empty_inputs_are_no_trouble(name: str) -> None:
     """One text for all, half of the values unknown, nothing known of what calls cost; then a query without text."""
     texts, values, _ = recorded(100)
     texts[:] = texts[0]

@@ -112,7 +112,7 @@ def test_other_schemas_make_structured_answers(client: openai.OpenAI) -> None:
     assert said_besides(got)["value"] == parsed.model_dump(mode="json", exclude_unset=True)
 
 
-def test_an_enum_that_stands_alone_is_said_as_json(client: openai.OpenAI) -> None:
+def test_the_choice_of_a_bare_enum_is_returned_as_json(client: openai.OpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"enum": ["32", "42"]}}}
     got = client.chat.completions.create(model="focalroute", messages=QUESTION, response_format=wanted)
     assert json.loads(got.choices[0].message.content or "") in ("32", "42")
@@ -155,7 +155,7 @@ def test_parameters_reach_the_endpoints_and_a_cut_reply_is_said_to_be(client: op
 
 
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_stream_is_said_piece_by_piece(client: openai.OpenAI, usage: bool) -> None:
+def test_a_stream_arrives_piece_by_piece(client: openai.OpenAI, usage: bool) -> None:
     options: Any = {"stream_options": {"include_usage": True}} if usage else {}
     body = {"focalroute": {"combine": "pick"}}
     chunks = list(
@@ -179,7 +179,7 @@ def test_a_stream_is_said_piece_by_piece(client: openai.OpenAI, usage: bool) -> 
     assert bool(chunks[-1].choices) is not usage
 
 
-def test_a_closed_question_streamed_is_said_in_one_piece(client: openai.OpenAI) -> None:
+def test_a_streamed_closed_question_arrives_in_one_piece(client: openai.OpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": Plain.model_json_schema()}}
     chunks = list(
         client.chat.completions.create(model="focalroute", messages=QUESTION, stream=True, response_format=wanted)

@@ -124,7 +124,7 @@ def in_time(attempt: Callable[[], bool]) -> bool:
     return any(attempt() for _ in range(10))
 
 
-def test_who_asks_again_in_time_keeps_the_connection(url: str) -> None:
+def test_a_client_that_asks_again_in_time_keeps_the_connection(url: str) -> None:
     def keeps() -> bool:
         """Four heads that take longer together than one may."""
         with connected(url) as connection:
@@ -214,7 +214,7 @@ def test_a_client_that_would_rather_speak_http_2_is_answered_without_a_line_in_t
     assert caplog.records == []
 
 
-def test_a_body_that_is_no_http_leaves_one_line_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_not_http_leave_one_line_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Not a traceback of 60, from somebody without a key: the answer to it could not be sent any more."""
     head = b"POST /v1/feedback HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5;"
     with connected(url) as connection, suppress(ConnectionError):

@@ -55,7 +55,7 @@ def endpoint(url: str) -> Endpoint:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_is_asked_for_no_more(held: Held, tmp_path: Path, stream: bool) -> None:
+def test_a_client_that_hangs_up_has_its_calls_cancelled(held: Held, tmp_path: Path, stream: bool) -> None:
     """The ask is cancelled down to the endpoint's socket, and what it may have cost is on the ledger."""
     with serving(held.handle) as service:
         settings: dict[str, Any] = {"store": tmp_path / "s.db", "probe_share": 0.0}
@@ -105,7 +105,7 @@ def test_an_ask_that_failed_and_was_paid_is_in_the_metrics() -> None:
         assert measured(url, 'focalroute_calls_total{endpoint="slow",outcome="unusable"}') == 1
 
 
-def test_who_leaves_in_the_middle_of_a_stream_is_asked_for_no_more(tmp_path: Path) -> None:
+def test_a_client_that_hangs_up_in_a_stream_has_its_calls_cancelled(tmp_path: Path) -> None:
     """And the piece that was said is paid."""
 
     async def drip(request: web.Request, _: Any) -> web.StreamResponse:
@@ -255,7 +255,7 @@ def test_an_interrupt_as_soon_as_it_listens_ends_it_in_good_order(pool_file: Pat
         (["--keys", "missing.toml"], "missing.toml: cannot be read"),
     ],
 )
-def test_what_cannot_be_served_is_said_and_nothing_listens(
+def test_a_server_that_cannot_start_says_why_and_does_not_listen(
     pool_file: Path, tmp_path: Path, options: list[str], said: str
 ) -> None:
     (tmp_path / "keys.toml").write_text(f"[[key]]\nname = 'a'\nsha256 = '{'0' * 64}'\n")
@@ -279,7 +279,7 @@ def test_what_cannot_be_served_is_said_and_nothing_listens(
         (429, (503, "pool_busy")),
     ],
 )
-def test_the_status_says_whose_fault_it_is(status: int, told: tuple[int, str], stream: bool) -> None:
+def test_the_status_says_whether_caller_or_pool_is_at_fault(status: int, told: tuple[int, str], stream: bool) -> None:
     async def fails(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply({"error": {"message": "no"}}, status)
 
@@ -343,7 +343,7 @@ def test_a_request_that_no_model_would_answer_is_the_caller_s_to_change(
     assert said in got["error"]["message"]
 
 
-def test_who_meets_a_rate_limit_of_the_pool_is_told_when_it_ends() -> None:
+def test_a_rate_limit_of_the_pool_is_told_with_its_end() -> None:
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply(completion("42"))
 

@@ -124,7 +124,7 @@ def test_a_long_name_of_a_field_is_not_sent_back_whole(url: str, prefix: str) ->
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_body_that_is_no_request_is_refused(url: str, body: bytes, said: str) -> None:
+def test_a_body_that_is_not_a_request_is_refused(url: str, body: bytes, said: str) -> None:
     status, got = post(f"{url}/v1/chat/completions", body)
     assert status in (400, 404)
     assert said in got["error"]["message"]
@@ -238,7 +238,7 @@ def test_connections_that_break_off_leave_nothing_behind(url: str) -> None:
         ({"id": "x", "reward": 1, "lable": "42"}, "lable", "unknown field; did you mean 'label'?"),
     ],
 )
-def test_feedback_that_is_none(url: str, wrong: dict[str, Any], param: str, said: str) -> None:
+def test_feedback_of_the_wrong_form_is_refused(url: str, wrong: dict[str, Any], param: str, said: str) -> None:
     status, got = post(f"{url}/v1/feedback", wrong)
     assert status in (400, 404)
     assert got["error"]["param"] == param

@@ -80,7 +80,7 @@ def test_a_schema_that_leaves_more_makes_a_structured_answer(schema: dict[str, A
     assert got.structure is not None
 
 
-def test_what_is_no_wish() -> None:
+def test_a_text_format_is_no_format_at_all() -> None:
     assert read_format(None, tools=False) == read_format({"type": "text"}, tools=False) == AnswerFormat()
 
 

@@ -158,7 +158,7 @@ def test_a_receipt_names_no_address_of_an_endpoint_that_failed(monkeypatch: pyte
     assert not [secret for secret in PRIVATE if secret != "in-the-cellar" and secret in body]
 
 
-def test_a_setting_of_the_operator_that_is_wrong_is_no_mistake_of_the_caller(
+def test_a_wrong_setting_of_the_operator_is_not_blamed_on_the_caller(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was a 400 that named the variable of a key."""
@@ -189,7 +189,7 @@ def test_a_setting_of_the_operator_that_is_wrong_is_no_mistake_of_the_caller(
     ids=str,
 )
 @pytest.mark.usefixtures("no_period_ends")
-def test_a_caller_is_not_told_what_others_may_spend(
+def test_a_caller_does_not_learn_the_budgets_of_others(
     budget: dict[str, Any], code: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Which the log has, as a warning."""

@@ -33,7 +33,7 @@ def told(ensemble: Ensemble) -> dict[str, tuple[int, int, float]]:
     return {name: (e.seen, e.labelled, e.accuracy) for name, e in ensemble.stats().endpoints.items()}
 
 
-def test_agreement_teaches_who_is_good_and_a_restart_knows_it(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_agreement_teaches_which_endpoints_are_good_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
     with Ensemble(**settings(pool, tmp_path / "s.db"), probe_share=0) as ensemble:
         for question in stream(64, seed=1):
             ensemble.ask(question.text, choices=question.choices)

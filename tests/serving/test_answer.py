@@ -87,7 +87,7 @@ class Texts(HTMLParser):
         self.texts.append(data)
 
 
-def test_a_notebook_shows_who_said_what_and_runs_nothing(answer: Answer) -> None:
+def test_a_notebook_shows_every_members_reply_and_runs_nothing(answer: Answer) -> None:
     page = answer._repr_html_()
     shown = Texts(page)
     assert {call.endpoint for call in answer.receipt.calls} <= set(shown.texts)
@@ -137,7 +137,7 @@ def test_rows_make_a_data_frame(ensemble: Ensemble, library: str) -> None:
     assert frame["cost_usd"].sum() > 0
 
 
-def test_what_nobody_knows_the_price_of_has_no_cost() -> None:
+def test_an_answer_of_unknown_price_has_no_cost() -> None:
     async def handler(_: Any, __: Any) -> Any:
         return json_reply(completion())
 

@@ -104,7 +104,7 @@ def test_a_decision_is_the_deciders_over_the_order_given(explore: bool) -> None:
     assert (found.log_mu is None) is not explore
 
 
-def test_nobody_is_asked_twice_and_somebody_as_long_as_nobody_has_answered() -> None:
+def test_no_endpoint_is_asked_twice_and_asking_goes_on_until_one_has_answered() -> None:
     for seed in range(20):
         ask, asked = begun(seed=seed), set[int]()
         while len(asked) < 4:
@@ -117,7 +117,7 @@ def test_nobody_is_asked_twice_and_somebody_as_long_as_nobody_has_answered() -> 
         assert ask.rounds[-1].decision.order == ()
 
 
-def test_once_somebody_has_answered_it_may_stop() -> None:
+def test_once_a_member_has_answered_it_may_stop() -> None:
     ask = begun()
     one_round(ask, lambda name: Reply(name, choice=0))
     assert ask.rounds[0].decision.must_pick
@@ -171,7 +171,7 @@ def test_where_one_endpoint_by_the_text_did_better_in_training_it_is_asked_at_an
     assert ask.rounds[0].decision.log_mu == 0.0
 
 
-def test_at_the_lowest_cost_weight_everybody_is_asked_without_chance() -> None:
+def test_at_the_lowest_cost_weight_all_are_asked_without_chance() -> None:
     """Where training has measured that weight."""
     ask = begun()
     assert len(one_round(ask, lambda name: Reply(name, choice=0), cost_weight=LOWEST_WEIGHT)) < len(NAMES)

@@ -50,7 +50,7 @@ def test_an_identical_question_has_the_same_answer_for_nothing(pool: SimulatedPo
         assert [one.seen for one in ensemble.stats().endpoints.values()] == seen
 
 
-def test_who_changes_a_value_changes_no_other_ones(pool: SimulatedPool) -> None:
+def test_changing_one_answers_value_changes_no_others(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints, cache_ttl_s=60) as ensemble:
         made = [ensemble.ask(QUESTION, answer=Sum) for _ in range(3)]
         assert [answer.cached for answer in made] == [False, True, True]
@@ -122,7 +122,7 @@ def test_identical_questions_at_the_same_time_are_asked_once() -> None:
     assert many_at_once()[1] == 10
 
 
-def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() -> None:
+def test_a_waiter_whose_ask_failed_asks_within_its_own_remaining_time() -> None:
     """One of them first; as it fails as well all others at once, each of which is answered when the last has come."""
     calls, all_here, hasty_left = itertools.count(1), asyncio.Event(), threading.Event()
 
@@ -158,7 +158,7 @@ def test_who_waited_for_an_ask_that_failed_asks_in_what_is_left_of_the_time() ->
 
 
 @pytest.mark.parametrize("gives_up", [True, False])
-def test_of_those_who_waited_for_an_ask_that_was_given_up_or_failed_one_asks(gives_up: bool) -> None:
+def test_of_several_waiters_for_an_ask_that_failed_or_was_given_up_only_one_asks(gives_up: bool) -> None:
     """A page that is reloaded in nine tabs is not paid for nine times."""
 
     calls, left = itertools.count(1), threading.Event()
@@ -185,7 +185,7 @@ def test_of_those_who_waited_for_an_ask_that_was_given_up_or_failed_one_asks(giv
     assert [one.cached for one in answers] == [False, *[True] * 8]
 
 
-def test_an_ask_that_is_given_up_leaves_nobody_waiting(pool: SimulatedPool) -> None:
+def test_an_ask_that_is_given_up_leaves_no_caller_waiting(pool: SimulatedPool) -> None:
     async def main() -> None:
         async with AsyncEnsemble(pool.endpoints, cache_ttl_s=60) as ensemble:
             first = asyncio.ensure_future(ensemble.ask(QUESTION, choices=CHOICES))

@@ -113,7 +113,7 @@ def test_the_service_is_sent_the_answer_before_and_nothing_else_changes() -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sync_and_async_answer_alike_and_the_store_has_nothing_to_learn_from(
+def test_sync_and_async_answer_the_same_and_the_store_has_nothing_to_learn_from(
     pool: SimulatedPool, tmp_path: Path, name: str
 ) -> None:
     async def awaited() -> list[Answer]:
@@ -148,7 +148,7 @@ def test_self_correction_stays_with_the_best_and_stops_once_the_answer_stands(po
     assert len(asked(sure)) == 1  # its own probability was enough
 
 
-def test_feedback_teaches_who_gave_the_last_reply_in_the_chain(pool: SimulatedPool) -> None:
+def test_feedback_teaches_about_the_last_member_of_the_chain(pool: SimulatedPool) -> None:
     """Of an endpoint that replied twice the latest reply counts, and once."""
     with Ensemble(pool.endpoints[:1], policy="self-correction", max_rounds=2) as ensemble:
         for question in QUESTIONS[:10]:
@@ -163,7 +163,7 @@ def test_feedback_teaches_who_gave_the_last_reply_in_the_chain(pool: SimulatedPo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_fails_is_stood_in_for_and_not_asked_again(pool: SimulatedPool, name: str) -> None:
+def test_a_failed_member_is_replaced_and_not_asked_again(pool: SimulatedPool, name: str) -> None:
     gone = Endpoint("gone", base_url="http://127.0.0.1:1/v1", model="m", input_usd_per_1m=0, output_usd_per_1m=0)
     with Ensemble([gone, *pool.endpoints], policy=name, attempts=1, max_rounds=3) as ensemble:
         answer = ensemble.ask(QUESTIONS[0].text, answer="number")
@@ -256,9 +256,7 @@ def test_served_greedily_it_takes_the_likeliest_and_stops_by_its_state(pool: Sim
     assert json.loads(answer.receipt.to_json())["policy_version"] == 1
 
 
-def test_an_endpoint_it_does_not_know_is_asked_only_where_nobody_else_can_be(
-    pool: SimulatedPool, tmp_path: Path
-) -> None:
+def test_an_endpoint_it_does_not_know_is_asked_only_if_no_other_can_be(pool: SimulatedPool, tmp_path: Path) -> None:
     root = der_folder(tmp_path, ["reader"], [1.0, 0.0])
     pool.set("reader", faults=Fault("status", status=400))
     with Ensemble(pool.endpoints[:2], policy=root, seed=0) as ensemble:

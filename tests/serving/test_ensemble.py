@@ -123,7 +123,7 @@ async def ask_once(pool: SimulatedPool) -> Answer:
         return await ensemble.ask(QUESTION, choices=CHOICES)
 
 
-def test_sync_and_async_decide_alike(pool: SimulatedPool) -> None:
+def test_sync_and_async_decide_the_same(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints, seed=0) as ensemble:
         blocking = ensemble.ask(QUESTION, choices=CHOICES)
     awaited = asyncio.run(ask_once(pool))
@@ -288,7 +288,7 @@ def test_when_the_first_members_fail_others_are_asked(pool: SimulatedPool) -> No
     assert answer.replies[-1].endpoint == "large"
 
 
-def test_when_everybody_fails_the_error_holds_every_reply() -> None:
+def test_when_all_fail_the_error_holds_every_reply() -> None:
     with Ensemble([dead("a"), dead("b")], attempts=1) as ensemble, pytest.raises(PoolError) as caught:
         ensemble.ask(QUESTION, choices=CHOICES)
     assert {reply.endpoint for reply in caught.value.replies} == {"a", "b"}
@@ -370,7 +370,7 @@ def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(t
         asyncio.run(run(server.url))
 
 
-def test_who_only_waited_for_a_place_has_cost_nothing_and_the_endpoint_is_not_to_blame() -> None:
+def test_a_call_that_only_waited_for_a_place_costs_nothing_and_is_not_the_endpoints_fault() -> None:
     waited = threading.Event()
 
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
@@ -394,7 +394,7 @@ def test_who_only_waited_for_a_place_has_cost_nothing_and_the_endpoint_is_not_to
         asyncio.run(run(server))
 
 
-def test_a_probe_that_fails_when_nobody_waits_any_more_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probe_that_fails_after_its_caller_left_disturbs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     given_up = threading.Event()
 
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
@@ -461,7 +461,7 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_who_exits_in_a_function_of_an_ask_loses_only_that(pool: SimulatedPool) -> None:
+def test_a_function_of_an_ask_that_exits_loses_only_that_ask(pool: SimulatedPool) -> None:
     def read(reply: str) -> str:
         raise SystemExit
 
@@ -487,7 +487,7 @@ def test_a_function_of_an_ask_may_close_the_ensemble(pool: SimulatedPool) -> Non
     until(lambda: ensemble._loop.gone)
 
 
-def test_who_exits_in_a_client_of_theirs_is_told_that_the_ensemble_is_over(pool: SimulatedPool) -> None:
+def test_after_a_client_hook_exits_the_ensemble_says_that_it_has_ended(pool: SimulatedPool) -> None:
     async def leave(request: httpx.Request) -> None:
         raise SystemExit
 
@@ -560,7 +560,9 @@ def test_a_tag_that_is_used_up_is_refused_while_others_go_on(pool: SimulatedPool
         assert limit.spent + limit.reserved >= (receipt.cost or 0)
 
 
-def test_the_receipt_says_who_could_be_asked_who_was_and_how_likely_that_was(pool: SimulatedPool) -> None:
+def test_the_receipt_says_which_endpoints_could_be_asked_which_were_and_how_likely_that_was(
+    pool: SimulatedPool,
+) -> None:
     with Ensemble(pool.endpoints, seed=3, cost_weight=0.2) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
     receipt = answer.receipt
@@ -627,7 +629,7 @@ def test_a_service_that_cannot_be_reached_costs_nothing() -> None:
 # -- feedback ---------------------------------------------------------------------------------------------------------
 
 
-def test_feedback_teaches_whom_to_believe_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_feedback_teaches_which_members_to_believe_and_survives_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
     with Ensemble(pool.endpoints, store=tmp_path / "s.db", seed=0) as ensemble:
         for question in stream(60, seed=9):
             answer = ensemble.ask(question.text, choices=question.choices)
@@ -727,7 +729,7 @@ def test_an_identical_repeat_is_a_no_op_and_a_different_one_replaces_it(pool: Si
         assert [e.accuracy for e in ensemble.stats().endpoints.values()] == accuracy
 
 
-def test_a_users_word_replaces_a_judges_and_not_the_other_way_round(pool: SimulatedPool) -> None:
+def test_a_users_feedback_replaces_a_judges_and_not_the_other_way_round(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints, seed=0) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         backed = {call.endpoint for call in answer.receipt.calls if call.candidate == answer.choice}
@@ -777,7 +779,7 @@ with Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none"
 # -- policies ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_callers_bad_parameters_do_not_shut_an_endpoint_for_everybody(pool: SimulatedPool) -> None:
+def test_one_callers_bad_parameters_do_not_shut_an_endpoint_for_others(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints[:1], attempts=1) as ensemble:
         ensemble.ask(QUESTION, choices=CHOICES)
         for _ in range(7):
@@ -894,7 +896,7 @@ def test_an_update_is_learned_tried_and_served(pool: SimulatedPool, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_updates_in_the_background_happen_every_so_many_feedbacks(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_updates_in_the_background_follow_every_n_feedbacks(pool: SimulatedPool, tmp_path: Path) -> None:
     with Ensemble(pool.endpoints, policy=tmp_path, update_every=200, seed=0) as ensemble:
         taught(ensemble, 420)
         until(lambda: ensemble.stats().policy_version >= 1)

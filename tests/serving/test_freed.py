@@ -74,7 +74,7 @@ def test_the_replies_of_a_failed_ask_go_with_its_error(pool: SimulatedPool, faul
 
 @pytest.mark.parametrize("fault", [FAILS, HANGS], ids=lambda fault: fault.kind)
 @pytest.mark.usefixtures("without_collector")
-def test_those_of_an_answer_go_with_it_where_a_member_failed(pool: SimulatedPool, fault: Fault) -> None:
+def test_the_replies_of_an_answer_with_a_failed_member_go_with_it(pool: SimulatedPool, fault: Fault) -> None:
     with Ensemble(pool.endpoints, policy="plurality", deadline_s=4) as ensemble:
         failed_with(pool, fault, "e")
         before = replies()

@@ -116,7 +116,7 @@ def failed(ensemble: Ensemble) -> int:
 
 
 @pytest.mark.parametrize("first", [USER, JUDGE])
-def test_a_users_word_counts_whichever_comes_first(endpoints: tuple[Endpoint, ...], first: str) -> None:
+def test_a_users_feedback_counts_whichever_comes_first(endpoints: tuple[Endpoint, ...], first: str) -> None:
     """The judge finds the answer bad, the user right: what is known of its member is the user's."""
     free = threading.Event()
 
@@ -218,7 +218,7 @@ def members(server: Server) -> tuple[Endpoint, Endpoint]:
 
 
 @pytest.mark.parametrize("text", ["", "I would say A or B.", "9", "excellent, or rather bad", "Sure! Score: 10/10"])
-def test_a_reply_without_one_grade_is_no_feedback(
+def test_a_reply_without_exactly_one_grade_is_not_feedback(
     grader: Grader, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     grader.text = text

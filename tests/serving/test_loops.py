@@ -11,7 +11,7 @@ from focalroute.core.event_loops import PerLoop
 from focalroute.serving.concurrency import MOST_ADMITTED, StartGate
 
 
-def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:
+def test_every_loop_has_its_own_object_and_closed_loops_are_forgotten() -> None:
     made = PerLoop(list[int])
 
     async def use(number: int) -> list[int]:
@@ -24,7 +24,7 @@ def test_every_loop_has_its_own_and_closed_ones_are_forgotten() -> None:
     assert made.all() == [[2]]
 
 
-def test_one_may_be_let_go_of() -> None:
+def test_the_object_of_a_loop_may_be_dropped() -> None:
     made = PerLoop(list[int])
 
     async def use() -> None:
@@ -55,7 +55,7 @@ async def begin(turns: StartGate, count: int) -> list[tuple[int, int]]:
     return begun
 
 
-def test_a_few_begin_in_a_turn_and_all_in_their_order() -> None:
+def test_a_bounded_number_begin_in_a_turn_and_all_in_their_order() -> None:
     async def main() -> list[tuple[int, int]]:
         return await begin(StartGate(), 5 * MOST_ADMITTED + 3)
 
@@ -64,7 +64,7 @@ def test_a_few_begin_in_a_turn_and_all_in_their_order() -> None:
     assert sorted(Counter(turn for _, turn in begun).values()) == [3, *[MOST_ADMITTED] * 5]
 
 
-def test_who_comes_later_does_not_overtake_and_need_not_wait_when_it_is_quiet() -> None:
+def test_a_later_ask_does_not_overtake_and_does_not_wait_on_an_idle_loop() -> None:
     async def main() -> None:
         turns = StartGate()
         first = [turns.enter() for _ in range(2 * MOST_ADMITTED)]
@@ -103,7 +103,7 @@ def test_the_order_is_kept_though_some_come_while_others_are_let_in(first: int) 
     assert asyncio.run(main()) == list(range(60))
 
 
-def test_who_gives_up_takes_no_place() -> None:
+def test_a_waiter_that_gives_up_takes_no_place() -> None:
     async def main() -> None:
         turns = StartGate()
         waits = [turns.enter() for _ in range(3 * MOST_ADMITTED)]

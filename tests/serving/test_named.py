@@ -79,7 +79,7 @@ def test_each_serves_and_is_known_by_its_name(pool: SimulatedPool, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
-def test_sync_and_async_answer_alike_and_exploring_makes_no_difference(pool: SimulatedPool, name: str) -> None:
+def test_sync_and_async_answer_the_same_and_exploring_makes_no_difference(pool: SimulatedPool, name: str) -> None:
     asked = [(q.text, q.choices) for q in stream(6, seed=2)]
 
     async def awaited() -> list[Answer]:
@@ -151,7 +151,7 @@ def test_the_latest_correct_is_left_after_its_first_mistake(pool: SimulatedPool)
     assert served == ["small", "small", "middle", "large", "large"]
 
 
-def test_a_published_router_learns_from_feedback_whom_to_ask(pool: SimulatedPool) -> None:
+def test_a_published_router_learns_from_feedback_which_endpoint_to_ask(pool: SimulatedPool) -> None:
     """At first each in turns; then the one that is worth its price, which a dear right answer is not."""
     with Ensemble(pool.endpoints, policy="lin-ucb", seed=0) as ensemble:
         served = called(taught(ensemble, 120))
@@ -199,7 +199,7 @@ def test_the_cascade_stops_where_one_reply_is_sure_enough(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
-def test_who_fails_is_stood_in_for(pool: SimulatedPool, name: str) -> None:
+def test_a_failed_member_is_replaced(pool: SimulatedPool, name: str) -> None:
     """A member that is down, first in the pool's order and the cheapest: there is an answer all the same."""
     gone = Endpoint("gone", base_url="http://127.0.0.1:1/v1", model="m", input_usd_per_1m=0, output_usd_per_1m=0)
     with Ensemble([gone, *pool.endpoints], policy=name, attempts=1, seed=0) as ensemble:
@@ -254,7 +254,7 @@ def test_nothing_that_a_rule_decided_is_learned_from_as_if_a_net_had(pool: Simul
         ("policies", '"./policies"; use one of avengers-pro'),
     ],
 )
-def test_a_name_nearly_right_is_no_new_folder(
+def test_a_misspelt_name_is_not_taken_for_a_new_folder(
     pool: SimulatedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

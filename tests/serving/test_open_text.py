@@ -94,7 +94,7 @@ def test_another_is_asked_only_where_the_picked_one_fails(writers: dict[str, Any
     assert len(closed.receipt.calls) == 1
 
 
-def test_who_is_picked_is_learned_from_graded_rewards() -> None:
+def test_which_member_to_pick_is_learned_from_graded_rewards() -> None:
     """By the kind of the request, with nothing but how good each answer was: specialists find their requests."""
     models = [SimulatedModel(axis, skill=0.3, skills={axis: 0.95}) for axis in ("helpful", "safe")]
     picked = []
@@ -124,7 +124,7 @@ def test_agreement_chooses_better_than_chance_and_than_the_best_single(writers: 
     assert chosen > np.mean(list(singles.values())) + 0.05
 
 
-def test_shared_votes_are_hard_ones_where_nothing_is_alike_and_everybodys_where_all_is() -> None:
+def test_votes_are_shared_by_similarity_from_not_at_all_to_equally() -> None:
     rng = np.random.default_rng(0)
     members = np.zeros((3, 3, width(MEMBER)), np.float32)
     members[..., 0] = 1
@@ -139,13 +139,13 @@ def test_shared_votes_are_hard_ones_where_nothing_is_alike_and_everybodys_where_
     np.testing.assert_allclose(shared(members, half)[:, :, slices(MEMBER)["vote"].start], half)
 
 
-def test_what_the_decider_sees_counts_what_is_alike_as_agreement() -> None:
+def test_the_decider_sees_similar_replies_as_agreement() -> None:
     alike = np.array([[1, 1, 0.25], [1, 1, 0.25], [0.25, 0.25, 1]], np.float32)
     assert gathered([0.5, 0.3, 0.2], 0, alike) == pytest.approx([0.85, 0.0, 0.15])
     assert gathered([0.5, 0.3, 0.2], 0, np.eye(3, dtype=np.float32)) == pytest.approx([0.5, 0.3, 0.2])
 
 
-def test_a_lone_text_is_no_surer_to_the_decider_than_its_writer_and_agreement_makes_it_surer() -> None:
+def test_the_decider_sees_a_lone_text_as_no_surer_than_its_writer_and_agreement_as_surer() -> None:
     """As a vote on a question of eight choices; what others say is agreement as far as it is alike."""
     observer = Observer(NAMES, (1.0,) * 4)
     level = 0.5  # nothing is known of anybody
@@ -168,7 +168,7 @@ def test_a_lone_text_is_no_surer_to_the_decider_than_its_writer_and_agreement_ma
     assert 1 > near.endpoints[1, agrees] > far.endpoints[1, agrees] >= -1
 
 
-def test_by_default_texts_are_alike_as_their_letters_are() -> None:
+def test_by_default_texts_are_compared_by_their_letters() -> None:
     texts = ["The river there is the Tamar.", "The river there is the Trent.", "I will not help with that"]
     alike = Agreement().between(texts)
     assert (np.diag(alike) == 1).all()
@@ -244,7 +244,7 @@ def three(server: Server, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("embedder", [marked, marked_soon])
-def test_an_embedder_of_ones_own_decides_what_is_alike(three: dict[str, Any], service: Service, embedder: Any) -> None:
+def test_an_embedder_decides_which_texts_are_similar(three: dict[str, Any], service: Service, embedder: Any) -> None:
     """Two of three are the same to it, whatever their letters."""
     three["endpoints"] = three["endpoints"][:3]
     three["synthesiser"] = None
@@ -258,7 +258,7 @@ def test_an_embedder_of_ones_own_decides_what_is_alike(three: dict[str, Any], se
 
 
 @pytest.mark.parametrize("embedder", [failing, hanging])
-def test_where_an_embedder_fails_the_letters_count_and_it_is_said(
+def test_if_the_embedder_fails_letters_are_compared_and_the_answer_says_so(
     three: dict[str, Any], embedder: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Ensemble(**three, embedder=embedder) as ensemble:
@@ -299,7 +299,7 @@ def test_several_samples_of_open_text_are_votes_that_are_shared(pool: SimulatedP
     assert answer.degraded == ()
 
 
-def test_tool_calls_are_alike_only_if_they_are_the_same() -> None:
+def test_tool_calls_are_similar_only_if_they_are_equal() -> None:
     """However few letters they differ in; open text beside them is compared as ever."""
     sight = Observer(NAMES, [1, 1, 1, 1]).begin(Query("q", ({"role": "user", "content": "?"},)))
     for name, b in (("one", 25), ("two", 26)):
@@ -322,7 +322,7 @@ def test_nothing_of_open_text_is_settled_before_all_replies_are_there(three: dic
 # -- synthesise --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_synthesised_is_better_than_what_it_is_made_of(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_a_synthesis_is_better_than_its_replies(pool: SimulatedPool, tmp_path: Path) -> None:
     """Written by an endpoint that is poor at it without the others' replies; on the receipt as a call of its own."""
     briefs = list(prose_requests(25, seed=3, axes=["truthful"]))
     settings: dict[str, Any] = {
@@ -394,7 +394,7 @@ def test_where_nothing_is_synthesised_the_chosen_reply_is_the_answer(
     assert answer.made_of[0] in NAMES
 
 
-def test_an_editor_that_lacks_what_the_request_needs_is_not_asked(three: dict[str, Any], server: Server) -> None:
+def test_a_synthesiser_that_lacks_what_the_request_needs_is_not_asked(three: dict[str, Any], server: Server) -> None:
     three["endpoints"] = [replace(e, images=e.name != "editor") for e in three["endpoints"]]
     parts = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
     with Ensemble(**three) as ensemble:
@@ -415,7 +415,7 @@ def test_a_stream_says_what_is_written_in_one_piece(writers: dict[str, Any]) -> 
     assert pieces == [stream.answer.text]
 
 
-def test_a_lone_member_is_not_heard_where_its_reply_is_rewritten(three: dict[str, Any], server: Server) -> None:
+def test_a_lone_members_reply_is_not_streamed_if_it_is_rewritten(three: dict[str, Any], server: Server) -> None:
     three |= {"endpoints": three["endpoints"][2:], "policy": "cascade"}
     with Ensemble(**three) as ensemble, ensemble.stream("?", combine="synthesise") as stream:
         assert list(stream) == ["The best of all."]
@@ -433,7 +433,7 @@ def test_members_that_hang_leave_time_for_writing(three: dict[str, Any], service
     assert "fewer members: editor failed" in answer.degraded
 
 
-def test_nobody_replied_is_a_failure_and_nothing_is_written(writers: dict[str, Any], pool: SimulatedPool) -> None:
+def test_without_replies_the_ask_fails_and_nothing_is_written(writers: dict[str, Any], pool: SimulatedPool) -> None:
     for name in NAMES:
         pool.set(name, faults=Fault("status", status=400))
     everybody = [*writers["endpoints"], Endpoint("w", model="editor", base_url=pool.endpoints[4].base_url)]
@@ -499,7 +499,7 @@ def test_updates_learn_from_picks_and_from_syntheses(three: dict[str, Any], tmp_
         assert ensemble.ask("?", combine="pick").made_of
 
 
-def test_a_pool_file_may_name_who_writes_but_not_hold_functions(tmp_path: Path) -> None:
+def test_a_pool_file_may_name_the_synthesiser_but_not_hold_functions(tmp_path: Path) -> None:
     endpoint = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n'
     path = tmp_path / "pool.toml"
     path.write_text(f'{endpoint}\n[ensemble]\nsynthesiser = "a"\n')

@@ -130,7 +130,7 @@ def test_over_time_probes_keep_to_their_share(service: Service, settings: dict[s
     assert service.calls == {"asked": 66, "other": 6}
 
 
-def test_without_a_share_or_without_feedback_nobody_is_probed(service: Service, settings: dict[str, Any]) -> None:
+def test_without_a_share_or_without_feedback_no_endpoint_is_probed(service: Service, settings: dict[str, Any]) -> None:
     with Ensemble(**{**settings, "probe_share": 0.0}) as ensemble:
         for _ in range(3):
             begin(ensemble)
@@ -149,7 +149,7 @@ def test_a_probe_stays_within_the_asks_cap_and_the_total(service: Service, setti
     assert service.calls == {"asked": 4, "other": 0}
 
 
-def test_who_fails_too_often_is_not_probed_any_more(
+def test_an_endpoint_that_fails_too_often_is_no_longer_probed(
     service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("focalroute.endpoints.breaker._FIRST_S", 600.0)
@@ -206,7 +206,7 @@ def test_the_share_is_checked() -> None:
         Ensemble([endpoint], probe_share=1.5)
 
 
-def test_a_change_is_said_once(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_is_logged_once(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """In the log when it is found, not again when its outcomes are read after a restart; and in the statistics."""
     caplog.set_level("INFO", "focalroute")
     with Ensemble(**{**settings, "probe_share": 0.0}) as ensemble:

@@ -148,7 +148,7 @@ def cost(ensemble: Ensemble | AsyncEnsemble, name: str) -> Decimal:
 # -- what is said -----------------------------------------------------------------------------------------------------
 
 
-def test_a_service_that_does_not_stream_is_heard_at_its_end(service: Service, server: Server) -> None:
+def test_a_service_that_does_not_stream_gives_its_reply_in_one_piece(service: Service, server: Server) -> None:
     service.whole.add("a")
     with Ensemble(pool(server, "a"), policy="best-single", probe_share=0) as ensemble:
         with ensemble.stream(QUESTION) as stream:
@@ -158,7 +158,7 @@ def test_a_service_that_does_not_stream_is_heard_at_its_end(service: Service, se
     assert len(server.received) == 1
 
 
-def test_a_single_member_is_heard_while_it_still_speaks(service: Service, server: Server) -> None:
+def test_a_single_member_is_streamed_while_it_writes(service: Service, server: Server) -> None:
     """The service does not go on before its first piece was read here."""
     service.holds.add("a")
     with Ensemble(pool(server, "a", "b"), policy="best-single") as ensemble:
@@ -197,7 +197,7 @@ def test_a_streamed_answer_is_followed_by_no_further_round(service: Service, ser
     assert len(server.received) == len(stream.answer.replies) == 1
 
 
-def test_the_one_member_that_is_picked_is_heard(service: Service, server: Server, tmp_path: Path) -> None:
+def test_the_one_member_that_is_picked_is_streamed(service: Service, server: Server, tmp_path: Path) -> None:
     members, policy = pool(server, *"abc"), ask_everybody(tmp_path / "policy")
     with Ensemble(members, policy=policy) as ensemble, ensemble.stream(QUESTION, combine="pick") as stream:
         assert "".join(stream) == "two pieces"
@@ -205,7 +205,7 @@ def test_the_one_member_that_is_picked_is_heard(service: Service, server: Server
     assert stream.answer.made_of == (stream.answer.replies[0].endpoint,)
 
 
-def test_several_members_are_gathered_and_the_fused_text_is_said_once(service: Service, server: Server) -> None:
+def test_several_members_are_fused_and_the_text_comes_once(service: Service, server: Server) -> None:
     service.says = {"a": ["no"], "b": ["yes"], "c": ["yes"]}
     with Ensemble(pool(server, *"abc"), policy="plurality") as ensemble, ensemble.stream(QUESTION) as stream:
         assert list(stream) == ["yes"]
@@ -266,14 +266,14 @@ def test_a_ready_openai_client_streams_too(service: Service, server: Server) -> 
 # -- what fails -------------------------------------------------------------------------------------------------------
 
 
-def test_who_fails_before_it_has_said_anything_is_asked_again(service: Service, server: Server) -> None:
+def test_a_member_that_fails_before_its_first_piece_is_asked_again(service: Service, server: Server) -> None:
     service.status["a"] = [503]
     with Ensemble(pool(server, "a")) as ensemble, ensemble.stream(QUESTION) as stream:
         assert "".join(stream) == "two pieces"
     assert stream.answer.replies[0].attempts == 2
 
 
-def test_or_another_is(service: Service, server: Server) -> None:
+def test_another_endpoint_is_asked_if_one_refuses_before_its_first_piece(service: Service, server: Server) -> None:
     service.status["a"] = [400]
     with Ensemble(pool(server, "a", "b"), policy="best-single") as ensemble, ensemble.stream(QUESTION) as stream:
         assert "".join(stream) == "two pieces"
@@ -310,7 +310,7 @@ def test_a_service_that_tells_of_its_usage_as_it_goes_is_paid_that_much(service:
         assert cost(ensemble, "a") == PAID
 
 
-def test_when_everybody_fails_nothing_was_said(service: Service, server: Server) -> None:
+def test_when_all_fail_nothing_was_streamed(service: Service, server: Server) -> None:
     service.status = {"a": [400], "b": [400]}
     with Ensemble(pool(server, "a", "b")) as ensemble, pytest.raises(PoolError) as caught:
         list(ensemble.stream(QUESTION))
@@ -333,7 +333,7 @@ def test_the_deadline_holds_before_the_first_piece_and_after_it(service: Service
     assert service.leaves("b").wait(LONG_S)
 
 
-def test_while_nobody_speaks_another_is_asked_and_who_speaks_first_is_heard(
+def test_while_a_member_is_silent_another_is_asked_and_the_first_to_write_is_streamed(
     service: Service, server: Server, impatient: Callable[[], None]
 ) -> None:
     """The one that hangs is given up, down to its socket, before the other has ended."""
@@ -351,7 +351,7 @@ def test_while_nobody_speaks_another_is_asked_and_who_speaks_first_is_heard(
     assert kinds == [("a", "cancelled"), ("b", "ok")]
 
 
-def test_who_speaks_already_is_raced_by_nobody(service: Service, server: Server) -> None:
+def test_a_member_that_has_begun_to_write_is_not_raced(service: Service, server: Server) -> None:
     """However late it is."""
     service.holds.add("a")
     members = pool(server, "a", "b")
@@ -371,7 +371,7 @@ def test_who_speaks_already_is_raced_by_nobody(service: Service, server: Server)
 
 
 @pytest.mark.parametrize("told", [None, USAGE])
-def test_whoever_leaves_early_pays_what_was_consumed(service: Service, server: Server, told: Any) -> None:
+def test_a_caller_that_leaves_early_pays_what_was_consumed(service: Service, server: Server, told: Any) -> None:
     """The usage told of so far, else what was reserved; the service sees the connection close."""
     service.holds.add("a")
     service.told = told
@@ -482,7 +482,7 @@ def test_a_stream_that_is_closed_while_it_is_read_ends(service: Service, server:
     asyncio.run(run())
 
 
-def test_a_stream_that_was_never_read_asks_nobody(service: Service, server: Server) -> None:
+def test_a_stream_that_is_never_read_asks_no_endpoint(service: Service, server: Server) -> None:
     with Ensemble(pool(server, "a")) as ensemble:
         stream = ensemble.stream(QUESTION)
         stream.close()

@@ -134,7 +134,7 @@ def ensemble(pool: SimulatedPool) -> Any:
     ],
     ids=str,
 )
-def test_an_argument_that_is_not_there_is_named_before_anybody_is_asked(
+def test_an_unknown_argument_is_named_before_any_endpoint_is_asked(
     pool: SimulatedPool, ensemble: Ensemble, typed: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
@@ -196,7 +196,7 @@ def test_a_part_of_an_answer_by_another_clients_name_says_ours(ensemble: Any, na
     assert copy.deepcopy(answer) == pickle.loads(pickle.dumps(answer)) == answer
 
 
-def test_a_failure_that_several_have_in_common_is_told_once() -> None:
+def test_a_failure_that_several_members_share_is_reported_once() -> None:
     pool = [Endpoint(name, model=name, base_url="http://127.0.0.1:9/v1") for name in "abc"]
     with Ensemble(pool, policy="plurality") as ensemble, pytest.raises(PoolError) as raised:
         ensemble.ask(QUESTION)
@@ -416,7 +416,7 @@ def test_a_reply_without_a_value_of_the_type_is_not_usable(answer: type, reply: 
 
 
 @pytest.mark.parametrize("options", [{}, {"answer": int}, {"answer": Person}, {"choices": ["a", "b"]}], ids=str)
-def test_a_reply_that_is_empty_is_said_to_be(options: Any) -> None:
+def test_an_empty_reply_is_named_as_such(options: Any) -> None:
     """To open text it was advised to ask without choices, answer and tools."""
 
     async def say(request: web.Request, body: Any) -> web.StreamResponse:
@@ -531,7 +531,7 @@ def test_the_label_of_a_moment_may_be_text(kind: Any, said: str, labels: list[An
 
 
 @pytest.mark.parametrize("label", [42, "Ann", ["Ann", 5], '{"name": "Ann"}', {"name": "Ann", "age": "old"}], ids=str)
-def test_a_label_that_is_no_instance_of_the_model_is_refused(label: Any) -> None:
+def test_a_label_that_is_not_an_instance_of_the_model_is_refused(label: Any) -> None:
     async def say(request: web.Request, body: Any) -> web.StreamResponse:
         return json_reply(completion('{"name": "Ann", "age": 5}'))
 

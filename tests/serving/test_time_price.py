@@ -78,7 +78,7 @@ def test_in_the_first_round_time_costs_only_where_every_likely_pick_is_slower_th
     assert slow.endpoints[:, COST_PENALTIES] == pytest.approx(expected)
 
 
-def test_what_decided_is_what_is_recorded() -> None:
+def test_the_recorded_observation_is_the_one_that_was_decided_on() -> None:
     ask = begun(0.02)
     one_round(ask, 0, 1)
     one_round(ask, 2)
@@ -121,7 +121,7 @@ def test_rules_by_name_know_no_price() -> None:
     assert begun(1.0, Plurality(NAMES)).time_price is None
 
 
-def test_what_is_left_of_a_call_is_the_mean_over_those_that_took_longer() -> None:
+def test_the_time_left_of_a_call_is_the_mean_over_calls_that_took_longer() -> None:
     latencies = Latencies()
     assert latencies.left() is None
     for seconds in (1.0, 2.0, 6.0):
@@ -134,7 +134,7 @@ def test_what_is_left_of_a_call_is_the_mean_over_those_that_took_longer() -> Non
     assert latencies.left(5.9) == pytest.approx(0.1)
 
 
-def test_one_never_heard_of_takes_as_long_as_the_others() -> None:
+def test_an_endpoint_without_a_record_is_expected_to_take_as_long_as_the_others() -> None:
     known = Latencies()
     known.add(2.0)
     assert TimePrice(0.5, [known, Latencies()]).waits({}, 1.0).tolist() == [1, 1]

@@ -67,14 +67,16 @@ def settled(pool: SimulatedPool) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("used", "knot"), [(True, False), (True, True), (False, False)])
-def test_dropped_ones_close_and_warn_once_each(pool: SimulatedPool, tmp_path: Path, used: bool, knot: bool) -> None:
+def test_dropped_ensembles_close_and_warn_once_each(
+    pool: SimulatedPool, tmp_path: Path, used: bool, knot: bool
+) -> None:
     """Used or not, and also where only the garbage collector finds them."""
     before = settled(pool)
     said = warned(lambda: ask_each(pool, tmp_path, used=used, knot=knot), before)
     assert said == ["an Ensemble was never closed; use `with Ensemble(...)`, or `ensemble.close()`"] * MANY
 
 
-def test_dropped_async_ones_do_after_their_loop_ended(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_dropped_async_ensembles_close_and_warn_after_their_loop_ended(pool: SimulatedPool, tmp_path: Path) -> None:
     before = settled(pool)
 
     def run() -> None:
@@ -94,7 +96,7 @@ def test_dropped_async_ones_do_after_their_loop_ended(pool: SimulatedPool, tmp_p
 
 
 @pytest.mark.parametrize("stay_s", [0.0, 1.0])
-def test_dropped_async_ones_do_in_a_loop_that_goes_on_or_ends_at_once(
+def test_dropped_async_ensembles_close_and_warn_in_a_loop_that_goes_on_or_ends(
     pool: SimulatedPool, tmp_path: Path, stay_s: float
 ) -> None:
     before = settled(pool)
@@ -109,7 +111,7 @@ def test_dropped_async_ones_do_in_a_loop_that_goes_on_or_ends_at_once(
     assert all(one.startswith("an AsyncEnsemble was never closed") for one in said)
 
 
-def test_closed_ones_do_not_warn(pool: SimulatedPool) -> None:
+def test_closed_ensembles_do_not_warn(pool: SimulatedPool) -> None:
     before = settled(pool)
 
     def use() -> None:
@@ -125,7 +127,7 @@ def test_closed_ones_do_not_warn(pool: SimulatedPool) -> None:
     assert warned(use, before) == []
 
 
-def test_what_a_dropped_one_paid_is_in_its_store(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_what_a_dropped_ensemble_paid_is_in_its_store(pool: SimulatedPool, tmp_path: Path) -> None:
     """Nothing that was queued is lost."""
     before = settled(pool)
     warned(lambda: ask_each(pool, tmp_path), before)

@@ -116,7 +116,7 @@ def test_a_cache_key_stands_for_the_rules() -> None:
     assert factors(caches, query("new", prompt_cache_key="bob")) == pytest.approx([1, 1 / usual], rel=0.02)
 
 
-def test_what_is_always_so_is_the_usual() -> None:
+def test_if_caches_are_always_equally_warm_nothing_is_scaled() -> None:
     caches = WarmCaches(made_pool())
     for number in range(2000):
         caches.learn(query(str(number)), [reply("a", 50)])

@@ -38,7 +38,7 @@ def test_an_answer_is_worth_what_its_candidate_is(pools: list[RecordedLog]) -> N
         assert ((log.usd > 0) == log.there).all()
 
 
-def test_masses_are_probabilities_over_the_choices_of_those_who_answer(pools: list[RecordedLog]) -> None:
+def test_the_masses_of_members_that_answer_are_probabilities_over_the_choices(pools: list[RecordedLog]) -> None:
     some = [log for log in pools if log.mass is not None]
     assert some
     for log in some:

@@ -58,12 +58,12 @@ def test_the_same_seed_gives_the_same_nets_and_another_one_others() -> None:
         assert not np.array_equal(arrays[0]["out"], arrays[2]["out"])
 
 
-def test_it_knows_nobody_by_name(nets: tuple[DeciderNet, FusionNet]) -> None:
+def test_it_knows_no_endpoint_by_name(nets: tuple[DeciderNet, FusionNet]) -> None:
     assert cold().names == ()
     assert not any(net.names.any() for net in nets)
 
 
-def test_it_takes_no_notice_of_what_no_made_up_log_has(nets: tuple[DeciderNet, FusionNet]) -> None:
+def test_it_ignores_what_no_synthetic_log_has(nets: tuple[DeciderNet, FusionNet]) -> None:
     """Latencies, and how near a cap is: its weights for these would be chance."""
     for net in (nets[0], shipped(SHORT, 1)[0]):
         for weights in (net.hidden_endpoint, net.skip_endpoint):
@@ -84,7 +84,7 @@ def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
     assert gains.mean() > 0
 
 
-def test_the_dearer_money_the_less_is_spent(nets: tuple[DeciderNet, FusionNet], pools: list[Views]) -> None:
+def test_a_higher_cost_weight_spends_less(nets: tuple[DeciderNet, FusionNet], pools: list[Views]) -> None:
     for one in pools[:2]:
         paid = [float(played(nets, one, price).shares.sum()) for price in (*PRICES, 2.0)]
         assert paid == sorted(paid, reverse=True)

@@ -99,7 +99,7 @@ def test_a_right_answer_shown_helps_and_a_wrong_one_harms(pool: Client, topic: s
     assert accuracy(pool, "stubborn", topic, wrong) == pytest.approx(alone, abs=0.15)
 
 
-def test_who_is_good_at_the_second_hop_gains_from_who_is_good_at_the_first(pool: Client) -> None:
+def test_a_model_good_at_the_second_hop_gains_from_one_good_at_the_first(pool: Client) -> None:
     """And hardly the other way round; nor does one that is shown its own answer."""
 
     def by(model: str) -> Callable[[Question], str]:
@@ -112,7 +112,7 @@ def test_who_is_good_at_the_second_hop_gains_from_who_is_good_at_the_first(pool:
     assert right_order > itself + 0.1
 
 
-def test_the_answer_shown_is_no_part_of_the_question() -> None:
+def test_the_answer_shown_is_not_part_of_the_question() -> None:
     prompt = read_prompt("What is 2 + 3?\n<student_answer>\nWhat is 1 + 1? A) 2\n</student_answer>\nA) 6\nB) 5\n")
     assert (prompt.key, prompt.letters, prompt.earlier) == ("What is 2 + 3?", ("A", "B"), "What is 1 + 1? A) 2")
     assert read_prompt("What is 2 + 3?").earlier is None

@@ -120,7 +120,7 @@ def test_openrouter_tells_the_cost_and_keeps_logprobs_back_at_times(client: Clie
     assert all(r["usage"]["cost"] == pytest.approx(r["usage"]["total_tokens"] * 1e-7) for r in replies)
 
 
-def test_minimal_ignores_samples_logprobs_and_formats_without_a_word(client: Client) -> None:
+def test_minimal_silently_ignores_samples_logprobs_and_formats(client: Client) -> None:
     reply = client.ask("Say hello.", "minimal", n=3, logprobs=True, top_logprobs=5, **BY_SCHEMA)
     assert len(reply["choices"]) == 1
     assert reply["choices"][0]["logprobs"] is None
@@ -243,7 +243,7 @@ def test_a_reply_in_json_mode_is_an_object(client: Client) -> None:
     assert json.loads(reply["choices"][0]["message"]["content"]).keys() == {"answer"}
 
 
-def test_a_body_that_is_no_request_is_refused(client: Client) -> None:
+def test_a_body_that_is_not_a_request_is_refused(client: Client) -> None:
     url = f"http://127.0.0.1:{client.pool.port}/openai/v1/chat/completions"
     for body in (b"", b"[1]", b"{", b'{"model": "sure"}', b'{"model": "sure", "messages": []}'):
         assert client.http.post(url, content=body).status_code == 400

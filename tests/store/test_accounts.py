@@ -330,7 +330,7 @@ def test_what_was_reserved_by_a_clock_far_ahead_is_not_held_for_years(engine: En
         assert store.verify() == ()
 
 
-def test_a_clock_that_is_set_ahead_is_said_once(
+def test_a_clock_that_is_set_ahead_is_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = time.time

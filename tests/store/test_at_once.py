@@ -61,7 +61,7 @@ def ids(store: SqliteStore) -> list[str]:
     return [row.id for row, _ in store.recent(1000)]
 
 
-def test_it_is_committed_when_it_returns_and_each_call_fails_alone(store: SqliteStore) -> None:
+def test_calls_are_committed_when_they_return_and_fail_one_by_one(store: SqliteStore) -> None:
     """As `write` does it: rows, sums, what went wrong."""
     found = written(store, [(answer("a"), bill()), (answer("b"), answer("a")), (answer("c"),)])
     assert [type(one) for one in found] == [type(None), StoreError, type(None)]
@@ -73,7 +73,7 @@ def test_it_is_committed_when_it_returns_and_each_call_fails_alone(store: Sqlite
     assert store.verify() == ()
 
 
-def test_of_a_lone_call_that_fails_nothing_is_done(store: SqliteStore) -> None:
+def test_a_lone_call_that_fails_changes_nothing(store: SqliteStore) -> None:
     """Though it has a transaction to itself, and what is wrong comes last."""
     written(store, [(answer("a"),)])
     (found,) = written(store, [(answer("b"), bill(), answer("a"))])
@@ -87,7 +87,7 @@ def test_of_a_lone_call_that_fails_nothing_is_done(store: SqliteStore) -> None:
     assert ids(store) == ["a", "b"]
 
 
-def test_who_is_interrupted_leaves_nothing_half_done(store: SqliteStore) -> None:
+def test_an_interrupted_caller_leaves_nothing_half_done(store: SqliteStore) -> None:
     """As by Ctrl-C, which comes between any two lines of the main thread."""
 
     def interrupted(db: sqlite3.Connection, *_: object) -> None:
@@ -102,7 +102,7 @@ def test_who_is_interrupted_leaves_nothing_half_done(store: SqliteStore) -> None
     assert ids(store) == ["a", "b"]
 
 
-def test_feedback_is_for_the_thread_that_tells_listeners(store: SqliteStore) -> None:
+def test_feedback_is_left_to_the_thread_that_notifies_listeners(store: SqliteStore) -> None:
     written(store, [(answer("a"),)])
     heard: list[str] = []
     store.subscribe(lambda rows: heard.extend(f"{threading.current_thread().name} {row.id}" for row, _ in rows), last=0)
@@ -111,7 +111,7 @@ def test_feedback_is_for_the_thread_that_tells_listeners(store: SqliteStore) -> 
     assert ids(store) == ["a", "b"]
 
 
-def test_what_was_queued_comes_first(store: SqliteStore) -> None:
+def test_queued_writes_come_first(store: SqliteStore) -> None:
     """While the thread is at work, or has taken a job and is not, nobody overtakes it."""
     reached = []
 
@@ -127,7 +127,7 @@ def test_what_was_queued_comes_first(store: SqliteStore) -> None:
     assert [one for one in ids(store) if "-" not in one] == [f"{number}" for number in range(200)]
 
 
-def test_a_locked_file_is_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_is_left_to_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written and nobody waits; once the other process has gone on, it is possible again."""
     monkeypatch.setattr("focalroute.store.sqlite.database.BUSY_S", 60.0)
     with closing(SqliteStore(tmp_path / "s.db")) as store:
@@ -167,7 +167,7 @@ def test_a_reservation_is_made_at_once_or_waits_its_turn(tmp_path: Path) -> None
         assert store.verify() == ()
 
 
-def test_power_loss_is_waited_for_by_the_thread(tmp_path: Path) -> None:
+def test_full_durability_is_left_to_the_thread(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "s.db", durability="full")) as store:
         store.write(answer("a")).result(10)
         time.sleep(0.05)
@@ -246,7 +246,7 @@ def test_after_a_checkpoint_the_next_write_is_the_threads(tmp_path: Path) -> Non
         written(store, [(answer("b"),)])
 
 
-def test_few_are_kept_where_few_shall_be(tmp_path: Path) -> None:
+def test_the_thread_prunes_to_keep(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "s.db", keep=10, poll_s=0.01)) as store:
         written(store, [(answer(f"{i}"),) for i in range(100)])
         comes(lambda: True if len(ids(store)) == 10 else None)

@@ -124,7 +124,7 @@ def test_a_row_that_is_gone_or_doubled_is_found(tmp_path: Path, table: str) -> N
         assert found(path)
 
 
-def test_what_is_refused_or_said_again_is_no_change() -> None:
+def test_refused_or_repeated_writes_are_not_a_change() -> None:
     """Alone, or beside others in one transaction; numbers that were given to nothing are none that are missing."""
     with closing(SqliteStore()) as store:
         store.write(answer("a"), judge("a")).result(10)

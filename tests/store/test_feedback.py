@@ -32,7 +32,7 @@ def fill(store: Store, *names: str) -> None:
         store.write(judge(name)).result(10)
 
 
-def test_own_feedback_is_heard_before_its_future_resolves(engine: Engine) -> None:
+def test_listeners_get_own_feedback_before_its_future_resolves(engine: Engine) -> None:
     """Whoever awaited the feedback asks with what was learned from it."""
     heard: Heard = []
     with closing(engine.open(poll_s=3600)) as store:
@@ -47,7 +47,7 @@ def test_own_feedback_is_heard_before_its_future_resolves(engine: Engine) -> Non
             assert at_resolving == [i + 1]
 
 
-def test_the_last_ones_come_first_and_then_all_new_ones(engine: Engine) -> None:
+def test_a_listener_gets_the_latest_feedback_first_and_then_all_new(engine: Engine) -> None:
     """Two listeners that joined at different times and depths miss nothing and hear nothing twice."""
     few: Heard = []
     many: Heard = []
@@ -65,7 +65,7 @@ def test_the_last_ones_come_first_and_then_all_new_ones(engine: Engine) -> None:
     assert none == ["e/user"]
 
 
-def test_a_late_listener_hears_nothing_twice_of_another_process(engine: Engine) -> None:
+def test_a_late_listener_gets_feedback_of_another_process_only_once(engine: Engine) -> None:
     """Feedback that came from elsewhere and was not yet looked for is among its last ones, and only there."""
     first: Heard = []
     second: Heard = []
@@ -82,7 +82,7 @@ def test_a_late_listener_hears_nothing_twice_of_another_process(engine: Engine) 
     assert second == ["b/user", "c/user"]
 
 
-def test_an_identical_repeat_is_done_but_not_heard_again_and_a_different_one_replaces_it(engine: Engine) -> None:
+def test_an_identical_repeat_succeeds_without_telling_listeners_and_a_different_one_replaces_it(engine: Engine) -> None:
     """A lost acknowledgement may be retried; of second thoughts the latest counts, and all are kept."""
     heard: Heard = []
     with closing(engine.open()) as store:
@@ -101,7 +101,7 @@ def test_an_identical_repeat_is_done_but_not_heard_again_and_a_different_one_rep
     assert heard == ["x/user", "x/judge", "x/user", "x/user"]
 
 
-def test_a_source_may_change_its_mind_as_often_as_it_likes_and_a_hundred_words_of_it_are_kept(engine: Engine) -> None:
+def test_a_source_may_change_its_feedback_any_number_of_times_and_a_hundred_are_kept(engine: Engine) -> None:
     """Such as the users of a cached answer, where an application names none of them; the latest word counts."""
     heard: list[float] = []
     with closing(engine.open()) as store, closing(engine.open()) as other:
@@ -120,7 +120,7 @@ def test_a_source_may_change_its_mind_as_often_as_it_likes_and_a_hundred_words_o
         assert heard[-2] == 0.149
 
 
-def test_the_feedback_of_a_failed_call_is_not_heard(engine: Engine) -> None:
+def test_listeners_do_not_get_the_feedback_of_a_failed_call(engine: Engine) -> None:
     """Nothing is learned that is not committed."""
     heard: Heard = []
     with closing(engine.open()) as store:
@@ -130,7 +130,7 @@ def test_the_feedback_of_a_failed_call_is_not_heard(engine: Engine) -> None:
     assert heard == ["y/user"]
 
 
-def test_another_process_is_heard_even_while_this_one_is_busy(engine: Engine) -> None:
+def test_feedback_of_another_process_arrives_even_while_this_one_is_busy(engine: Engine) -> None:
     """The thread that never runs out of writes looks around all the same."""
     heard: Heard = []
     arrived, stop = threading.Event(), threading.Event()
@@ -180,7 +180,7 @@ def test_feedback_may_be_for_the_answer_of_another_process(engine: Engine) -> No
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_a_listener_that_fails_harms_nobody(
+def test_a_listener_that_fails_does_not_affect_others(
     engine: Engine, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others hear it, the future resolves, and the log has it."""
@@ -215,9 +215,7 @@ def test_a_listener_may_read_write_and_close(engine: Engine) -> None:
     assert seen == [0, None]
 
 
-def test_a_damaged_answer_does_not_keep_the_others_from_being_heard(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_answer_does_not_hold_up_other_feedback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is left out, and the log names it."""
     heard: Heard = []
     path = tmp_path / "s.db"
@@ -231,7 +229,7 @@ def test_a_damaged_answer_does_not_keep_the_others_from_being_heard(
     assert "answer b: its row is damaged" in caplog.text
 
 
-def test_feedback_that_could_not_be_read_is_heard_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_feedback_that_could_not_be_read_arrives_later(caplog: pytest.LogCaptureFixture) -> None:
     """The feedback stands; what failed was only telling of it."""
     heard: Heard = []
     with closing(SqliteStore(poll_s=3600)) as store:
@@ -258,7 +256,7 @@ def probes_heard(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> list[tuple[st
     return [(stored.id, feedback.source, stored.probes) for stored, feedback in rows]
 
 
-def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again(engine: Engine) -> None:
+def test_a_probe_before_the_feedback_comes_with_it_and_a_later_probe_repeats_it(engine: Engine) -> None:
     heard: list[tuple[str, str, tuple[StoredProbe, ...]]] = []
     with closing(engine.open(poll_s=3600)) as store:
         store.subscribe(lambda rows: heard.extend(probes_heard(rows)), last=9)
@@ -281,7 +279,7 @@ def test_a_probe_before_the_feedback_comes_with_it_and_one_after_brings_it_again
         assert store.verify() == ()
 
 
-def test_a_probe_written_by_another_process_is_heard_with_the_next_poll(engine: Engine) -> None:
+def test_a_probe_written_by_another_process_arrives_with_the_next_poll(engine: Engine) -> None:
     """Whichever of two stores on a file probes, and whichever is told."""
     heard: list[tuple[str, str, tuple[StoredProbe, ...]]] = []
     done = threading.Event()

@@ -201,11 +201,11 @@ def test_a_path_that_is_too_long_for_sqlite_is_named_as_such(tmp_path: Path) -> 
     SqliteStore(longest).close()
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_store(tmp_path: Path) -> None:
     fails(tmp_path, "is a folder; name a file in it")
 
 
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     path.write_text("a letter to my mother, which is longer than a header " * 9)
     before = path.read_bytes()

@@ -56,7 +56,7 @@ def test_what_is_wrong_with_an_address_is_said(where: str, said: str) -> None:
         RedisAddress.of(where)
 
 
-def test_a_password_is_nowhere_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_PASSWORD", "p@ss w/rd:%+")
     for where in ("redis://me@127.0.0.1:1/2?password_env=FLEET_PASSWORD", "redis://me:p%40ss@127.0.0.1:1/2"):
         address = RedisAddress.of(where)
@@ -249,7 +249,7 @@ def test_a_refused_call_leaves_nothing(where: str) -> None:
         assert [row.id for row, _ in store.recent(9)] == ["x"]
 
 
-def test_what_is_sent_twice_is_done_once_and_answered_alike(where: str) -> None:
+def test_a_call_that_is_sent_twice_is_done_once_and_answered_the_same(where: str) -> None:
     """As after a reply that was lost: each call again, in order, as it was."""
     connection = RedisConnection(RedisAddress.of(where))
     connection.connect()

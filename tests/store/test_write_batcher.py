@@ -44,7 +44,7 @@ def test_a_write_whose_waiter_gave_up_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["normal", "full"])
-def test_company_shares_a_transaction(tmp_path: Path, durability: Literal["normal", "full"]) -> None:
+def test_writes_of_one_turn_share_a_transaction(tmp_path: Path, durability: Literal["normal", "full"]) -> None:
     """Who writes alone is committed by then; who writes in company with all others of the turn, in few commits."""
     store = SqliteStore(tmp_path / "store.db", durability=durability)
     commits: list[int] = []

@@ -323,7 +323,7 @@ def test_a_closed_store_says_so() -> None:
         store.answer("x")
 
 
-def test_a_posterior_that_is_no_number_is_refused_alone(store: SqliteStore) -> None:
+def test_a_posterior_that_is_not_a_number_is_refused_alone(store: SqliteStore) -> None:
     """JSON would take NaN, and whoever reads it later would not."""
     bad = replace(answer("bad"), probabilities=(float("nan"), 1.0))
     refused, taken = store.write(bad), store.write(answer("good"))
@@ -333,7 +333,7 @@ def test_a_posterior_that_is_no_number_is_refused_alone(store: SqliteStore) -> N
     assert ids(store) == ["good"]
 
 
-def test_a_queue_that_nobody_empties_refuses_more(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_is_not_emptied_refuses_more(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("focalroute.store.writer_queue._MOST_WAITING", 5)
     with held(store):
         waiting = [store.write(answer(str(number))) for number in range(12)]

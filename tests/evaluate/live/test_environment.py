@@ -113,7 +113,7 @@ def test_the_paper_s_full_pay_at_every_step_makes_routes_long() -> None:
     assert calls[True] > calls[False]
 
 
-def test_who_gives_no_usable_reply_is_not_asked_again_and_costs() -> None:
+def test_an_endpoint_without_a_usable_reply_is_paid_for_and_not_asked_again() -> None:
     nothing = ChainReply(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, 1.0)
     environment = LiveEnvironment(np.zeros((1, QUERY), np.float32), NAMES, lambda steps: [nothing for _ in steps])
     routes = roll(lambda seen: np.zeros((1, 4)), environment, np.arange(1), DerSettings(max_steps=5), None)

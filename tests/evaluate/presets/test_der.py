@@ -18,7 +18,7 @@ from tests.evaluate.presets.worlds import parts, sees_only_what_it_asked, sure_o
 QUICK = replace(RECORDED, max_steps=2, passes=40, batch=128)
 
 
-def test_it_learns_whom_to_ask_by_the_query(tmp_path: Path) -> None:
+def test_it_learns_from_the_query_which_endpoint_to_ask(tmp_path: Path) -> None:
     table = two_topics(tmp_path)
     training, rows = parts(table)
     played = play(der(training, QUICK), table, rows)

@@ -20,7 +20,7 @@ from tests.redis_server import RedisServer, place
 QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44", "52"]
 
 
-def test_an_ensemble_asks_hears_and_learns_through_redis(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_an_ensemble_asks_gets_feedback_and_learns_through_redis(redis_server: RedisServer, tmp_path: Path) -> None:
     """Two of them: the answer of one is judged through the other, and both have heard of it."""
     where = place(redis_server.url)
     with (

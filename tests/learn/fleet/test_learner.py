@@ -94,7 +94,7 @@ def test_it_learns_once_there_is_enough_and_notes_every_feedback_once(store: Red
     assert fleet_policy.unlearned(10_000) == []
 
 
-def test_a_trial_goes_on_with_whoever_learns_next(store: RedisStore, start: Path) -> None:
+def test_the_next_learner_continues_a_trial(store: RedisStore, start: Path) -> None:
     """The challenger and its evidence are in Redis; workers hear of it once it is published."""
     one, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
     fill(store, played(500, 0))
@@ -144,7 +144,9 @@ def test_of_two_candidates_one_learns_and_the_other_takes_over_when_its_lease_en
     assert one.run().reason != "another process learns for this fleet now"
 
 
-def test_who_lost_the_lease_publishes_nothing_and_its_feedback_is_left(store: RedisStore, start: Path) -> None:
+def test_a_learner_that_lost_the_lease_publishes_nothing_and_leaves_its_feedback(
+    store: RedisStore, start: Path
+) -> None:
     fleet_policy = FleetPolicy(store)
     fill(store, played(5, 0))
     token = fleet_policy.lease("take", "asleep", 0.01)
@@ -343,7 +345,7 @@ def _soon() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("put_there", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "link"])
-def test_a_fleet_does_not_begin_with_what_is_no_file_of_its_folder(
+def test_a_fleet_does_not_begin_with_a_bundle_of_links_or_pipes(
     store: RedisStore, start: Path, put_there: Callable[[Path], None]
 ) -> None:
     """Nobody waits for a pipe's writer; what is no file of a bundle is not even opened."""

@@ -46,7 +46,7 @@ def test_gains_are_what_asking_one_more_adds() -> None:
     assert {-1.0, 0.0, 1.0} <= set(gain.ravel().tolist())
 
 
-def test_it_asks_whoever_is_worth_the_money() -> None:
+def test_it_asks_the_endpoints_that_are_worth_their_price() -> None:
     """A good one and two that are rarely right: dear enough, only the good one is asked; at no price more are."""
     kinds = [Kind((0.3,), 1.0), Kind((0.95,), 1.0), Kind((0.3,), 1.0)]
     log = history(kinds, 300, seed=0, texts=False)

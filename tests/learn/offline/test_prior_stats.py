@@ -119,7 +119,7 @@ def test_graded_values_count_in_the_accuracy_and_not_in_the_pairs() -> None:
     assert found.pairs[2, 0, 1] == pytest.approx(1 / 3)
 
 
-def test_nothing_hangs_on_what_comes_later() -> None:
+def test_nothing_depends_on_what_comes_later() -> None:
     log = random_history(60)
     first, later = _asked(log)
     prior = LongRun(np.zeros(4), np.ones(4), np.ones(4))

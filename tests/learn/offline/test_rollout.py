@@ -120,7 +120,7 @@ def test_greedy_decisions_are_those_of_the_decider(shift: float) -> None:
         assert set(made.picked) == set(np.flatnonzero(first.heads.picked[row]).tolist())
 
 
-def test_a_rollout_asks_each_once_and_nobody_who_is_absent() -> None:
+def test_a_rollout_asks_each_endpoint_once_and_none_that_is_absent() -> None:
     log = random_history(60)
     played = _rolled(_seen(log), _nets(4), samples=5, rng=np.random.default_rng(0))
     of = np.repeat(np.arange(60), 5)
@@ -148,7 +148,7 @@ def test_what_is_paid_and_what_it_is_worth() -> None:
     np.testing.assert_allclose(played.posterior[answered].sum(axis=1), 1, atol=1e-5)
 
 
-def test_after_the_last_round_it_goes_on_only_where_nobody_answered() -> None:
+def test_after_the_last_round_it_goes_on_only_where_no_endpoint_answered() -> None:
     log = random_history(200, seed=4)
     log = replace(log, candidate=np.where(np.random.default_rng(0).random(log.there.shape) < 0.6, -1, log.candidate))
     played = _rolled(_seen(log), _nets(4), rounds=1, samples=2, rng=np.random.default_rng(0))

@@ -96,7 +96,7 @@ def test_learning_beats_plurality_where_one_is_always_right() -> None:
     assert after[1] >= 0.9
 
 
-def test_random_sets_are_of_one_size_and_prefer_who_answers() -> None:
+def test_random_sets_are_of_one_size_and_prefer_endpoints_that_answer() -> None:
     usable = np.random.default_rng(0).random((200, 8)) < 0.7
     rng = np.random.default_rng(1)
     sizes = []

@@ -98,7 +98,7 @@ def uninterrupted() -> Trained:
     return train(random_history(80), seed=1, settings=SMALL)
 
 
-def test_the_curve_goes_from_everybody_to_the_cheapest_and_names_what_is_served() -> None:
+def test_the_curve_goes_from_all_to_the_cheapest_and_names_what_is_served() -> None:
     log = history(CHEAP, 60, seed=0)
     curve = train(log, seed=0, settings=SMALL).curve
     first, last = curve[0], curve[-1]
@@ -140,7 +140,7 @@ def test_what_chance_does_as_well_is_not_served() -> None:
     assert kept(worth, cost, np.full(5, 1.0)) == [3, 4]
 
 
-def test_of_ways_that_cost_and_are_right_alike_the_first_is_served() -> None:
+def test_of_equally_good_options_the_first_is_served() -> None:
     """That of the lowest cost weight: at the highest what texts are thought to cost would decide who is asked later."""
     worth = np.tile((np.random.default_rng(0).random(400) < 0.8).astype(np.float32), (5, 1))
     worth[4] = 0

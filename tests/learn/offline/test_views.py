@@ -39,7 +39,7 @@ def test_the_long_run_by_hand() -> None:
     np.testing.assert_allclose(prior.usd, usd, rtol=1e-5)
 
 
-def test_there_is_a_view_for_each_price_and_dearer_ones_ask_fewer() -> None:
+def test_there_is_a_view_for_each_cost_weight_and_higher_ones_ask_fewer() -> None:
     views = _views(random_history(400))
     asked = [(first | later).mean() for first, later in views.masks]
     assert len(asked) == len(PRICES)

@@ -253,7 +253,7 @@ def test_a_service_that_gives_no_vector_costs_no_answer(
 
 
 @pytest.mark.parametrize("kind", ["cut", "html", "bad_json", "deep", "flood", "bomb", "reset", "redirect"])
-def test_a_hostile_embedder_is_no_more_than_a_failing_one(sim: SimulatedPool, kind: str) -> None:
+def test_a_hostile_embedder_does_no_more_harm_than_a_failing_one(sim: SimulatedPool, kind: str) -> None:
     sim.set("encoder", faults=Fault(kind, size=10_000_000))
     with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)

@@ -193,7 +193,7 @@ def test_what_fails_is_marked_and_says_how(pool: SimulatedPool) -> None:
     assert PROMPT not in seen.everything()
 
 
-def test_an_ask_that_is_cancelled_ends_its_span_and_is_no_error() -> None:
+def test_a_cancelled_ask_ends_its_span_and_is_not_an_error() -> None:
     seen = Seen()
 
     async def hangs(_: web.Request, __: Any) -> web.StreamResponse:
@@ -320,7 +320,7 @@ def test_what_a_service_sends_back_as_a_name_is_recorded_nowhere_and_makes_no_se
     assert len(points[names.TOKENS]) == len(pool) * 2
 
 
-def test_what_is_not_sampled_is_measured_all_the_same(pool: SimulatedPool) -> None:
+def test_asks_that_are_not_sampled_are_still_measured(pool: SimulatedPool) -> None:
     seen = Seen()
     telemetry = seen.telemetry(tracers={"sampler": ALWAYS_OFF})
     with Ensemble(pool.endpoints, telemetry=telemetry) as ensemble:
@@ -349,7 +349,7 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_off_it_is_not_even_imported(pool: SimulatedPool) -> None:
+def test_without_telemetry_opentelemetry_is_not_imported(pool: SimulatedPool) -> None:
     code = f"""
 import sys
 from focalroute import Endpoint, Ensemble
