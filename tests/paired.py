@@ -1,4 +1,4 @@
-"""Work measured beside plain Python work in the same process, so that no test fails because the machine is slow."""
+"""Measures work relative to plain Python work in the same process, so no test fails because the machine is slow."""
 
 from __future__ import annotations
 

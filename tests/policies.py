@@ -1,4 +1,4 @@
-"""Policies that decide what a test or benchmark needs."""
+"""Policies with prescribed decisions, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy's answer to the cost weight, made up: what a paced stream of queries costs under it."""
+"""Synthetic responses of a policy's cost to the cost weight, for tests and benchmarks of pacing."""
 
 from __future__ import annotations
 

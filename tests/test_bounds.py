@@ -1,4 +1,4 @@
-"""Bounds of time and memory: inputs that a reader with a quadratic step would sit over for minutes or hours."""
+"""Bounds of time and memory: inputs that would take a reader with a quadratic step minutes or hours."""
 
 from __future__ import annotations
 

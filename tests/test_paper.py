@@ -1,4 +1,4 @@
-"""The scripts of examples/paper run: each in its quick form, on a small generated log, and says what it should."""
+"""The scripts of examples/paper run: each in its quick form, on a small generated log, and prints what it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key and words of the prompt are planted; then all that the library ever wrote or raised is searched for them."""
+"""A key and words of the prompt are planted; then everything that the library wrote or raised is searched for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house rules: which package may import which, what an import costs, one name for each thing."""
+"""The structure of the package: which package may import which, the cost of an import, unique names."""
 
 from __future__ import annotations
 

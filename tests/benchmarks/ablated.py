@@ -1,4 +1,4 @@
-"""What the ablation varies: trains offline as `focalroute.learn.offline.train.train` does, but for one part.
+"""Trains as `focalroute.learn.offline.train.train` does, except for the one part that the ablation varies.
 
 What is hidden is zero in all that the networks see, while they learn and while they are measured.
 """

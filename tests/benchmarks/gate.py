@@ -1,4 +1,4 @@
-"""The operating characteristic of the gate, by simulation: what it publishes of policies whose gain is known.
+"""The operating characteristic of the gate, by simulation: which policies of known gain it publishes.
 
     python -m tests.benchmarks.gate [--runs 400] [--chains 100]
 

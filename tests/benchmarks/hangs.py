@@ -1,4 +1,4 @@
-"""Whether anybody waits for an endpoint that hangs: ``python -m tests.benchmarks.hangs``.
+"""Whether an endpoint that hangs delays any ask: ``python -m tests.benchmarks.hangs``.
 
 Six simulated endpoints on real sockets; 30 % of all calls are faulted: an eighth of these hang, an eighth say to come
 back in a second, the rest fail at once in one way or another. 32 asks at a time with a deadline of 3 s, default

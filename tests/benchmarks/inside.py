@@ -1,4 +1,4 @@
-"""Decide, fuse, keep the books: all that one ask does besides waiting, and how that grows.
+"""All that one ask does besides waiting (deciding, fusing, accounting), and how that grows.
 
 ``python -m tests.benchmarks.inside``. No network and no store: rounds of 3 and of 1 member and a STOP, that is three
 observations and decisions, two fusions, the answer, its receipt and the rows for the store.

@@ -1,4 +1,4 @@
-"""What labels are worth, from none to every one, at held costs: the cold start on recorded answers, as Markdown tables.
+"""What labels are worth, from none to all, at held costs: the cold start on recorded answers, as Markdown tables.
 
     python -m tests.benchmarks.labels [--seeds 5] [--data ../shared/data] [--rows 4500]
 

@@ -1,4 +1,4 @@
-"""focalroute that goes on learning while it is replayed: updates from a store, as in service, or the Fusion refitted.
+"""Replays focalroute while it goes on learning: by updates from a store, as in service, or by refitting the Fusion.
 
 Both keep what was answered and said of it in a store of their own, in memory, and see nothing else: never an output
 that was not asked for. The next version serves from the turn after the feedback that made it due.

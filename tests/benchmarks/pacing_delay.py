@@ -1,4 +1,4 @@
-"""What asks under way cost the pacing: 5,000 queries each, over made-up policies and changes, nothing asked.
+"""How asks under way impair the pacing: 5,000 queries each, over synthetic policies and changes, without calls.
 
 ``python -m tests.benchmarks.pacing_delay`` prints how far the mean cost is from its target, for 200 responses to the
 cost weight at random (`tests.responses`), by how many asks are under way at a time.

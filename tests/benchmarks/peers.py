@@ -1,4 +1,4 @@
-"""What else one could call a model with, each in a process of its own, asked to make so many calls and say how long.
+"""Other ways to call a model, each in a process of its own that makes a number of calls and reports their time.
 
 ``python peers.py NAME URL`` in the environment of the peer: reads lines ``CALLS CONCURRENCY`` and answers each with a
 JSON line: the seconds of every call, calls a second, CPU seconds a call. So a benchmark can let peers of different

@@ -1,4 +1,4 @@
-"""Measures the CPU time a fleet costs its Redis and its learner, for docs/results/speed.md.
+"""Measures the CPU time that a fleet takes of its Redis and its learner, for docs/results/speed.md.
 
 ``python -m tests.benchmarks.scale`` writes asks of 12 and of 200 endpoints with their bills and feedback, reserves
 under a budget, lets idle workers look for news, publishes and fetches bundles, and updates, all on one Redis of its

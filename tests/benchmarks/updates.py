@@ -1,4 +1,4 @@
-"""What one update of the policies costs, in numpy and in torch, and what asks feel of it.
+"""What one update of the policies costs, in numpy and in torch, and how it delays asks.
 
 ``python -m tests.benchmarks.updates``.
 

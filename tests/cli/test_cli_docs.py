@@ -1,4 +1,4 @@
-"""docs/cli.md is what the commands say, and every command has what all have."""
+"""docs/cli.md agrees with the commands, and every command has help, JSON output and completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``focalroute init``, as a person calls it who has a server of his own, a key, or neither."""
+"""``focalroute init``, for a user with an own server, a key, or neither."""
 
 from __future__ import annotations
 

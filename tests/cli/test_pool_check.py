@@ -1,4 +1,4 @@
-"""``focalroute pool check``: what it says of each endpoint, and what to do about it."""
+"""``focalroute pool check``: what it reports on each endpoint, and the remedy."""
 
 from __future__ import annotations
 

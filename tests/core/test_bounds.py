@@ -1,4 +1,4 @@
-"""Settings that would harm whoever reads or follows them are refused by name."""
+"""Settings that would harm their reader, such as hostile names and addresses, are refused by name."""
 
 # ruff: noqa: RUF001 - hosts that look like others
 

@@ -1,4 +1,4 @@
-"""The door: what a pool file or a setting may say, and that no secret gets past it."""
+"""Validation of pool files and settings, and that no secret leaks from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys go to the service that their variable is named for, and to one service only."""
+"""A key goes only to the service that its variable is named after, and a pool file is read safely."""
 
 from __future__ import annotations
 

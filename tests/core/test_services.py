@@ -1,4 +1,4 @@
-"""Services that are known by name: what one string fills in, and what is said of a wrong one."""
+"""Services that are known by name: what one string fills in, and the error for a wrong one."""
 
 from __future__ import annotations
 

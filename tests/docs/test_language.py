@@ -1,4 +1,4 @@
-"""The linter of phrases finds what it is for; `make lint` runs it on the pages and modules."""
+"""The linter of phrases finds each of them; `make lint` runs it on the pages and modules."""
 
 from __future__ import annotations
 

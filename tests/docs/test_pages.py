@@ -1,4 +1,4 @@
-"""The site builds, every page has its place in it, and what the pages name is there."""
+"""The site builds, every page is in its navigation, and the functions that pages name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SECURITY.md: its bounds are those of the code, and held by tests that are there."""
+"""The bounds in SECURITY.md are those of the code, and the tests that it names exist."""
 
 from __future__ import annotations
 

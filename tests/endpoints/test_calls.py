@@ -1,4 +1,4 @@
-"""The one retry layer, over real HTTP: what is repeated, how long it waits, and how often one ask may."""
+"""The one retry layer, over real HTTP: what is retried, the wait, and the number of retries of an ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools, images, schemas and every other parameter reach those who take them, and nobody else is asked."""
+"""Tools, images, schemas and every other parameter reach the endpoints that support them, and no others are asked."""
 
 from __future__ import annotations
 

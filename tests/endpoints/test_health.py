@@ -1,4 +1,4 @@
-"""Endpoints that go out of use and come back, over real HTTP and a real store: who is asked, and who knows of it."""
+"""Endpoints that go out of use and come back, over real HTTP and a real store shared by processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rate limits of one endpoint: kept exactly, waited for within the deadline, found out where they are not known."""
+"""The rate limits of one endpoint: kept exactly, waited for within the deadline, and learned if unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round under way, over real HTTP: who is late is raced, who is needless is given up, down to the socket."""
+"""A round over real HTTP: a late member is raced, a needless member is cancelled, down to the socket."""
 
 from __future__ import annotations
 

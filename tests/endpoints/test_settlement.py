@@ -1,4 +1,4 @@
-"""A call that broke off is settled by what its service says afterwards that it cost."""
+"""A call that broke off is settled at the cost that its service reports afterwards."""
 
 from __future__ import annotations
 

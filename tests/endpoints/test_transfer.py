@@ -1,4 +1,4 @@
-"""The Knowledge Transfer Prompt: what the next endpoint is shown of an answer, in every form of a question."""
+"""The Knowledge Transfer Prompt: how an answer is shown to the next endpoint, for every form of question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that takes every step of one, and few of each: for tests of what does not depend on how good it gets."""
+"""A training with every step, each very short, for tests that do not depend on its quality."""
 
 from __future__ import annotations
 

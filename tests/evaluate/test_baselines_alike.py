@@ -1,4 +1,4 @@
-"""Policies served by name do, in the serving code, what the baselines of the same name do in the evaluation."""
+"""A policy served by name does the same as the baseline of that name in the evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: what jobs give is the same in this process and as Ray tasks, on a real cluster of two machines' worth."""
+"""The job engine: the same results in this process and as Ray tasks, on a real cluster of two nodes."""
 
 from __future__ import annotations
 

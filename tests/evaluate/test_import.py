@@ -1,4 +1,4 @@
-"""Importing leaderboards' per-choice log-likelihoods: files of their shapes, what becomes of them, what is refused."""
+"""Importing leaderboards' per-choice log-likelihoods: their file formats, the resulting log, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outcome log's reader: everything the format has, and a clear error for everything it has not."""
+"""The outcome log's reader: every part of the format, and a clear error for anything else."""
 
 from __future__ import annotations
 

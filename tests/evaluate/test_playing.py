@@ -1,4 +1,4 @@
-"""Operating points: the curve between them, and the price that a policy's own curve suggests."""
+"""Operating points: the curve between them, and how each is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log as training sees it, in bulk, against the code that serves, query by query; and the bundle that comes of it."""
+"""The log as arrays for training equals what the serving code sees query by query; and the resulting bundle."""
 
 from __future__ import annotations
 

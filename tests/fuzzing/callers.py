@@ -1,4 +1,4 @@
-"""What callers and operators write: requests of the server, JSON schemas, amounts of money, folders of policies."""
+"""Readers of what callers and operators write: server requests, JSON schemas, amounts of money, policy folders."""
 
 from __future__ import annotations
 

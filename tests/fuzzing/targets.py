@@ -1,4 +1,4 @@
-"""Everything that reads what others wrote, as functions of bytes that may raise typed errors only."""
+"""Every reader of foreign data, as a function of bytes that may raise only typed errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Decider was shown can be computed again from what is stored: over real HTTP, as it serves."""
+"""The observation that the Decider saw can be recomputed from the store: over real HTTP, as in service."""
 
 from __future__ import annotations
 

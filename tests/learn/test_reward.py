@@ -1,4 +1,4 @@
-"""What a label or a reward tells of each member (design section 4, "Window")."""
+"""The credit that a label or a reward gives each member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill never passes a limit, whatever provider and caller do; the benchmark says what is excluded."""
+"""The bill never exceeds a limit, whatever provider and caller do; exceptions are listed in the benchmark."""
 
 from __future__ import annotations
 

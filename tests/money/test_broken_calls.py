@@ -1,4 +1,4 @@
-"""Calls that break off, so that nobody knows whether they were billed: neither the limit nor the books may suffer."""
+"""Calls that break off, billed or not: limits still hold, and the ledger is near the bill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets: which limits hold for an ask, what is left of them, and the error that says which one is used up."""
+"""Budgets: which limits apply to an ask, what is left of them, and the error that names the one used up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of budgets in little: several processes on one store, one of them killed."""
+"""A small version of the budget benchmark: several processes on one store, one of them killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pacing: the mean cost is the target, whatever the policy costs and however that changes."""
+"""Pacing: the mean cost meets the target, however the cost of the policy changes."""
 
 from __future__ import annotations
 

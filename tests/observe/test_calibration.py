@@ -1,4 +1,4 @@
-"""The book of probabilities: what it holds in closed form, how it is corrected, forgotten and kept."""
+"""Calibration statistics of members' probabilities: closed form, correction, forgetting and storage."""
 
 from __future__ import annotations
 

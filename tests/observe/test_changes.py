@@ -1,4 +1,4 @@
-"""An endpoint that changed, as the observer takes it: what was before is forgotten, and it is said."""
+"""An endpoint that changed: the observer forgets what came before, and reports the change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The change detector: seldom wrong, soon right, in both directions, and not taken in by hard queries."""
+"""The change detector: few false alarms, short delays in both directions, and not misled by hard queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy brings along: as arrays and back, by name, and taken over by an observer."""
+"""A policy's experience: written as arrays and read back, matched by name, adopted by an observer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries of the window as rows: by hand, and for many pools at once as for each alone."""
+"""Statistics of the window by endpoint: worked out by hand, and many pools at once as each alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom to probe and when: within the share, where a dollar tells the most, and only where feedback comes."""
+"""Which endpoint to probe and when: within the share, where a dollar is most informative."""
 
 from __future__ import annotations
 

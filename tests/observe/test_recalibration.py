@@ -1,4 +1,4 @@
-"""How sure an answer is said to be: the Fusion's word, less what is presumed of shared errors, until labels tell."""
+"""An answer's confidence: the Fusion's posterior, lowered for presumed shared errors until labels show them."""
 
 from __future__ import annotations
 

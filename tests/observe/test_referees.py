@@ -1,4 +1,4 @@
-"""What agreement teaches, by hand, on made-up pools, and beside labels."""
+"""What agreement teaches: worked out by hand, on synthetic pools, and together with labels."""
 
 from __future__ import annotations
 

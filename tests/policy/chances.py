@@ -1,4 +1,4 @@
-"""How likely a decision is under any probabilities, by its definition: what a sampled one stores is held against it."""
+"""The probability of a decision by its definition, to compare with what a sampled decision stores."""
 
 from __future__ import annotations
 

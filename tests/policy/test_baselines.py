@@ -1,4 +1,4 @@
-"""What the rules that serve by a name make of an observation or an outcome, where service seldom leads."""
+"""Rules served by name, on observations and outcomes that are rare in service."""
 
 from __future__ import annotations
 

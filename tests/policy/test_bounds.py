@@ -1,4 +1,4 @@
-"""Whatever lies in the place of a policy's file, reading it ends soon with an error that names it."""
+"""Whatever is found in place of a policy's file, reading it ends soon with an error that names it."""
 
 from __future__ import annotations
 

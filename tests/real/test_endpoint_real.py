@@ -1,4 +1,4 @@
-"""Probing, eliciting and streaming through focalroute's own client, against servers nobody here wrote."""
+"""Probing, eliciting and streaming through focalroute's own client, against third-party servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole asks over servers that nobody here wrote, beside a simulated one and one that fails."""
+"""Whole asks over third-party servers, beside a simulated one and one that fails."""
 
 from __future__ import annotations
 

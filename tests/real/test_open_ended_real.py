@@ -1,4 +1,4 @@
-"""Streams, structured answers and tools on llama.cpp's own server, whose tiny model is held to what it may say."""
+"""Streams, structured answers and tools on llama.cpp's own server, with a tiny model constrained by grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of whole choices: what vLLM says of a trained model is what the model says itself."""
+"""The example of whole choices: vLLM returns a trained model's own probabilities."""
 
 from __future__ import annotations
 

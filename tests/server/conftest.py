@@ -1,4 +1,4 @@
-"""A simulated pool, and a server in front of it that anybody may ask."""
+"""A simulated pool, and a server in front of it that needs no key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an event loop is held while a server on it is sent hostile bodies.
+"""Measures how long hostile bodies block the event loop of a server.
 
 ``python -m tests.server.heartbeat`` prints the figure of each.
 """

@@ -1,4 +1,4 @@
-"""Bodies that take long to parse are refused before they are, and hold nobody else up."""
+"""Bodies that take long to parse are refused before parsing, and delay no other request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: who may ask, what each may spend, and that nobody gets to see one."""
+"""Keys: which callers may ask, what each may spend, and that no key is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the start of a server to its end: where it listens, who goes away, what is finished and what is refused."""
+"""A server from start to end: listening, clients that hang up, and what is finished or refused at shutdown."""
 
 from __future__ import annotations
 

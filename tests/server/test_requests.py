@@ -1,4 +1,4 @@
-"""Which schemas make closed questions, and what the endpoints are told of them."""
+"""Which schemas make closed questions, and how these are put to endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One key may not take what others need: bounds on what it has under way and asks for in a minute."""
+"""One key may not crowd out others: bounds on its concurrent asks and its asks a minute."""
 
 from __future__ import annotations
 

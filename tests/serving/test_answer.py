@@ -1,4 +1,4 @@
-"""What comes back reads well: an answer printed, in a notebook, as JSON; many of them as rows of a table."""
+"""Answers printed, in a notebook and as JSON; many as rows of a table."""
 
 from __future__ import annotations
 

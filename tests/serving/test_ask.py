@@ -1,4 +1,4 @@
-"""One ask's rounds: what is observed, and whom it may pick."""
+"""One ask's rounds: what is observed, and which endpoints may be picked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies, imitators and the majority that errs: who agrees is not who is right, with no label or two in a hundred."""
+"""Copies, imitators and a majority that errs: agreement must not be taken for accuracy, with few labels or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ask held is freed with the last reference to it, without the garbage collector."""
+"""The memory of an ask is freed with the last reference to it, without the garbage collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges in the background, over real HTTP: sampled, paid for, outranked by users, and never in anybody's way."""
+"""Judges in the background, over real HTTP: sampled, paid for, outranked by users, and never delaying an ask."""
 
 from __future__ import annotations
 

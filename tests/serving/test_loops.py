@@ -1,4 +1,4 @@
-"""Several event loops, and many who begin in one turn of one."""
+"""Objects for each event loop, and many asks that begin in one turn of a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open text over real HTTP: one member picked, the best reply chosen, or an endpoint that writes from all of them."""
+"""Open text over real HTTP: one member picked, the best reply chosen, or an answer written from all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of an ensemble: stated once, checked by name, and seen by whoever makes an ensemble."""
+"""The settings of an ensemble: stated once, checked by name, and shown by editors."""
 
 from __future__ import annotations
 

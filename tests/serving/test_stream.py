@@ -1,4 +1,4 @@
-"""`stream` over real HTTP: what is said as it comes, what is given up and when, and what each of it costs."""
+"""`stream` over real HTTP: pieces as they come, what is cancelled and when, and the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people type who know other libraries: it works, or one line says what to type; and nobody was asked."""
+"""Mistakes of users of other libraries: each works, or one line says what to type and no endpoint is asked."""
 
 from __future__ import annotations
 

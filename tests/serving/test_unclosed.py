@@ -1,4 +1,4 @@
-"""Ensembles that nobody closed: they let go of their threads and files, and say what to do."""
+"""Ensembles that were not closed release their threads and files, and warn with the remedy."""
 
 from __future__ import annotations
 

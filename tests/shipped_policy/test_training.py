@@ -1,4 +1,4 @@
-"""The policy that is shipped: how it is trained, and what it does on worlds that it was not trained on."""
+"""The policy that is shipped: how it is trained, and how it does on unseen synthetic pools."""
 
 from __future__ import annotations
 

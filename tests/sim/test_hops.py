@@ -1,4 +1,4 @@
-"""Questions of two hops and of yes or no, and what an answer shown does to a model; over HTTP as everything else."""
+"""Questions of two hops and of yes or no, and how an answer that is shown sways a model; over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prose: a hidden quality that hangs on a model's skill, and can be read back from the text alone."""
+"""Prose: a hidden quality that depends on a model's skill, and can be read back from the text alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions: what their families know, and that labels are true."""
+"""Questions: each family solves its own texts, and labels are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows for the store's tests, and a way to meddle with its database."""
+"""Rows for the store's tests, and a way to tamper with its database."""
 
 from __future__ import annotations
 

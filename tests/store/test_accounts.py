@@ -1,4 +1,4 @@
-"""Reservations and balances: exact for every process on the file, whatever becomes of any of them."""
+"""Reservations and balances: exact for every process on the file, whatever happens to any of them."""
 
 from __future__ import annotations
 

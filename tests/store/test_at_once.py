@@ -1,4 +1,4 @@
-"""A caller commits by itself where nothing has to be waited for; what has to be is left to the store's thread."""
+"""A caller commits by itself if it need not wait; otherwise the store's thread does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes end as they like: what was acknowledged is there, and nothing hangs."""
+"""However a process ends, what was acknowledged is in the store, and nothing hangs."""
 
 from __future__ import annotations
 

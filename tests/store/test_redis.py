@@ -1,4 +1,4 @@
-"""What only a Redis store has to get right: its address, its keys, who may use it, and what was sent twice."""
+"""What only a Redis store has to get right: its address, its keys, access, and calls that are sent twice."""
 
 from __future__ import annotations
 

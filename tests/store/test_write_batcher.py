@@ -1,4 +1,4 @@
-"""Rows that a loop writes go to a real SQLite store in company, and each comes back by itself."""
+"""Writes of one event-loop turn share a transaction of a real SQLite store, and each has its own result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls share a commit but not their fate: what is wrong with one harms no other, nor the store's thread."""
+"""Calls share a commit but fail one by one: a wrong call affects no other, nor the store's thread."""
 
 from __future__ import annotations
 

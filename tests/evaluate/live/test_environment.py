@@ -1,4 +1,4 @@
-"""DER's training: a problem whose best routes are known, what it is paid, and that service sees what training saw."""
+"""DER's training: a problem with known best routes, its rewards, and that service sees the states that training saw."""
 
 from __future__ import annotations
 

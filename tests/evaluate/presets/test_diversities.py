@@ -1,4 +1,4 @@
-"""Many pools at once give what the definitions give one by one."""
+"""The vectorised diversity measures of many pools equal the definitions, pool by pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The presets' network and PPO: gradients, laws, and what they do not do."""
+"""The presets' network and PPO: gradients, distributions, and updates that must change nothing."""
 
 from __future__ import annotations
 

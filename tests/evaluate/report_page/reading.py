@@ -1,4 +1,4 @@
-"""Reads a page, and sees that what is opened is closed."""
+"""Reads a page, and checks that every opened tag is closed."""
 
 from __future__ import annotations
 

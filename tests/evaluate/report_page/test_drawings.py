@@ -1,4 +1,4 @@
-"""What pages sum up, and where labels stand."""
+"""What the drawings of a page aggregate, and where their labels are placed."""
 
 from __future__ import annotations
 

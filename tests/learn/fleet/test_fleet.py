@@ -1,4 +1,4 @@
-"""An ensemble on a Redis store, and the benchmark of a fleet in little."""
+"""An ensemble on a Redis store, and a small version of the fleet benchmark."""
 
 from __future__ import annotations
 

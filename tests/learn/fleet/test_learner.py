@@ -1,4 +1,4 @@
-"""One learner for a fleet: whatever becomes of it, every feedback is learned from, and noted once."""
+"""A fleet's one learner: whatever happens to it, every feedback is learned from and acknowledged once."""
 
 from __future__ import annotations
 

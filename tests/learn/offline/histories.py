@@ -1,4 +1,4 @@
-"""Recorded answers made up for tests: two topics told apart by their texts, specialists, and whoever is of no use."""
+"""Synthetic recorded answers: two topics that texts tell apart, a specialist for each, and useless endpoints."""
 
 from __future__ import annotations
 

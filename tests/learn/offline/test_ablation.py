@@ -1,4 +1,4 @@
-"""The ablation: its default is the product's, hidden is hidden, its own networks and figures are right."""
+"""The ablation: its default is the package's training, hidden parts have no effect, its networks are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training takes to be known of probabilities is what serving would know."""
+"""Training sees the same calibration of probabilities as serving would."""
 
 from __future__ import annotations
 

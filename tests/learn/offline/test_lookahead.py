@@ -1,4 +1,4 @@
-"""What one more member is worth, by asking it; and the Decider that follows from the regression on it."""
+"""The gain of asking one more member, and the Decider fitted to it by regression."""
 
 from __future__ import annotations
 

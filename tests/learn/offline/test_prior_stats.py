@@ -1,4 +1,4 @@
-"""Looking back on a whole log at once, against its definition row by row."""
+"""Statistics of all earlier rows of a log at once equal their definition row by row."""
 
 from __future__ import annotations
 

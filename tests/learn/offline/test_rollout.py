@@ -1,4 +1,4 @@
-"""Rollouts: the law that decisions are sampled from, who is asked, and what it costs."""
+"""Rollouts: the distribution of decisions, which endpoints are asked, and the cost."""
 
 from __future__ import annotations
 

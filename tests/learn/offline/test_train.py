@@ -1,4 +1,4 @@
-"""Training on a log: what it learns, that it goes on where it was stopped, and the critic it leaves."""
+"""Training on a log: what it learns, resuming it, and the critic it produces."""
 
 from __future__ import annotations
 
