@@ -23,7 +23,7 @@ def user(text: str) -> ChatCompletionUserMessageParam:
 
 async def ask(url: str) -> None:
     async with AsyncOpenAI(base_url=url, api_key="none is needed on this machine") as client:
-        wishes = {"choices": ["32", "42", "44"]}  # what OpenAI's API has no name for
+        wishes = {"choices": ["32", "42", "44"]}  # arguments that OpenAI's API does not have
         messages = [{"role": "user", "content": QUESTION}]
         reply = await client.chat.completions.create(
             model="focalroute",

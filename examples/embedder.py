@@ -1,4 +1,4 @@
-"""Let another embedder read the texts of the queries: an endpoint's /embeddings, or a function of your own."""
+"""Use another embedder for the queries' texts: an endpoint's /embeddings, or a function of your own."""
 
 from decimal import Decimal
 
@@ -9,7 +9,7 @@ KEYWORDS = ("What is", "number comes next", "How many", "older", "lies", "days")
 
 
 def keywords(text: str) -> list[float]:
-    """A vector for a text, always of the same length. It may be slow, or a coroutine: a local encoder, a client."""
+    """Return a vector of fixed length for a text. It may be slow, or a coroutine: a local encoder, a client."""
     return [1.0, *(float(word in text) for word in KEYWORDS)]
 
 

@@ -24,6 +24,6 @@ with tempfile.TemporaryDirectory() as folder, SimulatedPool() as pool:
         answer = ensemble.ask("What is 17 + 25?", choices=["32", "42", "44", "52"])
         subprocess.run([sys.executable, "-c", REVIEWER, store, answer.id, "42"], check=True)
         while not any(endpoint.seen for endpoint in ensemble.stats().endpoints.values()):
-            time.sleep(0.05)  # the serving process hears of it within a quarter of a second
+            time.sleep(0.05)  # the serving process gets it within a quarter of a second
         for name, endpoint in ensemble.stats().endpoints.items():
             print(f"{name}: {endpoint.seen} outcomes seen, accuracy {endpoint.accuracy:.2f}")

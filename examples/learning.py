@@ -1,4 +1,4 @@
-"""Let the policies learn from feedback: 300 answers with their labels, an update, and what came of it."""
+"""Let the policies learn from feedback: 300 answers with labels, an update, and its result."""
 
 import tempfile
 

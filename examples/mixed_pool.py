@@ -1,4 +1,4 @@
-"""Own servers and hosted ones in one pool: the own cost next to nothing, the hosted ones are paid for when in doubt."""
+"""Your own servers and hosted ones in one pool: your own cost next to nothing, hosted ones are asked when in doubt."""
 
 from decimal import Decimal
 
@@ -7,12 +7,12 @@ from focalroute.sim import SimulatedModel, SimulatedPool, stream
 
 OWN = ("local-7b", "local-8b")
 models = [
-    # vLLM and llama.cpp on machines of one's own: what their hours cost, shared out over the tokens
+    # vLLM and llama.cpp on your own machines: the cost of their hours, divided by the tokens
     SimulatedModel("local-7b", skill=0.75, input_usd_per_1m=Decimal("0.01"), output_usd_per_1m=Decimal("0.01")),
     SimulatedModel("local-8b", skill=0.75, input_usd_per_1m=Decimal("0.01"), output_usd_per_1m=Decimal("0.01")),
     SimulatedModel("hosted-70b", skill=0.92, input_usd_per_1m=Decimal("0.88"), output_usd_per_1m=Decimal("0.88")),
 ]
-# of real servers only addresses, models and keys differ: see examples/pool.toml
+# for real servers only addresses, models and keys differ: see examples/pool.toml
 dialects = {"local-7b": "vllm", "local-8b": "llamacpp", "hosted-70b": "together"}
 
 with SimulatedPool(models, dialects=dialects) as pool:  # type: ignore[arg-type]

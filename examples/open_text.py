@@ -5,12 +5,12 @@ from statistics import fmean
 from focalroute import Ensemble
 from focalroute.sim import SimulatedModel, SimulatedPool, prose_requests
 
-# five who write about towns, none of them reliably; one of them is asked to make one text of all theirs, too
+# five unreliable writers about towns; one of them also merges all replies into one text
 models = [SimulatedModel(f"writer-{i}", skill=0.75) for i in range(5)]
 
 with (
     SimulatedPool(models) as pool,
-    # money is nearly no object here, so that several members are asked; the default is more thrifty
+    # a low cost weight, so that several members are asked; the default is more thrifty
     Ensemble(pool.endpoints, synthesiser="writer-0", cost_weight=0.003, seed=0) as ensemble,
 ):
     quality: dict[str, list[float]] = {"choose": [], "pick": [], "synthesise": []}

@@ -1,4 +1,4 @@
-"""One process serves; now and then another one updates the policy, and the first takes it over between two asks."""
+"""One process serves; now and then another updates the policy, and the first adopts it between two asks."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Ask a pool one closed question, look at the answer and its receipt, and say what was right."""
+"""Ask a pool one closed question, look at the answer and its receipt, and give the right answer."""
 
 from focalroute import Ensemble
 from focalroute.sim import SimulatedPool

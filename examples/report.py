@@ -1,4 +1,4 @@
-"""From nothing to a report: 60 questions to a simulated pool, their labels, one page about what came of it."""
+"""From nothing to a report: 60 questions to a simulated pool, their labels, one page about the results."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Ask for numbers in free text: however replies end, equal answers are one candidate; samples say how sure one is."""
+"""Ask for numbers in free text: however replies end, equal answers are one candidate; samples show certainty."""
 
 from focalroute import Ensemble
 from focalroute.answers import normal_form

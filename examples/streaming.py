@@ -1,4 +1,4 @@
-"""Print an answer as it is said; then look at its bill, and say how good it was."""
+"""Print an answer as it arrives; then look at its bill, and give it a reward."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def main() -> None:
 
 asyncio.run(main())
 
-# Without await; a loop that is left gives the answer up, and what it consumed until then is paid.
+# Without await; leaving the loop cancels the answer, and what it consumed until then is paid.
 with SimulatedPool() as pool, Ensemble(pool.endpoints, seed=0) as ensemble:
     for piece in ensemble.stream("What is 38 + 4? Think aloud."):
         print(piece.strip(), "... and no more")

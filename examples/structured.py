@@ -9,7 +9,7 @@ from focalroute.sim import SimulatedPool
 
 
 class Sum(BaseModel):
-    """Closed fields are elected each by itself; the others come whole from one member that agrees on those."""
+    """Closed fields are decided one by one; the others come together from one member that agrees on those."""
 
     result: Literal["32", "42", "44", "52"]
     explanation: str

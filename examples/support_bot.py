@@ -10,7 +10,7 @@ budget = Budget(
     max_usd_per_ask="0.001",
     usd_per_period={"hour": "0.05"},
     usd_per_tag={customer: {"day": "0.0004"} for customer in CUSTOMERS},
-    usd_per_query="0.00002",  # what a question may cost on average; the bot asks fewer, or cheaper, members to hold it
+    usd_per_query="0.00002",  # what a question may cost on average; to hold it, the bot asks fewer or cheaper members
 )
 
 
@@ -21,7 +21,7 @@ def reply(bot: Ensemble, customer: str, question: str, choices: tuple[str, ...])
     except BudgetExceeded as error:
         return f"{customer} has used up its ${error.limit}; again at {error.resets_at:%H:%M} UTC", None
     except PoolError:
-        return "nobody can be reached; a person will answer", None
+        return "no model can be reached; a person will answer", None
     return (answer.text, answer.id) if answer.confidence > 0.4 else ("not sure; a person will answer", answer.id)
 
 

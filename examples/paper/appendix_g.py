@@ -1,11 +1,11 @@
-"""RL-Focal, appendix G: what is left of the accuracy when members' scores become noisy, or the best member adversarial.
+"""RL-Focal, appendix G: the accuracy that is left when members' scores become noisy, or the best member adversarial.
 
 python -m examples.paper.appendix_g [--seeds 5] [--keep FOLDER]
 
-Everything is trained on the log as it is; then, on the test part, at random queries,
-- noisy: every member's scores are shuffled over the choices, each member's by itself;
-- adversarial: the best member of the training part exchanges what it believes most with what it believes least.
-Labels go on being told, so that online learners can notice.
+Everything is trained on the unchanged log; then, on the test part, at random queries,
+- noisy: each member's scores are shuffled over the choices independently;
+- adversarial: the best member of the training part exchanges its highest score with its lowest.
+Labels are still revealed, so that online learners can adapt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 1.0)
 _WAYS = ("best-single-train", "plurality", "log-linear-online")
 _TARGET = 0.5
 _OURS = f"focalroute @ {_TARGET:g}"
-#: What takes long to train -> how it is left out.
+#: Slow methods -> how each is left out.
 _LONG = {"rl-focal": "rl-focal", _OURS: "default"}
 _KINDS = ("noisy", "adversarial")
 
@@ -54,7 +54,7 @@ def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> LogTa
 
 
 def _exchanged(output: Output, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where every choice's score goes: the greatest and the smallest change places."""
+    """The place that each choice's score moves to: the greatest and the smallest change places."""
     order = np.arange(size)
     mass = np.array(output.probabilities or [float(choice == output.answer) for choice in range(size)])
     first, last = int(mass.argmax()), int(size - 1 - mass[::-1].argmin())

@@ -1,4 +1,4 @@
-"""Shares among the scripts of this folder: options, logs, runs that are kept, means with standard errors, figures."""
+"""Common parts of the scripts in this folder: options, logs, stored runs, means with standard errors, figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _RECORDED: Mapping[str, tuple[str, str | None]] = {
     "GSM8K": ("zeroeval12", "gsm"),
     "ZeroEval": ("zeroeval12", None),
 }
-_PER_TASK = ("ZeroEval",)  # three tasks in blocks: cut once, the test part would be one of them
+_PER_TASK = ("ZeroEval",)  # three tasks in blocks: cut once, the test part would be a single task
 #: Benchmark -> the generated log that stands in for it.
 _GENERATED: Mapping[str, Shape] = {"BBH*": BBH, "MUSR*": MUSR, "GPQA*": GPQA}
 _SIMULATED = "simulated*"
@@ -75,7 +75,7 @@ class Options:
         figures: the folder that figures go to.
         keep: the folder in which runs are kept, and looked for; None: nowhere.
         only: benchmarks to play on; empty: those that the script names.
-        without: what is left out of what takes long to train: "rl-focal", "der", "default", which is focalroute's own.
+        without: slow methods to leave out: "rl-focal", "der", "default", which is focalroute's own.
     """
 
     seeds: int
@@ -99,7 +99,7 @@ class Options:
             return dict(arrays)
 
     def played(self, key: str, make: Callable[[], ReplayResult]) -> ReplayResult:
-        """A run, likewise."""
+        """A run, from the folder if it is there."""
 
         def arrays() -> Mapping[str, NDArray[Any]]:
             found = make()
@@ -130,7 +130,7 @@ class Options:
 
 
 def parser_of(doc: str) -> argparse.ArgumentParser:
-    """Of a script's command line: what all of them take."""
+    """Return a parser of the options that all scripts share."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs")
     parser.add_argument("--quick", action="store_true", help="as little as shows that it runs")
@@ -138,7 +138,7 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
 
 
 def options(doc: str) -> Options:
-    """From the command line of a script that replays logs."""
+    """Read the options from the command line of a script that replays logs."""
     parser = parser_of(doc)
     parser.add_argument("--data", type=Path, default=_ROOT.parent / "shared" / "data", help="recorded logs")
     parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
@@ -171,7 +171,7 @@ class Benchmark:
 
     @property
     def everybody(self) -> float:
-        """USD of asking everybody on the test part."""
+        """USD of asking every endpoint on the test part."""
         return float(self.table.usd[self.parts.test].sum())
 
     def training(self, seed: int) -> Training:
@@ -192,7 +192,7 @@ class Benchmark:
         return self.once(name, {**BASELINES, **PRESETS}[name], seed)
 
     def runs(self, name: str) -> list[ReplayResult]:
-        """As many as there are seeds; one where chance has no part in it."""
+        """One run for each seed; a single run of a deterministic strategy."""
         alike = name in BASELINES and name not in BY_CHANCE
         return [self.run(name, seed) for seed in range(1 if alike else self.options.seeds)]
 
@@ -207,7 +207,7 @@ class Benchmark:
         return [self.once(rl_focal_name(**changed), make, seed) for seed in range(self.options.seeds)]
 
     def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> ReplayResult:
-        """Any strategy on the test part; ``name`` is what it is kept as."""
+        """Play any strategy on the test part; it is stored as ``name``."""
 
         def run() -> ReplayResult:
             return play(make(self.training(seed)), self.table, self.parts.test)
@@ -215,14 +215,14 @@ class Benchmark:
         return self.options.played(f"{self.name}/{name}/{seed}", run)
 
     def ours(self, target: float) -> list[ReplayResult]:
-        """focalroute as it is: trained on the training part, then served at a cost ratio to hold."""
+        """Play focalroute's default: trained on the training part, then served at a held cost ratio."""
         return [
             self.options.played(f"{self.name}/focalroute {target:g}/{seed}", partial(self.served, seed, target))
             for seed in range(self.options.seeds)
         ]
 
     def served(self, seed: int, target: float, on: LogTable | None = None) -> ReplayResult:
-        """Once; ``on`` another log of the same queries, of which the policy was not trained."""
+        """Serve one seed; ``on``: another log of the same queries, on which the policy was not trained."""
         served = PolicyReplay(
             _policy(self, seed),
             on or self.table,
@@ -248,7 +248,7 @@ def rl_focal_name(**changed: Any) -> str:
 
 @cache
 def _agents(benchmark: Benchmark, seed: int, settings: RlFocalSettings) -> Agents:
-    """RL-Focal's networks, which do not depend on whether pools are drawn in service, too."""
+    """RL-Focal's networks; they do not depend on whether pools are also drawn in service."""
     return rl_focal(benchmark.training(seed), settings).agents
 
 
@@ -259,7 +259,7 @@ def _policy(benchmark: Benchmark, seed: int) -> Policy:
 
 
 def benchmarks(names: Sequence[str], asked: Options) -> Iterator[Benchmark]:
-    """Those of the names whose log there is; when it is to be quick, a small generated one instead of them all."""
+    """Return the named benchmarks whose log is present; with ``quick``, one small generated log in place of all."""
     if asked.quick:
         with tempfile.TemporaryDirectory() as folder:
             table = biased_log(0, Path(folder), _QUICK)
@@ -288,7 +288,7 @@ def _table(name: str, data: Path) -> LogTable | None:
 
 
 def members(table: LogTable, chosen: Sequence[int]) -> LogTable:
-    """The log with these endpoints only; one that is named twice is there twice, under two names."""
+    """The log with only these endpoints; an endpoint named twice appears twice, under two names."""
     names = [f"{table.names[i]} ({n})" if i in chosen[:n] else table.names[i] for n, i in enumerate(chosen)]
     endpoints = tuple(replace(table.endpoints[i], name=name) for i, name in zip(chosen, names, strict=True))
     taken = [
@@ -312,7 +312,7 @@ def mean_se(values: Sequence[float], scale: float = 100, digits: int = 2) -> str
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error of some runs; of one the error is 0."""
+    """Mean and standard error of some runs; the error of a single run is 0."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return statistics.fmean(values), error
 
@@ -337,7 +337,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 @contextmanager
 def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
-    """Some panels side by side; saved as ``name``.svg, but not where it is only to be quick."""
+    """Some panels side by side, saved as ``name``.svg unless the run is ``quick``."""
     from matplotlib import pyplot
 
     style: Any = {
@@ -360,7 +360,7 @@ def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
 def two_scales(
     axes: Axes, name: str, played: Mapping[float, Sequence[ReplayResult]], others: Sequence[float], label: str
 ) -> None:
-    """Accuracy with its standard error, and dashed something else from 0 up, over values that are evenly spaced."""
+    """Accuracy with its standard error, and a dashed second quantity from 0 up, over evenly spaced values."""
     at = range(len(played))
     right, errors = zip(*(spread([100 * run.worth.mean() for run in runs]) for runs in played.values()), strict=True)
     axes.errorbar(at, right, errors, fmt="o-", capsize=2)

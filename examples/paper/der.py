@@ -2,11 +2,11 @@
 
 python -m examples.paper.der [--task qa ...] [--seeds 5] [--train 800] [--test 300] [--json FILE]
 
-Two hops and yes or no are for `focalroute.sim.relay_models`: four cheap models that are each good at one kind of hop, a
-dear one that is fair at all. QA (F1), summaries (ROUGE-L) and sentiment (accuracy) are for `small_models`, in the shape
-of DER's small-model rebuild. Every seed has models, questions and a training of its own. Training asks the models in
-process, everything that is scored goes through `focalroute.Ensemble` over HTTP. The settings of DER were chosen on two
-hops and yes or no, with other seeds.
+Two hops and yes or no are for `focalroute.sim.relay_models`: four cheap models that are each good at one kind of hop,
+and an expensive one that is fair at all. QA (F1), summaries (ROUGE-L) and sentiment (accuracy) are for `small_models`,
+in the shape of DER's small-model rebuild. Every seed has its own models, questions and training. Training asks the
+models in process; everything that is scored goes through `focalroute.Ensemble` over HTTP. The settings of DER were
+chosen on two hops and yes or no, with other seeds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How probabilities are had: labels' log-probabilities, 10 samples, or one parsed reply; calibration and cost.
+"""Ways to elicit probabilities: labels' log-probabilities, 10 samples, or one parsed reply; calibration and cost.
 
 python -m examples.paper.elicitation [--questions 500] [--seeds 5]
 
-Simulated models (`focalroute.sim.default_models`), asked through the project's own elicitation as an endpoint that can
-do so much would be. Brier is the mean squared error over the choices; ECE the mean distance of confidence and share
-right over ten bins of equal width, of the leading choice. A parsed reply counts as sure.
+Simulated models (`focalroute.sim.default_models`), asked through the project's own elicitation, each time as an
+endpoint with these capabilities. Brier is the mean squared error over the choices; ECE, of the leading choice, the mean
+distance of confidence and share right over ten bins of equal width. A parsed reply counts as certain.
 """
 
 from __future__ import annotations

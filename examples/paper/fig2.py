@@ -1,9 +1,9 @@
-"""RL-Focal, Fig. 2: does the diversity of a team tell how right its plurality is? All 2^N - N - 1 teams.
+"""RL-Focal, Fig. 2: does the diversity of a team predict the accuracy of its plurality? All 2^N - N - 1 teams.
 
 python -m examples.paper.fig2
 
-Every metric is taken on the very queries that the plurality is scored on, as in the paper, and once more on the
-training part, which is what a policy could know. "same size" is the mean correlation within teams of one size, since
+Every metric is measured on the queries that the plurality is scored on, as in the paper, and once more on the training
+part, which is all that a policy could know. "same size" is the mean correlation within teams of one size, since
 accuracy and diversity both grow with it. The members' mean accuracy is beside them as a control.
 """
 

@@ -2,7 +2,7 @@
 
 python -m examples.paper.fig3 [--seeds 5]
 
-"no metric" sees the pool of the last answer and its size alone; "every endpoint" is the plurality of all.
+"no metric" sees only the pool of the last answer and its size; "every endpoint" is the plurality of all.
 """
 
 from __future__ import annotations

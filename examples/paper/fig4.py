@@ -1,4 +1,4 @@
-"""RL-Focal, Fig. 4: right although few members are, greedy controls, errors corrected, branching against one head.
+"""RL-Focal, Fig. 4: right when few members are, greedy controls, errors corrected, branching against one head.
 
 python -m examples.paper.fig4 [--seeds 5] [--keep FOLDER]
 """
@@ -32,14 +32,14 @@ _TARGET = 0.5
 
 
 def when_right(benchmark: Benchmark, runs: list[ReplayResult]) -> list[float]:
-    """Share right, of the test queries that exactly n members have right, n = 0 to N; NaN where there is none."""
+    """Share right among the test queries that exactly n members have right, n = 0 to N; NaN if there are none."""
     n = (benchmark.fails[benchmark.parts.test] == 0).sum(axis=1)
     worth = np.mean([run.worth for run in runs], axis=0)
     return [float(worth[n == k].mean()) if (n == k).any() else np.nan for k in range(len(benchmark.table.names) + 1)]
 
 
 def corrected(benchmark: Benchmark, runs: list[ReplayResult]) -> list[str]:
-    """Of the best single endpoint's errors, the share that is put right; of its right answers, the share lost."""
+    """The share of the best single endpoint's errors that is corrected, and of its right answers that is lost."""
     single = benchmark.run("best-single-train").worth >= 0.5
     won = [float((run.worth >= 0.5)[~single].mean()) for run in runs]
     lost = [float((run.worth < 0.5)[single].mean()) for run in runs]
@@ -47,7 +47,7 @@ def corrected(benchmark: Benchmark, runs: list[ReplayResult]) -> list[str]:
 
 
 def members_right(benchmark: Benchmark) -> dict[str, list[float]]:
-    """Print what is right when exactly n members are, and the errors corrected."""
+    """Print the share right when exactly n members are, and the errors corrected."""
     ways = {name: benchmark.runs(name) for name in _WAYS} | benchmark.published() | benchmark.defaults(_TARGET)
     found = {name: when_right(benchmark, runs) for name, runs in ways.items()}
     columns = ["members right", *map(str, range(len(benchmark.table.names) + 1))]

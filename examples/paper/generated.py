@@ -1,13 +1,13 @@
-"""Generated outcome logs, for benchmarks of which no log is to be had. Fixed before anything was tuned on them.
+"""Generated outcome logs, for benchmarks without a public log. Fixed before anything was tuned on them.
 
 `biased_log`: models whose probabilities favour positions of the choices, differently in each task. Of model m on choice
 k of a query of task t whose label is y,
 
     z = s_mt [k = y] + noise + b_mtk,    probabilities = softmax(z / .3)
 
-with s_mt uniform in 0 to 2 (who is good differs by task), noise and the position bias b_mtk standard normal, and y
+with s_mt uniform in 0 to 2 (the best model differs by task), noise and the position bias b_mtk standard normal, and y
 uniform. Five models at the same price; 24 tasks of 2 to 19 choices; 200 queries a task to train on and 100 to test on,
-in random order. Queries have no text, so that only the task, where it is shown, tells of the task.
+in random order. Queries have no text, so only the task name, if shown, identifies the task.
 
 `simulated_log`: questions with a text and six models at different prices, those of `focalroute.sim`.
 """
@@ -53,7 +53,7 @@ class Shape:
     skill: float = 2.0
 
 
-#: 24 tasks; 3 tasks of 250 questions; 1,192 questions at which nobody is good.
+#: 24 tasks; 3 tasks of 250 questions; 1,192 questions at which no model is good.
 BBH = Shape([2 + task * 17 // (TASKS - 1) for task in range(TASKS)])
 MUSR = Shape((2, 3, 5), train=200, test=50, skill=1.0)
 GPQA = Shape((4,), train=954, test=238, skill=0.6)

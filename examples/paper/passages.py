@@ -1,6 +1,6 @@
 """Questions on a report, summaries and sentiment, in the shapes of SQuAD, XSum and SST-2, for `examples.paper.der`.
 
-Of a summary a model answers each question behind it by itself, and is swayed in each by what it is shown. A
+For a summary a model answers each question behind it separately, and is swayed in each by the answer it is shown. A
 `PassageModel` is a simulated model that knows these topics.
 """
 
@@ -62,7 +62,7 @@ def _question(report: str, fact: str) -> str:
 
 
 def questions_behind(request: str) -> dict[str, str]:
-    """The question on the report, by topic of `FACTS`, that a summary asked for like this answers."""
+    """The questions on the report, by topic of `FACTS`, that the requested summary must answer."""
     return {fact: _question(_asked(request)["report"], fact) for fact in FACTS}
 
 
@@ -73,7 +73,7 @@ def fact_in(summary: str, fact: str) -> str | None:
 
 
 def summed_up(request: str, said: Mapping[str, str]) -> str:
-    """The summary asked for like this, which says this of each of `FACTS`."""
+    """The requested summary with these answers to each of `FACTS`."""
     thing = _read(_asked(request))["thing"]
     return f"{said['who']} opened a {thing} in {said['where']} for {said['cost']} pounds."
 
@@ -102,7 +102,7 @@ def _solve_fact(match: Match) -> str | None:
 
 
 def _wrong_fact(match: Match, right: str, rng: Random) -> Iterator[str]:
-    """First what the report says of somebody, somewhere or something else, then slips of half a name or a number."""
+    """First what the report says about other persons, places or things, then slips of half a name or a number."""
     fact = _fact_of(match)
     yield _read(match)[_BESIDE[fact]]
     yield from near(match, right, rng) if fact == "cost" else _half_right(fact, right, rng)

@@ -17,12 +17,12 @@ _RIDGE = 1.0
 
 
 class Rerank:
-    """LLM-Blender's shape (arXiv 2306.02561): everybody is asked, a ranker picks the one reply to give.
+    """LLM-Blender's shape (arXiv 2306.02561): all endpoints are asked, and a ranker picks one reply.
 
-    Its PairRanker compares two replies at a time and picks who wins most. Here the comparison is linear, in the query's
-    text and in the length of the reply, standardised per member; the wins of i over j then add up to i's own
-    predicted worth, so that is what is fitted (ridge regression, a weight vector a member). Its text is all that it
-    could see beyond, and a log has none.
+    Its PairRanker compares two replies at a time and picks the one that wins most. Here the comparison is linear, in
+    the query's text and in the length of the reply, standardised per member; the wins of i over j then add up to i's
+    own predicted worth, so that worth is fitted (ridge regression, a weight vector a member). The original also reads
+    the replies' text, which a log does not have.
     """
 
     def __init__(self, training: Training) -> None:

@@ -1,6 +1,6 @@
 """RL-Focal, Tables 4 and 5 and Fig. 5: window T, discount gamma and penalty alpha; accuracy and cost of each.
 
-How many passes over the training part the paper makes is not said; here that is swept, too.
+The paper does not say how many passes it makes over the training part; that is swept here, too.
 
 python -m examples.paper.sweeps [--seeds 5] [--keep FOLDER]
 """
@@ -35,7 +35,7 @@ def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[ReplayResu
 
 
 def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[ReplayResult]]:
-    """Play these values of one setting, and print what came of them."""
+    """Play these values of one setting, and print the results."""
     played = {value: benchmark.rl_focal(**{name: value}) for value in values}
     rows = [row(benchmark, name, value, runs) for value, runs in played.items()]
     show(f"{benchmark.name}", [name, "accuracy %", "cost ratio", "calls", "published"], rows)

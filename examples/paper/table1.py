@@ -1,4 +1,4 @@
-"""RL-Focal, Table 1: the ensemble against each of its members, and against what this project has beside it.
+"""RL-Focal, Table 1: the ensemble against each of its members, and against this project's other methods.
 
 python -m examples.paper.table1 [--seeds 5] [--keep FOLDER]
 """
@@ -18,7 +18,7 @@ PUBLISHED = {
 }
 _BASELINES = ("best-single-train", "plurality", "mean", "log-linear-online", "query-weights", "static-subset")
 _TARGETS = (0.2, 0.5)
-#: RL-Focal's pools in service: drawn, and learned on (Algorithm 2), or the likeliest of what was trained.
+#: RL-Focal's pools in service: drawn, and learned on (Algorithm 2), or the likeliest pool of the trained Decider.
 _POOLS = {"rl-focal, pools drawn": True, "rl-focal, likeliest pool": False}
 
 

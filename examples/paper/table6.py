@@ -3,9 +3,9 @@
 python -m examples.paper.table6 [--requests 900] [--seeds 5]
 
 Requests of three kinds come mixed, over real HTTP: for advice, for something unsafe, for facts. Each has five points; a
-reply is worth the share of them it has right, on its own kind's axis. In every row the same three members with the
-same draws are asked; the Decider picks one for each request (``combine="pick"``) and hears one graded reward, of the
-reply that was given, or what a judge endpoint makes of it. It is told neither the kind nor who is good at what.
+reply is worth the share of these that it has right, on its own kind's axis. In every row the same three members with
+the same draws are asked; the Decider picks one for each request (``combine="pick"``) and gets one graded reward for the
+reply, the true one or a judge endpoint's. It knows neither the kind of a request nor the members' strengths.
 
 helpful and truthful are the mean worth of replies to requests for advice and for facts, unsafe is 1 minus that of
 replies to unsafe ones, all in points; average is (helpful - unsafe + truthful) / 3, as in the paper. Everything counts
@@ -41,7 +41,7 @@ SPECIALISTS = {
 
 
 def models_of(seed: int) -> list[SimulatedModel]:
-    """The specialists, and a judge who is right about four of five grades."""
+    """The specialists, and a judge that is right about four of five grades."""
     return [
         *(SimulatedModel(name, skills=skills, seed=seed) for name, skills in SPECIALISTS.items()),
         SimulatedModel("judge", skill=0.8, seed=seed),

@@ -2,8 +2,8 @@
 
 python -m examples.paper.tables2_3 [--seeds 5] [--keep FOLDER]
 
-Several samples of one endpoint are in no recorded log. "simulated*" has its endpoints' whole distributions, from which
-they are drawn here, each paid for.
+Recorded logs do not have several samples of one endpoint. "simulated*" has its endpoints' whole distributions, from
+which samples are drawn here, each paid for.
 """
 
 from __future__ import annotations

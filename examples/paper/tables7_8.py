@@ -3,7 +3,7 @@
 python -m examples.paper.tables7_8
 
 Times are seconds of CPU on the machine it runs on, without network. A decision is everything between a query and its
-answer but the endpoints' own time, in the replay's plain Python.
+answer except the endpoints' own time, in the replay's plain Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def deciding(strategy: Strategy, benchmark: Benchmark) -> float:
 
 
 def size_of(strategy: Strategy) -> str:
-    """Parameters of what decides and fuses."""
+    """Number of parameters of the Decider and the Fusion."""
     if not isinstance(strategy, RlFocal):
         return ""
     parts = (strategy.agents.decider, strategy.agents.fusion)
@@ -52,7 +52,7 @@ def size_of(strategy: Strategy) -> str:
 
 
 def prices() -> list[list[str]]:
-    """Table 8, beside what the price library has where it is installed."""
+    """Table 8, beside the price library's prices if it is installed."""
     rows = []
     for name, (published, model) in PUBLISHED.items():
         found = look_up(_TOGETHER, model).price if installed() else None

@@ -1,10 +1,10 @@
-"""How probabilities are had from real models: whole choices, labels, ten samples; calibration and cost.
+"""Ways to elicit probabilities from real models: whole choices, labels, ten samples; calibration and cost.
 
 python -m examples.paper.whole_choices [--questions 300] [--seeds 5]
 
-Three Llamas of half a million parameters learn counting and logic as those of `examples.tiny_pool` do, and besides to
-write the answer out behind the question. A real vLLM serves each; it is asked the same questions in three ways through
-the public face. Needs torch and `make real`; some six minutes a seed.
+Three Llamas of half a million parameters are taught counting and logic like those of `examples.tiny_pool`, and also to
+write the answer out after the question. A real vLLM serves each; it is asked the same questions in three ways through
+the public API. Needs torch and `make real`; some six minutes a seed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _DIGITS = (1, 1, 3, 1, 0, 1, 1)
 
 
 def recipes(seed: int) -> list[Recipe]:
-    """Who learns what; heads of 32, as vLLM needs on a CPU."""
+    """The models' recipes, with heads of width 32, as vLLM needs on a CPU."""
     small, large = Shape(96, 4, 3, 256), Shape(128, 4, 4, 256)
     return [
         Recipe("counter", small, {"counting": 1}, 900, 10 * seed + 1, _PRICE, alone=500),
@@ -61,7 +61,7 @@ def recipes(seed: int) -> list[Recipe]:
 
 
 def written(model: Llama, questions: Sequence[Question]) -> Any:
-    """Cross entropy of the right answer, written behind its question as whole choices are scored."""
+    """Cross entropy of the right answer, written after its question as in the scoring of whole choices."""
     made = tokenizer(TOPICS)
     texts = [(write_out_choices(_said(question), (question.answer,)) or ("",))[0] for question in questions]
     whole = [made.encode(text).ids for text in texts]
@@ -95,7 +95,7 @@ def _model_folder(folder: Path, recipe: Recipe) -> Path:
 
 
 async def _asked(root: str, name: str, questions: Sequence[Question], way: Mapping[str, Any]) -> list[Output]:
-    """One model's answers, had in one way."""
+    """One model's answers, elicited in one way."""
     endpoint = Endpoint(
         name,
         model=name,
@@ -113,7 +113,7 @@ async def _asked(root: str, name: str, questions: Sequence[Question], way: Mappi
 
 
 def _output(answer: Answer | BaseException) -> Output:
-    """An answer that could not be read has no probabilities, and is left out of what is compared."""
+    """An answer that could not be read has no probabilities, and is left out of the comparison."""
     reply = answer.replies[0] if isinstance(answer, Answer) else None
     if reply is None or reply.usage is None:
         return Output(None, None, None, 0, 0, None, None, str(answer))
@@ -123,7 +123,7 @@ def _output(answer: Answer | BaseException) -> Output:
 
 
 def played(roster: Sequence[Recipe], questions: Sequence[Question]) -> dict[str, list[LoggedQuery]]:
-    """The answers of newly trained models, by the way they were had."""
+    """The answers of newly trained models, by the way they were elicited."""
     outputs: dict[str, list[dict[str, Output]]] = {way: [{} for _ in questions] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         for recipe in roster:

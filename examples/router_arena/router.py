@@ -1,4 +1,4 @@
-"""One model for each prompt, as RouterArena takes it (https://github.com/RouteWorks/RouterArena). No model is asked.
+"""Names one model for each prompt, as RouterArena expects (https://github.com/RouteWorks/RouterArena). Asks none.
 
 A submission is a configuration that names the models, and a JSON list with one object for each query: ``global index``,
 ``prompt``, ``prediction`` (a model's name), and three fields that RouterArena's own scripts fill in. Its rules forbid

@@ -1,10 +1,10 @@
-"""Made-up logs that the shipped policy is trained on: pools and questions of many kinds, none of them real.
+"""Synthetic logs that the shipped policy is trained on: pools and questions of many kinds, none of them real.
 
-What real pools have in common is in them, and how much of it is drawn anew for each: some questions are harder than
-others; who is better overall is not better everywhere; topics come in blocks or mixed; endpoints of one family err
-together, and wrong answers have favourites; some endpoints lean to certain places among the choices; the dearer tend to
-be better, but not always; long replies go with hard questions. Endpoints may fail, be absent for a while, or change
-half-way.
+They have what real pools have in common, each log to a random degree: some questions are harder than
+others; an endpoint that is better overall is not better everywhere; topics come in blocks or mixed; endpoints of one
+family err together, and some wrong answers are favourites; some endpoints prefer certain places among the choices;
+expensive endpoints tend to be better, but not always; long replies go with hard questions. Endpoints may fail, be
+absent for a while, or change half-way.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _questions(rng: np.random.Generator, size: int) -> _Questions:
 
 
 def _logits(rng: np.random.Generator, questions: _Questions, skill: F64) -> F64:
-    """(T, N, K) how much each endpoint is for each answer; the right one is answer 0."""
+    """(T, N, K) logits of each endpoint for each answer; the right one is answer 0."""
     size, n, width = len(questions.topic), len(skill), int(questions.size.max())
     level = rng.uniform(0.3, 3.0) + 0.45 * np.log(questions.size)
     taste = rng.normal(0, rng.uniform(0.05, 1.0), (n, questions.topic.max() + 1))
@@ -125,13 +125,13 @@ def _mixed(rng: np.random.Generator, questions: _Questions, candidate: I64, logi
 
 
 def _leanings(rng: np.random.Generator, n: int, width: int) -> F64:
-    """(N, K) how much each endpoint likes each place, whatever stands there."""
+    """(N, K) each endpoint's preference for each place among the choices."""
     leanings: F64 = rng.normal(0, rng.choice((0, 0, 0.3, 1.0)), (n, width))
     return leanings
 
 
 def _masses(rng: np.random.Generator, logits: F64, candidate: I64) -> F32:
-    sharp = np.exp(rng.normal(rng.uniform(0, 1.2), 0.5, (1, logits.shape[1], 1)))  # many are surer than they should be
+    sharp = np.exp(rng.normal(rng.uniform(0, 1.2), 0.5, (1, logits.shape[1], 1)))  # many are overconfident
     q = np.exp(sharp * (logits - logits.max(axis=2, keepdims=True)))
     mass = (q / q.sum(axis=2, keepdims=True)).astype(np.float32)
     return np.where(candidate[..., None] < 0, np.float32(np.nan), mass)
@@ -151,7 +151,7 @@ def _offered(candidate: I64) -> tuple[I64, F32, I64]:
 
 
 def _graded(rng: np.random.Generator, candidate: I64) -> tuple[I64, F32, I64]:
-    """Likewise where each answers in words of its own, worth much if right and little if not."""
+    """Likewise for open text: every answer differs, and is worth much if right and little if not."""
     size, n = candidate.shape
     usable, noise = candidate >= 0, rng.uniform(0, 0.3)
     worth = np.where(candidate == 0, 1 - noise * rng.random((size, n)), noise * rng.random((size, n)))

@@ -1,10 +1,10 @@
-"""Trains the policy that is shipped: what any pool of endpoints can be expected to be like, before the first query.
+"""Trains the shipped policy, which serves any pool of endpoints from its first query on.
 
-It learns from made-up logs alone (see `examples.shipped_policy.synthetic_pools`), from nets set by hand, by the
-steps of offline training, and knows nothing of anybody's endpoints: neither names, nor long-run accuracies. Offline
-training and online updates go on from it.
+It starts from nets set by hand, learns only from synthetic logs (see `examples.shipped_policy.synthetic_pools`) by the
+steps of offline training, and knows no endpoints: neither names nor long-run accuracies. Offline
+training and online updates start from it.
 
-    python -m examples.shipped_policy.training    some minutes of one core; writes focalroute/policy/cold again
+    python -m examples.shipped_policy.training    some minutes of one core; rewrites focalroute/policy/cold
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ShippedSettings:
     """How much to train.
 
     Attributes:
-        worlds: made-up logs.
+        worlds: number of synthetic logs.
         queries: of each.
         fusion_steps: of Adam, each on a batch of one world.
         lookahead_steps: of the regression on gains.
@@ -80,9 +80,9 @@ def shipped(settings: ShippedSettings | None = None, seed: int = _SEED) -> tuple
 
 
 def cold_fusion() -> FusionNet:
-    """Naive Bayes over votes, that is plurality while no accuracy is known, and a quarter of the mass given.
+    """Naive Bayes over votes (plurality while no accuracy is known), plus a quarter of the members' probabilities.
 
-    Where probabilities are known well, their log-likelihood ratio takes the place of the vote's weight.
+    Where probabilities are well calibrated, their log-likelihood ratio replaces the vote's weight.
 
     A feature that is equal for all candidates, such as a member's accuracy, has no effect here: it is in ``evidence``.
     """
@@ -93,12 +93,12 @@ def cold_fusion() -> FusionNet:
 
 
 def _untimed(net: DeciderNet) -> DeciderNet:
-    """Without weights for latencies, which no made-up log has: training leaves them as they are."""
+    """The net without weights for latencies, which no synthetic log has: training leaves these at 0."""
     return replace(net, hidden_endpoint=zeroed(net.hidden_endpoint, layout.slices(layout.ENDPOINT)["latency"]))
 
 
 def synthetic_views(rng: np.random.Generator, queries: int) -> Views:
-    """A new world as the cold start would see it: nothing is known of the long run but prices."""
+    """A new world as the cold start would see it: no long-run record except prices."""
     log = synthetic_pool(rng, queries)
     n = len(log.names)
     unknown = LongRun(np.zeros(n), np.full(n, float(PRIOR_ASKS)), log.prices)
@@ -123,7 +123,7 @@ def _improved(
     settings: ShippedSettings,
     rng: np.random.Generator,
 ) -> DeciderNet:
-    """The Decider after the policy gradient, in windows of what it asks itself."""
+    """The Decider after the policy gradient, with windows of the endpoints that it asked itself."""
     learners = [
         PolicyGradient(
             views,

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(seeds: Sequence[Seed], folder: Path) -> None:
-    """Tables and figure of all seeds, and the report on what the first one's warm start remembers of its stream."""
+    """Write tables and a figure of all seeds, and the report on the store of the first seed's warm start."""
     (folder / "tables.md").write_text(tables(seeds) + "\n")
     draw(seeds, folder / "accuracy.svg")
     warm = seeds[0].folder / next(iter(STEADY))

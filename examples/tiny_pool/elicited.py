@@ -27,7 +27,7 @@ class Calibration:
         accuracy: of the likeliest choice.
         brier: the mean squared distance from what was right, summed over the choices (Brier 1950); less is better.
         log_loss: the mean of -ln of the right choice's mass, which counts as .01 at least.
-        error: expected calibration error of the likeliest choice, in ten bins of equal width (Guo et al. 2017).
+        error: the expected calibration error of the likeliest choice, in ten bins of equal width (Guo et al. 2017).
         seconds: of a call, the mean. ``usd``: as the endpoint bills it.
         tokens: that came back, as the endpoint counts them; the mean.
     """
@@ -61,10 +61,10 @@ class Compared:
 def compared(
     first: Sequence[LoggedQuery], second: Sequence[LoggedQuery], names: Sequence[str], *, seed: int = 0
 ) -> Compared:
-    """Two ways to have probabilities, on the answers for which both gave some.
+    """Compare two ways to elicit probabilities, on the answers for which both gave some.
 
     Args:
-        first: some queries with probabilities had in one way; ``second``: the same queries, in the same order.
+        first: queries with probabilities elicited one way; ``second``: the same queries in order, the other way.
         names: the endpoints.
     """
     pairs = [
@@ -93,7 +93,7 @@ def _facts(rows: Sequence[tuple[LoggedQuery, Output]]) -> F64:
 
 
 def _fact(label: int, output: Output) -> tuple[float, ...]:
-    """Missing mass is shared out among the choices."""
+    """The facts of one answer; missing probability is shared equally among the choices."""
     given = np.array(output.probabilities or ())
     mass = given + (1 - given.sum()) / len(given)
     likeliest = int(mass.argmax())

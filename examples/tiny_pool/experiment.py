@@ -32,7 +32,7 @@ from focalroute.sim.process import pool_toml
 
 __all__ = ["CHANGING", "STEADY", "Seed", "Sizes", "elicited"]
 
-#: The streams with five servers: what is told of an answer, and whether the policy was trained on what was collected.
+#: The streams with five servers: the kind of feedback, and whether the policy was trained on the collected answers.
 STEADY: Mapping[str, tuple[Feedback, bool]] = MappingProxyType({
     "warm": ("label", True),
     "cold": ("label", False),
@@ -48,10 +48,10 @@ _BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-onl
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many questions: to train on, in the stream, and of the training ones to ask by samples as well.
+    """Numbers of questions: for training, in the stream, and of the training questions to ask by samples as well.
 
-    ``iterations`` are those of `focalroute train`. A query is to cost ``cost`` of what asking everybody costs, on
-    average over the training questions. One server is lost after ``lost`` of the stream, and a better one joins after
+    ``iterations`` are those of `focalroute train`. The target is ``cost`` of the mean cost of asking all
+    endpoints a training question. One server is lost after ``lost`` of the stream, and a better one joins after
     ``joined`` of it.
     """
 
@@ -77,7 +77,7 @@ class Seed:
         self.lives: dict[str, Live] = {}
 
     def collect(self) -> None:
-        """Ask everybody everything once: what is trained on, and what is compared with."""
+        """Ask every endpoint every question once, for training and for comparison."""
         self._write("questions.jsonl", [*self.training, *self.stream])
         self._write("sampled.jsonl", self.training[: self.sizes.sampled])
         _write_pool(self.folder / "pool.toml", self.pool)
@@ -113,7 +113,7 @@ class Seed:
         await asyncio.gather(*(live.serve(self.pool, self.stream) for live in steady), self._changing())
 
     async def _changing(self) -> None:
-        """From the trained policy; one server is killed on the way, and a better one joins later."""
+        """Serve from the trained policy; one server is killed on the way, and a better one joins later."""
         live = self._live(CHANGING, "label", warm=True)
         lost, joined = (int(share * len(self.stream)) for share in (self.sizes.lost, self.sizes.joined))
         names = [endpoint.name for endpoint in self.pool]
@@ -126,17 +126,17 @@ class Seed:
 
     @cached_property
     def table(self) -> LogTable:
-        """All that was collected."""
+        """The table of all collected answers."""
         log = self.folder / "log.jsonl"
         return join(read_log(log), load_pool(self.folder / "pool.toml"), log)
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Of the stream, in the table."""
+        """The rows of the stream in the table."""
         return np.arange(self.sizes.training, self.sizes.training + self.sizes.stream)
 
     def beside(self) -> dict[str, ReplayResult]:
-        """The baselines on the stream; what they learn before it is from the training questions."""
+        """Play the baselines on the stream, after they learned from the training questions."""
         training = Training(self.table, np.arange(self.sizes.training), self.seed)
         made = baselines(training)
         played = {name: play(made[name](training), self.table, self.rows) for name in _BASELINES}
@@ -165,7 +165,7 @@ class Seed:
 
 
 def elicited(seeds: Sequence[Seed]) -> Compared:
-    """Log-probabilities and ten samples for the same questions, those of all seeds together."""
+    """Compare log-probabilities and ten samples on the same questions, of all seeds together."""
     samples = [read_log(seed.folder / "samples.jsonl") for seed in seeds]
     scored = [read_log(seed.folder / "log.jsonl")[: len(some)] for seed, some in zip(seeds, samples, strict=True)]
     names = [endpoint.name for endpoint in seeds[0].pool]
@@ -173,6 +173,6 @@ def elicited(seeds: Sequence[Seed]) -> Compared:
 
 
 def _write_pool(path: Path, endpoints: Sequence[Endpoint], more: str = "") -> None:
-    """A pool file; the models have learned letters and no JSON, so nothing is held to a schema."""
+    """Write a pool file; the models have learned letters but no JSON, so no schema is used."""
     settings = "\n".join(filter(None, ("[[endpoint]]", "structured_choice = false", more)))
     path.write_text(pool_toml(endpoints).replace("[[endpoint]]", settings))

@@ -72,7 +72,7 @@ def _add_vocabulary(writer: Any, tokenizer: Any) -> None:
 
 
 def named_weights(model: Llama) -> Iterator[tuple[str, F32]]:
-    """By the names of llama.cpp; without output weights it takes the embedding's."""
+    """The weights by llama.cpp's names; without output weights llama.cpp uses the embedding's."""
     yield "token_embd.weight", _array(model.embedding.weight)
     yield "output_norm.weight", _array(model.norm.weight)
     for number, block in enumerate(model.blocks):

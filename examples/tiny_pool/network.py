@@ -1,4 +1,4 @@
-"""A Llama: what llama.cpp runs under the architecture "llama", in torch, small enough to train on two cores."""
+"""A Llama in torch (llama.cpp's architecture "llama"), small enough to train on two cores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Llama(nn.Module):  # type: ignore[misc]
     """The whole model; the output weights are the embedding's.
 
     ``forward`` takes token ids, int64, shape (batch, length), and returns the normed hidden states, float32, shape
-    (batch, length, width). Sequences shorter than the batch's are padded on the right, where nothing looks at them.
+    (batch, length, width). Sequences shorter than the batch's are padded on the right, which no position attends to.
     """
 
     def __init__(self, shape: Shape, vocabulary: int) -> None:

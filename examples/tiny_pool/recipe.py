@@ -1,4 +1,4 @@
-"""Which models the pool has: their sizes, what each learns from, for how long, and what it costs."""
+"""The models of the pool: their sizes, what each is trained on, for how long, and its price."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Recipe:
     Attributes:
         mix: topic -> how often, relative to the others, a question of it is learned from.
         steps: of training, with ``batch`` questions each (twice as many where they are alone), never seen again.
-        alone: this many of them at first without choices: what answers a question is learned, and which letter it has
-            only after that.
+        alone: how many steps come first without choices: the answer to a question is learned before its letter.
         seed: of the weights at the start and of the questions.
         usd_per_1m: price of a million tokens, in or out: by size.
     """
@@ -54,7 +53,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who is in the pool at first; who of them is killed on the way; who joins later."""
+    """The members at first; which of these is killed on the way; which model joins later."""
 
     models: tuple[Recipe, ...]
     killed: str
@@ -78,7 +77,7 @@ ROSTER = Roster(
 
 
 def cached(recipe: Recipe) -> Path:
-    """Where its model file is kept: outside the checkout, under a name that changes with the recipe."""
+    """The path of the model file: outside the checkout, under a name that changes with the recipe."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "focalroute" / "tiny-pool"
     key = blake2b(f"{FORMAT} {TOPICS} {recipe!r}".encode(), digest_size=6).hexdigest()
     return cache / f"{recipe.name}-{key}.gguf"

@@ -1,4 +1,4 @@
-"""Five llama-servers, their prices, and what may happen to them."""
+"""Starts, prices and kills the llama-servers of the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of questions over HTTP through an ensemble, each answered first and only then told about."""
+"""Streams of questions through an ensemble over HTTP, each answered before its feedback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UPDATE_EVERY = 100
 
 
 def fresh(n: int, seed: int, topics: Sequence[str], seen: set[str]) -> list[Question]:
-    """``n`` questions none of which is in ``seen``, where they are put."""
+    """Return ``n`` questions that are not in ``seen``, and add them to it."""
 
     def unseen() -> Iterator[Question]:
         for question in stream(20 * n, seed=seed, topics=topics):
@@ -42,9 +42,9 @@ class Live:
     Attributes:
         names: all endpoints that ever belong to the pool.
         folder: of its policy bundles, and of its store.
-        usd_per_query: the mean cost that is to be held.
+        usd_per_query: the mean cost to hold.
         unanswered: questions for which `PoolError` was raised.
-        failed_calls: calls that came to nothing, though their questions may well have been answered.
+        failed_calls: calls that failed, though their questions may have been answered.
         version: of the policy that served the last question.
         ledger_usd: all that was paid, probes included, which are on no receipt.
     """
@@ -77,7 +77,7 @@ class Live:
             self.ledger_usd = float(ensemble.stats().cost or 0)
 
     def played(self) -> ReplayResult:
-        """In the form that strategies are compared in."""
+        """The stream as a play, to compare with other strategies."""
         return ReplayResult(np.array(self.right), np.array(self.usd), np.array(self.asked))
 
     async def _one(self, ensemble: AsyncEnsemble, question: Question) -> None:

@@ -88,7 +88,7 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) 
 
 
 def _ahead(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
-    """The question from which on more of all so far were right, to the end."""
+    """The first question from which on the cumulative accuracy stays ahead to the end."""
     lead = np.cumsum([run.worth - other.worth for run, other in zip(runs, others, strict=True)], axis=1).sum(axis=0)
     behind = np.flatnonzero(lead <= 0)
     if not len(behind):
@@ -156,7 +156,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def draw(seeds: Sequence[Seed], path: Path) -> None:
-    """How accuracy went over the stream, as an SVG file."""
+    """Draw the accuracy over the stream as an SVG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Trains the models of a recipe, once: what they are right and wrong about is what came of it."""
+"""Trains the models of a recipe, once; their right and wrong answers are learned, not prescribed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPORT_EVERY = 100  # steps, once choices are read
 
 
 class _Batch(NamedTuple):
-    """Questions as tensors, the right letter behind each.
+    """Questions as tensors, each with the right letter.
 
     Attributes:
         ids: (B, L), padded on the right.
@@ -130,10 +130,10 @@ def _first_loss(model: Llama, batch: _Batch) -> Any:
 
 
 def _loss(model: Llama, judge: Any, batch: _Batch) -> Any:
-    """Cross entropy of the letter and of the end behind it.
+    """Cross entropy of the letter and of the end after it.
 
-    Two losses beside it say more of each question than its letter does: how the answer begins, where the question
-    ends and no choice is read yet; and of each choice, whether it is right.
+    Two further losses are more informative than the letter: how the answer begins, predicted where the question
+    ends, before any choice is read; and for each choice, whether it is right.
     """
     states, each = model.states(batch.ids), torch.arange(len(batch.last))
     hidden = states[-1]
@@ -146,7 +146,7 @@ def _loss(model: Llama, judge: Any, batch: _Batch) -> Any:
 
 
 def _guessed(model: Llama, hidden: Any, batch: _Batch) -> Any:
-    """Cross entropy of how the answer begins, where the question ends."""
+    """Cross entropy of the answer's first token, predicted where the question ends."""
     return functional.cross_entropy(model.logits(hidden[torch.arange(len(batch.asked)), batch.asked]), batch.idea)
 
 

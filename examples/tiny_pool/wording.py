@@ -1,4 +1,4 @@
-"""Questions as a model meets them: the very prompt that focalroute sends, as tokens of a vocabulary of its own."""
+"""Questions as a model gets them: the exact prompt that focalroute sends, as tokens of an own vocabulary."""
 
 from __future__ import annotations
 
