@@ -1,6 +1,6 @@
-"""OpenAI's chat completions API: requests read as arguments of ``ask``, answers written as replies, errors as statuses.
+"""OpenAI's chat completions API: reads requests as arguments of ``ask``, and writes answers and errors as responses.
 
-`focalroute.server` speaks it over HTTP, the clients of `Ensemble.as_openai` within this process.
+`focalroute.server` uses it over HTTP, the clients of `Ensemble.as_openai` within this process.
 """
 
 _PREFIX = "chatcmpl-"
@@ -12,5 +12,5 @@ def completion_id(answer_id: str) -> str:
 
 
 def answer_id_of(name: str) -> str:
-    """Return the id of an answer that is named by it, or by that of its reply."""
+    """Return an answer's id, given that id or its reply's."""
     return name.removeprefix(_PREFIX)

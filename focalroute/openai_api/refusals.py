@@ -1,4 +1,4 @@
-"""Maps an error to the status and the body that a caller gets, in OpenAI's shape."""
+"""Maps errors to the status and body that a caller gets, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _REQUEST_NAMES = {
     **{name: name for name in ("messages", "params", "tools", "tool_choice", "response_format")},
     **{name: f"focalroute.{name}" for name in _OWN},
 }
-#: Limits whose amounts a caller is told: those of its request and of its key.
+#: Limits whose amounts a caller may see: those of its request and of its key.
 _OWN_LIMITS = ("max_usd", "usd_per_tag.key:")
 _RETRY_AFTER_S = 1
 _MOST_TOLD = 2  # reasons of a failed ask
-#: In a provider's words: where an account is managed, and which it is.
+#: Parts of a provider's message that tell an account, or where it is managed.
 _ACCOUNT = re.compile(r"https?://\S+|\b(?:org|organization|proj|project|acct|user)[-_]\w+")
-#: What a stranger is told, by the code of the refusal.
+#: Messages for strangers, by the code of the refusal.
 _PUBLIC = {
     "no_endpoint_takes_this": "no endpoint takes this request; leave out tools, images or a schema, or shorten it",
     "pool_busy": "every endpoint is busy, or at its rate limit; try again later",
@@ -52,12 +52,12 @@ _PUBLIC = {
 
 @dataclass(eq=False)
 class Refused(Exception):
-    """A request that is not granted, with the status and the body of its response.
+    """A refused request, with the status and body of its response.
 
     Attributes:
         param: the field it is about.
-        retry_after_s: when it may be granted, seconds from now; None: unknown.
-        again: whether a client may try again by itself; None: it goes by the status.
+        retry_after_s: seconds until a retry may succeed; None: unknown.
+        again: whether a client may retry by itself; None: the status tells.
     """
 
     status: int
@@ -76,7 +76,7 @@ class Refused(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """All headers, those that say when to come again included."""
+        """All headers, those about retries included."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -135,7 +135,7 @@ def internal_error() -> Refused:
 
 
 def _reasons(replies: Sequence[Reply]) -> str:
-    """Say why replies are not usable, and why the request was refused: a caller can change that; empty: for neither."""
+    """Say why replies were unusable or the request refused, which a caller can change; empty: for other reasons."""
     failures = [reply.error for reply in replies if reply.error is not None]
     failures = [one for one in failures if one.kind == "unusable" or one.of_request]
     hints = Counter(one.hint for one in failures if one.hint)
@@ -145,7 +145,7 @@ def _reasons(replies: Sequence[Reply]) -> str:
 
 
 def _invalid(message: str) -> Refused:
-    """400, with the field that the message names, by its name in the request."""
+    """Return a 400 with the field that the message names, by its name in the request."""
     message = message.removeprefix("params: ")
     field = field_of(message)
     if field == "query":
@@ -154,7 +154,7 @@ def _invalid(message: str) -> Refused:
 
 
 def _over_budget(error: BudgetExceeded) -> Refused:
-    """402 where waiting does not help, 429 where it does."""
+    """Return a 429 if waiting helps, else a 402."""
     if error.resets_at is None:
         return Refused(402, str(error), "insufficient_quota", code="budget_exceeded", again=False)
     left_s = error.resets_at.timestamp() - time.time()
@@ -164,7 +164,7 @@ def _over_budget(error: BudgetExceeded) -> Refused:
 
 
 def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
-    """No endpoint answered: 400 where it is for the request itself, 503 where they were busy, else 502."""
+    """Return the refusal if no endpoint answered: 400 because of the request, 503 if all were busy, else 502."""
     failures = [reply.error for reply in replies if reply.error is not None]
     if all(failure.of_request for failure in failures):
         return Refused(400, message, code="no_endpoint_takes_this")

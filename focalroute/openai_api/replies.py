@@ -38,7 +38,7 @@ class Chunks:
     """The events of a streamed reply, one line of JSON each.
 
     Args:
-        name: of the reply: its id is known only at the end, when there is an answer.
+        name: the reply's id.
         created: Unix time.
     """
 
@@ -55,7 +55,7 @@ class Chunks:
         return self._chunk({"content": text})
 
     def end(self, answer: Answer) -> Iterator[str]:
-        """Return what follows the text: tool calls, why it ended, its cost, and the usage if it was asked for."""
+        """Yield the events after the text: tool calls, finish reason, cost and, if requested, usage."""
         if answer.tool_calls:
             calls = [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]
             signed = {name: value for name, value in answer.message.items() if name not in ("role", "content")}
@@ -71,7 +71,7 @@ class Chunks:
 
 
 def model_list(created: int) -> dict[str, Any]:
-    """Return the list of the one model there is; ``created`` is Unix time."""
+    """Return the list of models, which has one; ``created`` is Unix time."""
     return {"object": "list", "data": [model(MODEL, created)]}
 
 
@@ -107,7 +107,7 @@ class _Pieces(Protocol):
 
 
 async def events(request: ChatRequest, stream: _Pieces, first: str | None) -> AsyncGenerator[str]:
-    """All events of a streamed reply; ``first`` is the answer's first piece, None: it has no text."""
+    """Yield all events of a streamed reply; ``first`` is the answer's first piece, None: it has no text."""
     chunks = Chunks(request, completion_id(stream.id), int(time.time()))
     yield chunks.role()
     piece = first
@@ -120,7 +120,7 @@ async def events(request: ChatRequest, stream: _Pieces, first: str | None) -> As
 
 
 def finish_reason_of(answer: Answer) -> str:
-    """Return why the answer's text ends."""
+    """Return the answer's finish reason."""
     if answer.tool_calls:
         return "tool_calls"
     for reply in answer.replies:
@@ -130,7 +130,7 @@ def finish_reason_of(answer: Answer) -> str:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Add up the usage and cost of all calls; the cost as OpenRouter has it: in USD, null where it is not known."""
+    """Add up the usage and cost of all calls; the cost as with OpenRouter: in USD, null if unknown."""
     usage = answer.usage or Usage(0, 0)
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -143,7 +143,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    """Return what OpenAI's API has no name for."""
+    """Return the fields that OpenAI's API does not have."""
     extras: dict[str, Any] = {
         "answer_id": answer.id,
         "confidence": answer.confidence,
@@ -163,7 +163,7 @@ def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
 
 
 def _public_receipt(receipt: Receipt) -> Receipt:
-    """The receipt without the addresses of endpoints and their providers' words."""
+    """Return the receipt without endpoints' addresses and providers' messages."""
     synthesis = None if receipt.synthesis is None else _public_call(receipt.synthesis)
     return replace(receipt, calls=tuple(map(_public_call, receipt.calls)), synthesis=synthesis)
 

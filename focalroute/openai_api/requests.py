@@ -1,4 +1,4 @@
-"""Reads requests: a chat completion as the arguments of ``ask``, a feedback; both checked field by field."""
+"""Reads requests and checks them field by field: chat completions, as arguments of ``ask``, and feedback."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from focalroute.openai_api.refusals import Refused
 #: The one model that is served.
 MODEL = "focalroute"
 
-_SHORTEST_S = 0.1  # that a caller may have an ask take; shorter ones cost their calls and bring no answer
+_SHORTEST_S = 0.1  # shortest deadline of a caller; a shorter one would pay for calls and bring no answer
 _LONGEST_S = 600.0
 _MOST_MESSAGES = 10_000
-MOST_VALUES = 100_000  # of a body's JSON: others wait while as many texts and keys are parsed
-_DEEPEST = 100  # that values may be nested
+MOST_VALUES = 100_000  # in a body's JSON; other requests wait while they are parsed
+_DEEPEST = 100  # nested values
 _LONGEST_NAME = 100  # of a field, as an error shows it
-_LONGEST_INTEGER = 400  # characters: parsing takes time that grows with their square
+_LONGEST_INTEGER = 400  # characters; parsing takes time quadratic in them
 
-#: Sent on to every endpoint; nothing else is: it might cost more than a budget reserves, or concern the service alone.
+#: Passed on to every endpoint. Other parameters might cost more than a budget reserves, or concern the service alone.
 _PASSED_ON = (
     "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "reasoning_effort", "verbosity",
@@ -36,7 +36,7 @@ _PASSED_ON = (
 )  # fmt: skip
 
 _NO_LOGPROBS = "leave it out: a fused answer has no tokens of its own; focalroute.probabilities are those of choices"
-#: What to do about fields of OpenAI's API that are not taken.
+#: What to do about fields of OpenAI's API that are not supported.
 _INSTEAD = {
     "n": "give 1, or leave it out: the answer is one, fused from several replies",
     "logprobs": _NO_LOGPROBS,
@@ -127,7 +127,7 @@ class _Chat(BaseModel):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, AfterValidator(_named_or_object)] | None = None
     parallel_tool_calls: bool | None = None
-    # One answer is given, without log-probabilities; what else OpenAI has and no answer depends on is not sent on.
+    # One answer is given, without log-probabilities. The other fields here affect no answer, and are not passed on.
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     user: str | None = None
@@ -163,10 +163,10 @@ class ChatRequest:
     Attributes:
         query: the messages.
         options: the other arguments of ``ask`` and ``stream``.
-        field_name: of an object with this one field a choice is the value; empty: the choice itself is the JSON value;
-            None: the answer stands as it is.
+        field_name: the reply is a JSON object with this one field, whose value is the choice; empty: the reply is the
+            choice as a JSON string; None: the reply is the answer's text.
         include_usage: whether a stream is to end with the usage.
-        receipt: whether the receipt is answer_format.
+        receipt: whether the reply is to have the receipt.
     """
 
     query: Sequence[Mapping[str, Any]]
@@ -186,10 +186,10 @@ class ChatRequest:
 
 
 def parse_json(body: bytes) -> object:
-    """The JSON of a body.
+    """Parse the JSON of a body.
 
     Raises:
-        Refused: it is not JSON, or holds too much to be handled at once.
+        Refused: it is not JSON, or has too many or too deeply nested values.
     """
     if not body.strip():
         raise Refused(400, "the body is empty; send a JSON object", code="invalid_json")
@@ -214,7 +214,7 @@ def parse_json(body: bytes) -> object:
 
 
 def _deeper_than(depth: int, value: object) -> bool:
-    """Whether lists and objects are nested deeper than this; goes through them level by level."""
+    """Whether lists and objects are nested deeper than this, checked level by level."""
     level = [value]
     while level and depth >= 0:
         below: list[object] = []
@@ -235,7 +235,7 @@ def _integer(digits: str) -> int:
 
 
 def _float(digits: str) -> float:
-    """Only Python's own functions let other threads run in between."""
+    """Parse a float in a Python function, as only these let other threads run in between."""
     return float(digits)
 
 
@@ -247,7 +247,7 @@ def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
     """Check a request for a chat completion.
 
     Args:
-        tags: of the caller; None: the caller is not known, and the request may give them.
+        tags: the caller's; None: the caller is not known, and the request may give tags.
 
     Raises:
         Refused: a field is wrong.
@@ -292,12 +292,12 @@ def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
 
 
 def _without_null(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message without what is null in it, as clients send replies back: some services refuse a refusal of null."""
+    """Return a message without null fields, which clients send back from replies and some services refuse."""
     return {name: value for name, value in message.items() if value is not None or name == "content"}
 
 
 def read_feedback(body: object) -> FeedbackRequest:
-    """Check a feedback.
+    """Check a request with feedback.
 
     Raises:
         Refused: a field is wrong.
@@ -307,7 +307,7 @@ def read_feedback(body: object) -> FeedbackRequest:
 
 
 def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
-    """The body as a model, and as it came; an unknown field that is null, as clients write what is not set, is none."""
+    """Return the body as a model and as it came, without unknown fields that are null, as clients send unset ones."""
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     body = {name: value for name, value in body.items() if value is not None or name in model.model_fields}
@@ -356,18 +356,18 @@ _OF_ITS_OBJECT = {
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The format of an answer, as a ``response_format`` gives it: one of some choices, a schema, or any JSON object.
+    """The format of an answer, read from a ``response_format``: a choice, a schema, or any JSON object.
 
-    A schema that leaves only a choice, an enum of strings or an object whose one field is such an enum, makes a closed
-    question: its choices get probabilities, and every endpoint can be asked it. All other schemas make structured
+    A schema that allows only a choice (an enum of strings, or an object whose one field is such an enum) makes a closed
+    question, whose choices get probabilities and which every endpoint can answer. All other schemas make structured
     answers.
 
     Attributes:
         choices: those of a closed question.
-        field_name: of the object that holds the choice; empty: it stands alone; None: no choice.
-        meaning: what the choices are choices of, in words; empty: unknown.
+        field_name: the name of the choice's field in an object; empty: the choice stands alone; None: no choice.
+        meaning: description of what is to be chosen; empty: unknown.
         structure: of a structured answer.
-        params: sent on to the endpoints.
+        params: passed on to the endpoints.
     """
 
     choices: tuple[str, ...] | None = None
@@ -378,7 +378,7 @@ class AnswerFormat:
 
     @property
     def specified(self) -> bool:
-        """Whether it asks for some kind of answer."""
+        """Whether it specifies a kind of answer."""
         return self.choices is not None or self.structure is not None
 
 
@@ -413,7 +413,7 @@ def read_format(response_format: Mapping[str, Any] | None, *, tools: bool) -> An
 
 
 def _closed_format(schema: Mapping[str, Any]) -> AnswerFormat | None:
-    """Read the closed question that a schema makes; None: it makes none."""
+    """Read the closed question that a schema makes; None: it does not make one."""
     choices = _enum_choices(schema)
     if choices is not None:
         return AnswerFormat(choices, "", _meaning("", schema))
@@ -430,7 +430,7 @@ def _closed_format(schema: Mapping[str, Any]) -> AnswerFormat | None:
 
 
 def _resolved(schema: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
-    """A field's schema, or the one of the same document that it refers to."""
+    """Return a field's schema, or the schema in the same document that it refers to."""
     field = as_object(given)
     reference = field.get("$ref")
     if not isinstance(reference, str):
@@ -442,7 +442,7 @@ def _resolved(schema: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
 
 
 def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """As many different strings as a closed question may have; None: the schema takes something else, too, or more."""
+    """Return an enum's strings as choices; None: the schema allows anything else, or too many or equal strings."""
     values = schema.get("enum")
     if not set(schema) <= _OF_A_CHOICE or schema.get("type", "string") != "string" or not isinstance(values, list):
         return None
@@ -452,7 +452,7 @@ def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _meaning(name: str, *schemas: Mapping[str, Any]) -> str:
-    """Return the schema's description of the choice: the field's name, and the descriptions."""
+    """Return a description of the choice: the field's name, and the schemas' descriptions."""
     described = [schema["description"] for schema in schemas if isinstance(schema.get("description"), str)]
     said = [f'"{name}"', *described] if name else described
     return f"What is asked for is {': '.join(said)}" if said else ""
