@@ -1,1 +1,1 @@
-"""The story of one ask, from the query to the recorded answer, and of the feedback on it."""
+"""Serves asks, from the query to the recorded answer, and the feedback on them."""

@@ -1,4 +1,4 @@
-"""The state of one ask while it is under way: what is observed, decided, replied and fused."""
+"""The state of one ask under way: what was observed, decided, replied and fused."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _MOST_HINTS = 2
 
 @dataclass(frozen=True, slots=True)
 class TimePrice:
-    """The price of a second, and how long the endpoints of a pool take: asking costs money, waiting costs time.
+    """The price of a second, and the latencies of the pool's endpoints.
 
-    The Decider was trained on money alone, so what it sees as the cost of an endpoint is an effective one, in USD, with
-    mu the price of a second and t the seconds that a call is expected to take:
+    The Decider was trained on money alone, so it is shown an effective cost of each endpoint, in USD. With c the cost
+    of a call, mu the price of a second and t the seconds that the call is expected to take, this is
 
     - c + mu t in later rounds;
-    - mu t for a member under way, whose money is spent, t being what is left: the ask stops waiting once the Decider
-      would ask none of those under way at that cost;
-    - c in the first round, whose slow members need not be waited for. But the first reply is waited for in any case:
-      where all that the Decider would ask are slower than the endpoint that is worth most alone, by accuracy, money and
-      time, it is c + mu (t - that endpoint's t), not less than c.
+    - mu t for a member under way, whose money is spent, with t the time left: the ask stops waiting once the Decider
+      would ask none of the members under way at that cost;
+    - c in the first round, whose slow members need not be waited for. The first reply is always waited for, however: if
+      all endpoints that the Decider would ask are slower than the endpoint that is worth most alone (by accuracy, money
+      and time), the cost is c + mu (t - that endpoint's t), but at least c.
 
     Attributes:
         usd_per_second: mu.
@@ -53,11 +53,11 @@ class TimePrice:
     latencies: Sequence[Latencies]
 
     def waits(self, under_way: Mapping[int, float], length: float) -> F64:
-        """(N,) USD that waiting for each endpoint's reply is expected to cost; as the others, if unknown.
+        """Return the expected cost of waiting for each endpoint's reply, USD (N,); if unknown, the mean of the others.
 
         Args:
-            under_way: endpoint -> for how many seconds its call has been; the others would begin now.
-            length: how much longer than usual the replies to this query are.
+            under_way: endpoint -> seconds that its call has been under way; other calls would begin now.
+            length: the length of this query's replies, in multiples of the usual one.
         """
         left = [one.left(under_way.get(i, 0.0), length) for i, one in enumerate(self.latencies)]
         known = [seconds for seconds in left if seconds is not None]
@@ -78,21 +78,21 @@ class Ask:
 
     Attributes:
         deadline: for replies, in the running loop's time.
-        rng: what its decisions are sampled with.
+        rng: the random generator of its decisions.
         started: `time.perf_counter` at its start.
         rounds: every decision so far, a STOP included, with its replies.
-        fused: what the Fusion made of all replies so far; None as long as no member has answered.
-        fused_at: `time.perf_counter` when it had; None: it was not timed.
+        fused: the Fusion's result for all replies so far; None until a member has answered.
+        fused_at: `time.perf_counter` of that fusion; None: it was not timed.
         late: whether the deadline has passed.
-        unavailable: name -> why it could not be asked in some round, of endpoints that failed before, were over a rate
-            limit, or lack what the query needs.
+        unavailable: endpoint name -> why it could not be asked in some round: an open breaker, a rate limit, or a need
+            of the query that it does not meet.
         cost_weight: the lambda of its latest observation.
-        alone: whether one endpoint is asked, by the text (see `decide`).
-        written: the reply of the endpoint that was to write the answer; None: none was asked to.
+        alone: whether a single endpoint is asked, chosen by the text (see `decide`).
+        written: the synthesiser's reply; None: no synthesis was tried.
         embedding_error: why there are no features of its text; empty: there are, or it has no text.
         stream_sink: takes the pieces of the answer as they come; None: it is not streamed.
-        time_price: what waiting costs; None: nothing, as where nets do not decide whom to ask together.
-        due: by when the answer is given, in the running loop's time.
+        time_price: what waiting costs; None: nothing, as with rules and sequential policies.
+        due: when the answer is due, in the running loop's time.
     """
 
     query: Query
@@ -116,13 +116,13 @@ class Ask:
     due: float = math.inf
 
     def price_time(self, price: TimePrice) -> None:
-        """Let waiting cost this from now on."""
+        """Set the price of waiting, if the policy takes it into account."""
         if self.policy.learnable and not self.policy.sequential:
             self.time_price = price
 
     @property
     def streaming(self) -> bool:
-        """Whether a reply is being streamed, or was: it is the answer."""
+        """Whether a reply is, or was, streamed and so is the answer."""
         return self.stream_sink is not None and self.stream_sink.speaker is not None
 
     @property
@@ -132,7 +132,7 @@ class Ask:
 
     @property
     def next_query(self) -> Query:
-        """The query as the endpoints of the next round are asked it."""
+        """The query for the endpoints of the next round."""
         return self.query
 
     def failure(self) -> PoolError | BudgetExceeded:
@@ -163,7 +163,7 @@ class Ask:
         return PoolError(f"{advice}every asked endpoint failed ({reasons})", replies)
 
     def observe(self, cost_weight: float) -> Observation:
-        """Make the observation that the Decider sees before the next decision, at the lambda served for this one."""
+        """Make the observation for the next decision, at the lambda that the policy serves for this cost weight."""
         self.cost_weight, self.alone = self.policy.served(cost_weight)
         self.policy.read(self.query.id, self.view.features, cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
@@ -187,11 +187,11 @@ class Ask:
         )
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
-        """Decide whom to ask next, of those not asked yet that are eligible, visited in this order (see `decide`).
+        """Pick the endpoints to ask next, of those eligible and not asked yet, visited in this order (see `decide`).
 
-        Where nets serve, some decisions are not theirs, and without chance: at the highest cost weight the cheapest
-        endpoint is asked alone, at the lowest everybody at once, and where that did better in training the one endpoint
-        that is worth most by the query's text.
+        With a learned policy, some decisions are made without its networks and without chance: at the highest cost
+        weight the cheapest endpoint is asked alone, at the lowest all endpoints at once, and where that did better in
+        training, the one endpoint that is worth most by the query's text.
         """
         asked = self.view.asked
         logits = self.policy.decider_logits(observation)
@@ -215,7 +215,7 @@ class Ask:
         )
 
     def _lone(self) -> tuple[int, ...] | None:
-        """The endpoints, most wanted first, where one is asked alone; None: the nets decide."""
+        """Return the endpoints, best first, if a single one is to be asked; None: the networks decide."""
         if self.cost_weight >= HIGHEST_WEIGHT:
             return self.view.by_price
         if not self.alone:
@@ -224,7 +224,7 @@ class Ask:
         return self.view.by_text(self.cost_weight, waits)
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
-        """Note why endpoints are not available now: they lack something, their breaker is open, or a rate limit."""
+        """Note why endpoints are not available now: a lacking feature, an open breaker, or a rate limit."""
         for name, free, breaker_open, lack in zip(self.policy.endpoints, available, broken, lacks, strict=True):
             if lack is not None:
                 self.unavailable[name] = f"{_LACKS}{lack}"
@@ -234,11 +234,11 @@ class Ask:
                 self.unavailable[name] = "rate limited"
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
-        """Tell whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
+        """Return whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
 
-        Tried out: each of them silent, or for any candidate, or (a free-form question) for a new one; alone and with
-        all of its mass, where there are choices or several samples. Where that were too many trials, it is not settled.
-        Nor is an open text, to which every further reply counts, or an answer whose fields are elected each by itself.
+        All combinations of their votes are tried: none, any candidate or, for a free-form question, a new one; with
+        choices or several samples, also with all of the mass. If there are too many, the answer is not settled. Nor is
+        open text, to which every further reply counts, or a structured answer, whose fields are elected one by one.
         """
         if self.view.agreement is not None or isinstance(self.query.answer, Structure):
             return False
@@ -258,13 +258,13 @@ class Ask:
         return True
 
     def worth_waiting(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Tell whether the answer may gain more by the pending members than waiting for them costs.
+        """Return whether the answer may gain more from the pending members than waiting for them costs.
 
-        That is whether the Decider, had it these replies of the round under way, would ask any of the pending ones at
-        the price of the time alone. An open text is waited for, as its replies are compared only together.
+        That is, whether the Decider, given these replies of the round under way, would ask any pending member at the
+        price of the time alone. Open text is always waited for, as its replies are compared together.
 
         Args:
-            pending: endpoint -> for how many seconds its call has been under way.
+            pending: endpoint -> seconds that its call has been under way.
         """
         if self.time_price is None or self.view.agreement is not None:
             return True
@@ -283,27 +283,27 @@ class Ask:
         return any(logits[i] > 0 for i in pending)
 
     def _with(self, replies: Sequence[Reply]) -> AskView:
-        """Make the view as it would be with these replies of the round under way."""
+        """Return a view that includes these replies of the round under way."""
         trial = self.view.fork()
         for reply in replies:
             trial.add(reply, len(self.rounds) + 1)
         return trial
 
     def _fused_posterior(self, evidence: Evidence) -> list[float]:
-        """Fuse; a single candidate has all the mass."""
+        """Return the Fusion's posterior; a single candidate has all the mass."""
         if len(evidence.candidates) == 1:
             return [1.0]
         return posterior(self.policy.fusion_logits(evidence).tolist())
 
     def _likeliest(self, evidence: Evidence) -> int:
-        """Return the candidate with the most posterior mass, the first of equals."""
+        """Return the candidate with the most posterior mass, the first among equals."""
         probabilities = self._fused_posterior(evidence)
         return probabilities.index(max(probabilities))
 
     def done(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Tell whether the round under way may end: by `worth_waiting`, or by `settled`.
+        """Return whether the round under way may end, by `worth_waiting` or by `settled`.
 
-        Where waiting costs, endpoints that are hardly known are waited for: a reply that is given up teaches nothing.
+        If waiting costs, hardly known endpoints are still waited for, as a cancelled call teaches nothing.
         """
         if self.time_price is not None and self.view.hardly_known(pending):
             return False
@@ -316,16 +316,15 @@ class Ask:
             self.view.add(reply, len(self.rounds))
 
     def fuse(self) -> None:
-        """Fuse all replies, if the last round brought any; a single candidate has all the mass."""
+        """Fuse all replies, if the last round brought any."""
         if self.view.backs and self.rounds[-1].replies:
             evidence = self.view.evidence()
             self.fused = Fused(evidence, self._fused_posterior(evidence))
 
     def goes_on(self, *, max_rounds: int, askable: int) -> bool:
-        """Tell whether another round follows the last one.
+        """Return whether another round follows the last one.
 
-        As long as no member has answered it goes on to others: there is nothing to stop with. A reply that was streamed
-        is the answer: nothing follows it.
+        Without an answer the ask goes on to other endpoints. After a streamed reply, which is the answer, it ends.
 
         Args:
             askable: how many endpoints can be asked, those already asked included.
@@ -335,11 +334,11 @@ class Ask:
         return len(self.rounds) < max_rounds or not self.view.backs
 
     def candidate_of(self, number: int, endpoint: int) -> int | None:
-        """Return the candidate that an endpoint's reply in this round backs; None: it holds none."""
+        """Return the candidate that an endpoint's reply in this round backs, or None."""
         return self.view.backs.get(endpoint)
 
     def ranked(self) -> list[str]:
-        """Return the candidates, those with the most posterior mass first."""
+        """Return the candidates, by falling posterior mass."""
         if self.fused is None:
             return []
         probabilities = self.fused.posterior
@@ -348,7 +347,7 @@ class Ask:
 
 
 def _reasons(failures: Mapping[str, Failure]) -> str:
-    """Say why each endpoint failed, what several have in common once."""
+    """Say why each endpoint failed, giving a shared reason once."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, error in failures.items():
         alike.setdefault((error.kind, error.message), []).append(name)
@@ -364,5 +363,5 @@ def _where(failure: Failure) -> str:
 
 
 def _first_of(eligible: Eligible) -> Eligible:
-    """Make no other endpoint eligible beside the one that was picked."""
+    """Make endpoints eligible only until one is picked."""
     return lambda endpoint, picked: not picked and eligible(endpoint, picked)

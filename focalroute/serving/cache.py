@@ -1,4 +1,4 @@
-"""Answers given again: to an identical question, for a time, in this process."""
+"""Caches answers to identical questions, for a time, in this process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from focalroute.core.errors import DeadlineExceeded
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query
 
-_MOST_CHARACTERS = 50_000_000  # of the replies that are kept
-_MOST_IN_VAIN = 2  # asks that an identical one waits for, and has no answer of: all would fail one after another
+_MOST_CHARACTERS = 50_000_000  # of the cached replies
+_MOST_IN_VAIN = 2  # identical asks waited for without an answer; else all would fail one after another
 
 
 class AnswerCache:
-    """Keeps whole answers, the least recently used are dropped first. It is safe to use from several threads.
+    """Keeps whole answers; the least recently used are dropped first. Safe to use from several threads.
 
-    Identical are questions with the same messages, choices, kind of answer, parameters and tags; so no customer is
-    given what another one asked, where tags name customers.
+    Questions with the same messages, choices, kind of answer, parameters and tags are identical; so if tags name
+    customers, none gets another's answer.
 
     Args:
-        ttl_s: how long an answer is given again, seconds; None: never.
+        ttl_s: how long an answer is reused, seconds; None: never.
         deadline_s: of a query that has none of its own.
     """
 
@@ -40,14 +40,14 @@ class AnswerCache:
         self._lock = threading.Lock()
 
     async def ask(self, query: Query, answer: Callable[[Query], Awaitable[Answer]]) -> Answer:
-        """Give the answer that an identical question had, as one that costs nothing; else have this one answered.
+        """Return the cached answer to an identical question, at no cost; else answer this one.
 
-        While an identical question is under way in this event loop, its answer is waited for. Of those that waited for
-        none, as that ask was cancelled, failed or is not kept, the first is answered within what is left of its
-        deadline, and the others wait for it; after two that were not cancelled they wait no longer.
+        If an identical question is under way in this event loop, its answer is waited for. If that ask is cancelled,
+        fails or is not cached, the first of the waiting asks is answered, within the rest of its deadline, and the
+        others wait for it; after two such asks that were not cancelled, they wait no longer.
 
         Raises:
-            DeadlineExceeded: nothing is left. Else what ``answer`` raises.
+            DeadlineExceeded: no time is left. Else what ``answer`` raises.
         """
         if self._ttl_s is None:
             return await answer(query)
@@ -82,7 +82,7 @@ class AnswerCache:
                 del self._under_way[loop, key]
 
     def _find(self, key: Hashable, query: Query) -> Answer | None:
-        """The answer that an identical question had lately; None: there is none."""
+        """Return the cached answer to an identical question, or None."""
         with self._lock:
             since, answer = self._kept.get(key, (0.0, None))
             if answer is None:
@@ -93,11 +93,11 @@ class AnswerCache:
             self._kept.move_to_end(key)
         value = answer.value
         if isinstance(query.answer, Structure) and not answer.tool_calls:
-            value = query.answer.value(answer.text)  # of its own: who had it before may have changed it
+            value = query.answer.value(answer.text)  # a new one: an earlier caller may have changed theirs
         return replace(answer, value=value, cached=True, cost=Dollars(0), metadata=query.metadata)
 
     def _keep(self, key: Hashable, answer: Answer) -> None:
-        """Keep an answer; one that falls short of normal service is not."""
+        """Cache an answer, unless it is degraded or not durable."""
         if answer.degraded or not answer.durable:
             return
         with self._lock:
@@ -119,5 +119,5 @@ def _key(query: Query) -> Hashable:
 
 
 def _size(answer: Answer) -> int:
-    """Characters of its replies, and as many as a receipt has."""
+    """Return the characters of an answer's replies, plus those of a receipt."""
     return 5_000 + sum(len(reply.text or "") for reply in answer.replies)

@@ -1,4 +1,4 @@
-"""Everything of an ensemble that must be closed, and what becomes of it otherwise."""
+"""Closes an ensemble's resources, also those of an ensemble that was dropped open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _dropped = Background()  # what is being closed in loops that still run
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The open resources of an ensemble. It knows nothing of the ensemble, which may be dropped."""
+    """The open resources of an ensemble. They do not refer to the ensemble, which may be dropped."""
 
     judge: BackgroundJudge
     updater: Updater
@@ -40,13 +40,13 @@ class Resources:
     store: Store
 
     async def aclose(self) -> None:
-        """Close all of it, once what was consumed is in the store. Idempotent."""
+        """Close everything, the store last, once it has all costs. Idempotent."""
         try:
             await self.judge.aclose()  # while its feedback can still be learned from
             self.updater.close()
             self.follower.close()
             self.slot.close()
-            await self.streams.cancel()  # what they consumed is in the ledger
+            await self.streams.cancel()  # their costs are in the ledger
             await self.explorer.aclose()
             await self.embedding.aclose()
             await self.pool.aclose()
@@ -61,9 +61,9 @@ def warn_unclosed(name: str, remedy: str) -> None:
 
 
 def close_dropped(resources: Resources) -> None:
-    """Close what a dropped ensemble left open: in a loop that it was used in and that still runs, else on a thread.
+    """Close a dropped ensemble's resources, in one of its loops that still runs, else on a thread.
 
-    The garbage collector calls this, wherever the program is: it waits for nothing.
+    The garbage collector may call this anywhere in the program, so it waits for nothing.
     """
     for loop in resources.gates.loops():
         if loop.is_running():
@@ -82,5 +82,5 @@ def _close_here(resources: Resources) -> None:
 
 
 def _close_on_thread(resources: Resources) -> None:
-    """On a daemon: a program that ends meanwhile does not wait for it, but for the store's own thread."""
+    """Close on a daemon thread: the program's end does not wait for it, only for the store's own thread."""
     threading.Thread(target=lambda: asyncio.run(resources.aclose()), name="focalroute-closing", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Many asks at once: admitted a few per event-loop iteration; and `ask_many`, bounded and in order."""
+"""Runs many asks at once: a few are admitted per event-loop iteration, and `ask_many` is bounded and in order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from focalroute.serving.query import INSTEAD, Prompt
 #: A question, or the arguments of an ask with it.
 Item = Prompt | Mapping[str, Any]
 
-#: Asks admitted in one event-loop iteration. With more they wait longer for each other; with fewer every step of an ask
-#: runs with cold caches.
+#: Asks admitted in one event-loop iteration. With more, they wait longer for each other; with fewer, every step of an
+#: ask runs with cold caches.
 MOST_ADMITTED = 8
 #: Workers of one `ask_many`. A million of them take a minute and a gigabyte before any asks.
 _MOST_WORKERS = 10_000
@@ -28,8 +28,8 @@ _MOST_WORKERS = 10_000
 class StartGate:
     """Admits at most 8 asks per event-loop iteration, first in, first out.
 
-    Asks that all begin in one iteration would take each step together: all would send their calls late, then wait for
-    the services with no work left to do meanwhile. An ask is running while it is within the gate's ``with``.
+    Asks that began in one iteration would all send their calls late, and then all wait for the services, leaving the
+    loop without work. An ask is running while it is within the gate's ``with``.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class StartGate:
                 waiter.set_result(None)
                 self._admitted += 1
         if self._admitted:
-            self._admitted = MOST_ADMITTED  # those that come in this iteration must not overtake them
+            self._admitted = MOST_ADMITTED  # asks that come in this iteration must not overtake them
             self._loop.call_soon(self._next)
 
 
@@ -96,7 +96,7 @@ async def ask_all(
         raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
     if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
         raise ConfigError("queries: give a list of queries, not a single one")
-    if len(getattr(queries, "shape", (0,))) != 1:  # of a table the names of its columns would be asked
+    if len(getattr(queries, "shape", (0,))) != 1:  # iterating over a table yields its columns' names
         raise ConfigError('queries: is a table; give one of its columns, or its rows, such as df.to_dict("records")')
     waiting = enumerate(queries)
     answers: dict[int, Answer | BaseException] = {}

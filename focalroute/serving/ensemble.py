@@ -1,4 +1,4 @@
-"""The serving story, top to bottom: observe, decide, ask, repeat, fuse, record; and learn from feedback."""
+"""`AsyncEnsemble`, the story of an ask: observe, decide, ask, fuse, repeat, record; and learn from feedback."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Kept of the deadline for fusing and storing, seconds; at most a hundredth of it.
+#: Seconds of the deadline kept for fusing and storing; at most a hundredth of it.
 _LAST_S = 0.02
 
 _log = logging.getLogger("focalroute")
@@ -85,8 +85,8 @@ CLOSED = "this ensemble is closed; make a new one"
 class AsyncEnsemble:
     """A pool of endpoints that answers as one.
 
-    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`; one that is
-    dropped open closes in the background, with a ResourceWarning. Its arguments are the fields of
+    One ensemble serves many tasks, and several event loops. Close it with ``async with`` or `aclose`; if it is dropped
+    open, it is closed in the background, with a ResourceWarning. Its arguments are the fields of
     `focalroute.serving.settings.Settings`: the endpoints or a pool file, and by keyword everything else.
 
     Raises:
@@ -109,7 +109,7 @@ class AsyncEnsemble:
             self._make(over_http_client(make_settings(endpoints, *more, **given)))
 
     def _make(self, settings: Settings) -> None:
-        """Make the ensemble of its settings; the store is opened once they are right."""
+        """Set up the ensemble; the store is opened only after the settings have been checked."""
         self._settings = settings
         self.endpoints = with_prices(validate_pool(settings.endpoints, askable=True))
         self.budget = settings.budget
@@ -121,7 +121,7 @@ class AsyncEnsemble:
         self._gates = PerLoop(StartGate)
         self._cache = AnswerCache(settings.cache_ttl_s, settings.deadline_s)
         self._warm_caches = WarmCaches(self.endpoints)
-        self._streams = Background()  # the answers being written
+        self._streams = Background()  # the answers being streamed
         self._closed = False
         self._process = os.getpid()
         policy = resolve_policy(settings.policy, self._names, settings.seed)
@@ -134,7 +134,7 @@ class AsyncEnsemble:
             raise
 
     def _open(self, settings: Settings, policy: str | Path | Baseline | None, judging: tuple[Endpoint, ...]) -> None:
-        """Make everything that works with the store."""
+        """Set up everything that uses the store."""
         store = self._store
         self._write_batcher = WriteBatcher(store)
         self._embedding = TextEmbedding(settings.embedder)
@@ -148,7 +148,7 @@ class AsyncEnsemble:
         fetch(store, policy)
         self._slot = PolicySlot.open(policy)
         follower = Follower(store, self._slot, policy)
-        self._observer.adopt(self._slot.current.experience)  # before what the store holds: that came later
+        self._observer.adopt(self._slot.current.experience)  # before the store's outcomes, which are later
         self._updater = Updater(store, self._slot, policy, every=settings.update_every, seed=settings.seed)
         on_feedback = None if self._recorder is None else self._recorder.on_feedback
         self._feedback = FeedbackHandler(
@@ -165,7 +165,7 @@ class AsyncEnsemble:
         rules = Rules(settings.attempts, settings.hedge_after, settings.early_stop)
         self._pool = Pool(self.endpoints, store, self._guard, rules=rules, samples=settings.samples)
         self._synthesiser = Synthesiser(self._pool, self._names, settings.synthesiser)
-        share = 0.0 if isinstance(policy, Baseline) else settings.probe_share  # a named policy does without exploration
+        share = 0.0 if isinstance(policy, Baseline) else settings.probe_share  # a named policy does not explore
         self._explorer = Explorer(
             self._observer,
             self._pool,
@@ -189,11 +189,11 @@ class AsyncEnsemble:
             store=store,
         )
         self._unclosed = weakref.finalize(self, _on_dropped, self._resources)
-        self._unclosed.atexit = False  # the store sees to itself
+        self._unclosed.atexit = False  # the store closes itself then
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
-        """An ensemble from a pool file; ``settings`` win over its ``[ensemble]`` table.
+        """Make an ensemble from a pool file; ``settings`` override its ``[ensemble]`` table.
 
         Raises:
             ConfigError: the file, or a setting, is wrong.
@@ -243,30 +243,30 @@ class AsyncEnsemble:
 
     @takes_arguments
     async def ask(self, query: Prompt | None = None, **options: Any) -> Answer[Any]:
-        """Ask the pool and fuse what it says.
+        """Ask the pool and fuse its replies.
 
         Args:
             query: the question as text, or OpenAI chat messages.
             messages: the same under OpenAI's name.
-            system: what the members are told before the question.
+            system: an instruction to the members, before the question.
             choices: the closed set of answers: strings, numbers, bools, dates or an Enum; None: a free-form question.
-            answer: what a free-form answer is. A type: ``int``, ``float``, ``Decimal``, ``bool``, ``date``, an Enum or
-                Literal (its members are the choices), a pydantic model or anything else that pydantic knows, such as
-                ``list[Model]``; or a JSON schema. Or a kind: "number", "short", "yes-no", "date", "math", "text"
-                (default), see `focalroute.answers`. Or a callable that maps a reply to its normal form. Replies of one
-                form are one candidate.
-            samples: how many replies to draw from each member in one call; it backs the most frequent answer, and each
-                one counts by its share. None: one, to a closed question the ensemble's setting, which this replaces
-                wherever samples are what is drawn. A member that cannot give several at once gives one.
+            answer: the type or kind of a free-form answer. A type: ``int``, ``float``, ``Decimal``, ``bool``, ``date``,
+                an Enum or Literal (its members are the choices), a pydantic model or anything else that pydantic knows,
+                such as ``list[Model]``; or a JSON schema. A kind: "number", "short", "yes-no", "date", "math", "text"
+                (default), see `focalroute.answers`. Or a callable that maps a reply to its normal form. Replies with
+                the same form are one candidate.
+            samples: replies to draw from each member in one call; the member backs the most frequent answer, and each
+                answer counts by its share. None: one; for a closed question the ensemble's setting, where samples are
+                drawn. A member that cannot return several at once gives one.
             combine: "choose": the answer is the candidate that the Fusion prefers; "pick": the reply of the one member
                 that the Decider picks (another is asked only if it fails or hangs); "synthesise": open text that the
                 ensemble's ``synthesiser`` writes from the replies.
-            usd_per_second: instead of the ensemble's.
-            task: a topic name; the policies that are shipped do not look at it.
+            usd_per_second: overrides the ensemble's.
+            task: a topic name; the shipped policies ignore it.
             tags: labels for the ledger (user, tenant, ...).
             max_usd: cap for this ask.
-            deadline_s: instead of the ensemble's.
-            metadata: the caller's own, handed back on the answer.
+            deadline_s: overrides the ensemble's.
+            metadata: the caller's own data, returned on the answer.
             params: provider parameters that OpenAI does not have, passed through to every member.
             options: OpenAI's own, passed through likewise: ``temperature``, ``max_tokens``, ``seed``, ``tools`` and so
                 on, see `focalroute.serving.query.ModelParams`.
@@ -275,7 +275,7 @@ class AsyncEnsemble:
             ConfigError: an argument is wrong.
             PoolError: every asked endpoint failed (DeadlineExceeded: by the deadline).
             BudgetExceeded: no endpoint is affordable.
-            StoreError: a limit cannot be kept, as the store fails.
+            StoreError: a limit cannot be enforced, as the store fails.
         """
         self.check_open()
         asked = make_query(query, **options)
@@ -286,9 +286,9 @@ class AsyncEnsemble:
     def stream(self, query: Prompt | None = None, **options: Unpack[AskArguments]) -> AsyncAnswerStream:
         """Ask the pool and stream the answer as it comes; arguments as `ask`.
 
-        Open text that a single member was chosen for streams through at once, and is the answer: no further round
-        follows. Where several were chosen, or answers can be compared (all but open text), or one is synthesised, the
-        replies are gathered as in `ask`, and the answer is said in one piece. To be used as::
+        If a single member was chosen, its open text is streamed at once and is the answer: no further round follows. If
+        several were chosen, or answers can be compared (all but open text), or the answer is synthesised, the replies
+        are gathered as in `ask`, and the answer comes in one piece. Use it as::
 
             async with ensemble.stream("...") as stream:
                 async for piece in stream:
@@ -296,7 +296,7 @@ class AsyncEnsemble:
             answer = stream.answer
 
         Raises:
-            ConfigError: an argument is wrong. All else is raised while the stream is read: what `ask` raises, and
+            ConfigError: an argument is wrong. All other errors of `ask` are raised while the stream is read, and
             StreamBroken: the answer broke off after it had begun.
         """
         self.check_open()
@@ -310,7 +310,7 @@ class AsyncEnsemble:
             return await self._answer(query)
 
     async def _answer(self, query: Query, stream_sink: StreamSink | None = None) -> Answer:
-        """Answer a query: observe, decide, ask, fuse, again until the policy stops; then record what came of it."""
+        """Answer a query: observe, decide, ask and fuse until the policy stops, then record the answer."""
         ask = await self._begin(query, stream_sink)
         cost_weight, usd_per_second = self._pacer.begin(), self._time_pacer.begin()
         own = query.usd_per_second
@@ -336,7 +336,7 @@ class AsyncEnsemble:
             await self._synthesiser.write(ask)
             answer, row = make_answer(ask, store_text=self._settings.store_text)
             self._warm_caches.learn(query, ask.replies)
-        except BaseException as error:  # whatever ended it, what was consumed is in the ledger
+        except BaseException as error:  # whatever ended it, its costs go into the ledger
             if isinstance(error, FocalrouteError):
                 error.answer_id = query.id
             ask.ask_budget.write()
@@ -352,7 +352,7 @@ class AsyncEnsemble:
         return await self._record(ask, answer, row)
 
     async def _begin(self, query: Query, stream_sink: StreamSink | None) -> Ask:
-        """Open an ask: the policy that serves now, its budget and deadline, and the features of its text."""
+        """Open an ask, with the policy that serves now, its budget and deadline, and the features of its text."""
         settings = self._settings
         deadline_s = settings.deadline_s if query.deadline_s is None else query.deadline_s
         self._slot.refresh_soon()
@@ -386,19 +386,19 @@ class AsyncEnsemble:
         )
 
     def _explores(self) -> bool:
-        """Whether decisions are sampled; of themselves where something learns from it, see `Settings`."""
+        """Whether decisions are sampled; by default if something learns from that, see `Settings`."""
         if self._settings.explore is not None:
             return self._settings.explore
         return self._settings.update_every is not None or not self._slot.current.knows_pool
 
     def _rng(self) -> random.Random:
-        """Make the chance of one ask; with a seed it depends on the ask's number alone, whatever runs beside it."""
+        """Return one ask's random generator; with a seed it depends on the ask's number alone, not on other asks."""
         if self._settings.seed is None:
             return self._chance
         return random.Random(f"{self._settings.seed} {next(self._asks)}")  # noqa: S311 - no secret
 
     async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
-        """Commit an answer until it is due; where the store fails, or takes longer, it is not durable."""
+        """Commit an answer before it is due; if the store fails or takes longer, the answer is not durable."""
         bills = ask.ask_budget.unwritten
         written = self._write_batcher.write((row, *bills))
         on_written = partial(self._on_written, ask, answer, row, bills)
@@ -419,7 +419,7 @@ class AsyncEnsemble:
     def _on_written(
         self, ask: Ask, answer: Answer, row: StoredAnswer, bills: Sequence[LedgerRow], written: asyncio.Future[None]
     ) -> bool:
-        """Start what follows an answer in the background, if it was committed; whether it was."""
+        """Start an answer's background work, if it was committed; return whether it was."""
         error = written.exception()
         if error is not None:
             _log.warning("an answer could not be stored: %s", error)
@@ -443,18 +443,18 @@ class AsyncEnsemble:
     ) -> Answers:
         """Ask many queries, at most ``concurrency`` at a time; answers in the order of the queries.
 
-        An exception's ``index`` (and note) is its query's. `Answers` is a list that also gives rows for a table.
+        An exception's ``index`` (and note) is its query's. `Answers` is a list that can also be made into a table.
 
         Args:
             queries: each a query as in `ask`, or a mapping of `ask`'s arguments with the key "query". Read as needed.
             progress: whether to show a progress bar.
-            return_exceptions: put an exception in its answer's place instead of raising the first, which gives up all
-                others (those already answered are in the store).
-            common: arguments of `ask` for all of them.
+            return_exceptions: put an exception in its answer's place. Otherwise the first one is raised and all other
+                asks are cancelled (answers given before are in the store).
+            common: arguments of `ask` for all queries.
         """
         lasting = {name: tuple(one) for name, one in common.items() if isinstance(one, Iterator)}
-        common.update(cast("AskArguments", lasting))  # all queries read it
-        make_query("?", **common)  # a mistake in what all of them have is told once, before any is asked
+        common.update(cast("AskArguments", lasting))  # every query reads it
+        make_query("?", **common)  # a mistake in the common arguments is reported once, before any query is asked
         return await ask_all(
             self.ask, queries, common, concurrency=concurrency, progress=progress, return_exceptions=return_exceptions
         )
@@ -462,7 +462,7 @@ class AsyncEnsemble:
     # -- learning ----------------------------------------------------------------------------------------------------
 
     @by_keyword(
-        'say by keyword what it is, such as label="42" (the right answer) or reward=True',
+        'give it by keyword, such as label="42" (the right answer) or reward=True',
         {
             **dict.fromkeys(("correct", "right", "thumbs_up", "good", "value"), "reward"),
             **dict.fromkeys(("rating", "grade"), "score"),
@@ -483,25 +483,25 @@ class AsyncEnsemble:
     ) -> None:
         """Say how good an answer was; returns once that is committed.
 
-        Who says something else of the same answer later replaces it; the store keeps 100 of what each source said. An
+        Later feedback of a source on the same answer replaces its earlier one; the store keeps 100 of each source. An
         identical repeat is a no-op, so a lost acknowledgement may be retried.
 
         Args:
-            answer: the answer, its id, or that of the chat completion with it; it may come from another process on the
-                same store.
+            answer: the answer, its id, or the id of its chat completion; it may come from another process on the same
+                store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: one of the choices, a free-form answer (in normal form already, where a callable
-                made it), a structured answer with all of its fields, or tool calls (each with its name and arguments).
-                Tells more than a reward.
+            label: the right answer: one of the choices, a free-form answer (already in normal form, if a callable makes
+                that), a structured answer with all of its fields, or tool calls (each with its name and arguments).
+                Teaches more than a reward.
             label_index: the right choice by its index.
-            preferred: the better one of two candidates, given as a label is: another one than the answer was better, or
-                the answer was better than the likeliest other one. It says of neither that it is right.
-            score: in [0, 1], a grade; the reward 2 score - 1.
-            source: who says so. Of several sources the latest counts, but a "judge" never replaces anyone else.
+            preferred: the better of two candidates, given like a label. If it is not the answer, it was better than the
+                answer; if it is, the answer was better than the likeliest other candidate. Neither need be right.
+            score: a grade in [0, 1]; the reward is 2 score - 1.
+            source: who gives the feedback. Of several sources the latest counts, but "judge" never replaces another.
 
         Raises:
-            FeedbackError: none or several of reward, label and so on, or one out of range.
-            BadLabel: the label is not among the choices, or what is preferred not among the candidates.
+            FeedbackError: none or several of reward, label and so on are given, or one is out of range.
+            BadLabel: the label is not among the choices, or ``preferred`` not among the candidates.
             UnknownAnswer: the store has no such answer.
             StoreError: it could not be stored.
         """
@@ -519,52 +519,52 @@ class AsyncEnsemble:
         )
 
     async def update(self) -> UpdateReport:
-        """Judge the challenger on the feedback in the store now; without one, learn one and put it on trial.
+        """Judge the challenger on the feedback in the store; without one, train one and put it on trial.
 
-        It runs in a process of its own; on a thread, which asks then share the interpreter with, where the store is a
-        fleet's or no Python can be started.
+        It runs in a process of its own, or, if the store is a fleet's or no Python can be started, on a thread that
+        shares the interpreter with asks.
 
-        A challenger decides half of the asks until it is surely better, and serves, or will not be shown to be.
+        A challenger decides half of the asks until it is shown to be better, and then serves, or is unlikely to be.
 
         Raises:
-            ConfigError: there is no policy folder to publish to: none was given, or a policy by its name.
+            ConfigError: there is no policy folder to publish to: none, or a named policy, was given.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
         self.check_open()
         return await asyncio.to_thread(self._updater.run)
 
     def as_async_openai(self) -> openai.AsyncOpenAI:
-        """An ``AsyncOpenAI`` client that this ensemble answers, in this process.
+        """Return an ``AsyncOpenAI`` client whose requests this ensemble answers, in this process.
 
-        Chat completions (``create``, ``parse``, streams, tools) and ``client.post("/feedback", ...)`` are as with
-        `docs/server.md`'s server; the model's name is "focalroute". Closing the client leaves the ensemble open.
+        Chat completions (``create``, ``parse``, streams, tools) and ``client.post("/feedback", ...)`` work as with the
+        server (`docs/server.md`); the model's name is "focalroute". Closing the client leaves the ensemble open.
         """
         from focalroute.serving.in_process import async_openai_client
 
         return async_openai_client(self, _here)
 
-    # -- looking after it --------------------------------------------------------------------------------------------
+    # -- operating ---------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, or closing: it answers no more."""
+        """Whether it is closed or closing."""
         return self._closed
 
     def check_open(self) -> None:
-        """Raise EnsembleClosed if it answers no more."""
+        """Raise EnsembleClosed if it was closed, or made before a fork."""
         if self._closed:
             raise EnsembleClosed(CLOSED)
-        if self._process != os.getpid():  # the store's thread stayed behind: what is asked here would be on no ledger
+        if self._process != os.getpid():  # the store's thread stayed in the parent: no ledger would have asks made here
             raise EnsembleClosed("this ensemble was made before a fork; make one after it", forked=True)
 
     def limit_tags(self, usd_per_tag: Mapping[str, Amount | Mapping[str, Amount]]) -> None:
-        """Keep these limits of tags in place of the budget's, for asks that begin from now on. Waits for the store."""
+        """Replace the budget's limits on tags, for asks that begin from now on. Waits for the store."""
         budget = replace(self.budget or Budget(), usd_per_tag=usd_per_tag)
         self._guard.keep(budget)
         self.budget = budget
 
     def stats(self) -> Stats:
-        """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger, so not for every ask."""
+        """Return what was asked, paid and learned so far, by endpoint. It adds up the ledger: not for every ask."""
         self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats
@@ -576,10 +576,10 @@ class AsyncEnsemble:
         await asyncio.to_thread(self._slot.refresh)
 
     async def aclose(self) -> None:
-        """Close connections and the store, once what was consumed is in it. Idempotent.
+        """Close the connections and, once it has all costs, the store. Idempotent.
 
-        Asks under way in this loop fail with their calls; those by clients of the caller's own go on, and are waited
-        for up to 5 seconds.
+        Asks under way in this loop fail with their calls; those with calls by the caller's own clients go on, and are
+        waited for up to 5 seconds.
         """
         self._closed = True
         self._unclosed.detach()

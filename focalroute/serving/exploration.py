@@ -1,4 +1,4 @@
-"""Makes exploration calls: after an answer, its query is put to endpoints that were not asked."""
+"""Makes exploration calls, which put an answered query to endpoints that were not asked."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _log = logging.getLogger("focalroute")
 class Explorer:
     """Makes exploration calls in the background of the loop that asked. Safe to use from several event loops.
 
-    An exploration call is paid from the budget of its ask, so that it stays within every limit of it; its rows in the
-    ledger stand under "probe:" and the answer's id, and it is not on the receipt.
+    An exploration call is paid from its ask's budget, and so stays within all limits. Its rows in the ledger are under
+    "probe:" and the answer's id; it is not on the receipt.
 
     Args:
         pacer: later asks make up for what exploration cost.
-        share: see `focalroute.observe.exploration.Probing`, as is the next one.
+        share: see `focalroute.observe.exploration.Probing`, also for ``agreement``.
         deadline_s: for one call.
         on_probe: called with the answer and its probes.
     """
@@ -59,15 +59,15 @@ class Explorer:
         self._closed = False
 
     def on_answer(self, ask: Ask, answer: StoredAnswer) -> None:
-        """Ask others the query of an answer that was stored, if it is time. Returns at once."""
-        if self._closed or ask.view.agreement is not None:  # feedback tells nothing of another open text
+        """Put the query of a stored answer to other endpoints, if exploration is due. Returns at once."""
+        if self._closed or ask.view.agreement is not None:  # feedback says nothing about another open text
             return
         probe = self._probing.after(_cost(ask.ask_budget.bills), lambda: self._callable(ask), ask.view.asked)
         if probe is not None:
             self._tasks.start(self._explore(probe, ask.query, ask.ask_budget, answer))
 
     def _callable(self, ask: Ask) -> set[int]:
-        """Find the endpoints that were not asked, and can be."""
+        """Return the endpoints that were not asked, and can be."""
         free = enumerate(zip(self._pool.available(), self._pool.lacking(Needs(ask.query)), strict=True))
         return {i for i, (available, lack) in free if available and not lack and i not in ask.view.asked}
 
@@ -90,7 +90,7 @@ class Explorer:
             ask_budget.write(written)
 
     async def aclose(self) -> None:
-        """Give up the calls under way in the running loop; what they consumed is in the ledger. No more are begun."""
+        """Cancel the calls under way in the running loop; their costs are in the ledger. Begin no more."""
         self._closed = True
         await self._tasks.cancel()
 

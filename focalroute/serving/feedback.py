@@ -28,12 +28,12 @@ _REMEMBERED = 4096  # latest answers of this process
 
 
 class FeedbackHandler:
-    """Commits feedback, and teaches the observer, the policy and the updater what is committed.
+    """Commits feedback, and passes committed feedback on to the observer, the policy and the updater.
 
     Args:
-        window: how many past outcomes the observer looks back on; that many of the store's latest are learned at once.
+        window: the observer's number of past outcomes; that many of the store's latest are learned at once.
         learn_from_agreement: whether answers without feedback teach, too.
-        on_feedback: called with each feedback that was given here, once it is committed.
+        on_feedback: called with each feedback given here, once it is committed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FeedbackHandler:
         self._learn_from_agreement = learn_from_agreement
         self._on_feedback = on_feedback
         self._sources: OrderedDict[str, str] = OrderedDict()
-        self._started = False  # what the store holds from before is known, but not news
+        self._started = False  # feedback from before is learned, but not news
         store.subscribe(self._on_commit, last=window)
         self._started = True
         for answer, feedback in store.recent(window) if learn_from_agreement else ():
@@ -82,20 +82,20 @@ class FeedbackHandler:
             self._on_feedback(feedback)
 
     def remember(self, answer: StoredAnswer) -> None:
-        """Keep what feedback for this answer is checked against, so that it need not be read from the store."""
+        """Keep what feedback on this answer is checked against, so that it need not be read from the store."""
         self._answers[answer.id] = StoredAnswer(
             answer.id, answer.created_at, answer.keys, answer.kind, answer.answered, answer.probabilities, {}, None, ""
         )
         if len(self._answers) > _REMEMBERED:
-            self._answers.popitem(last=False)  # one step: threads of several loops may be here
+            self._answers.popitem(last=False)  # atomic, as threads of several loops may be here
 
     def learn_agreement(self, answer: StoredAnswer) -> None:
-        """Learn what its members' agreement tells, until feedback replaces it."""
+        """Learn from the agreement of an answer's members, until feedback replaces that."""
         if self._learn_from_agreement:
             self._observer.agree(*unjudged(answer))
 
     def _on_commit(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
-        """Learn each outcome of feedback that was committed, here or by another process."""
+        """Learn from feedback that was committed, here or by another process."""
         news = 0
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
@@ -106,7 +106,7 @@ class FeedbackHandler:
                 self._remember_source(stored.id, feedback.source)
                 for name, change in changes.items() if self._started else ():
                     _log.info("endpoint %r changed: %s", name, change)
-            news += known != feedback.source  # not news where only an exploration call was added
+            news += known != feedback.source  # not news if only an exploration call was added
         if self._started:
             self._updater.on_feedback(news)
 

@@ -1,4 +1,4 @@
-"""OpenAI clients whose requests an ensemble answers within this process: real clients on a transport of our own."""
+"""Makes real OpenAI clients whose requests an ensemble answers in this process, by a transport of our own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RunAsync(Protocol):
 def openai_client(
     ensemble: AsyncEnsemble, run: Run, close: Callable[[Callable[[], Awaitable[None]]], None]
 ) -> openai.OpenAI:
-    """Make a client for code without ``await``; ``close`` runs what closes a stream, on any thread."""
+    """Make a client for code without ``await``; ``close`` runs the closing of a stream, and may be called anywhere."""
     import openai
 
     httpx = _http_library()
@@ -121,7 +121,7 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
 
 
 def _http_library() -> Any:
-    """The one that the installed openai uses: httpx, or httpx2 from 3.0 on."""
+    """Return the HTTP library of the installed openai: httpx, or httpx2 from 3.0 on."""
     import openai
 
     return import_module(openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0])
@@ -139,7 +139,7 @@ def _response(httpx: Any, reply: _Reply, body: Any) -> Any:
 
 
 async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of the work, which is cancelled once it takes longer than the client waits to read."""
+    """Return the result of the work, which is cancelled after the client's read timeout."""
     try:
         async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
             return await work()

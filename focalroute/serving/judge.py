@@ -1,9 +1,9 @@
-"""Judges answers in the background: an endpoint or a function says how good one is, as feedback of source "judge".
+"""Judges answers in the background: an endpoint or a function grades them, as feedback of source "judge".
 
-An endpoint grades by a letter, and where it gives log-probabilities the reward is the expectation over the grades
-(G-Eval, Liu et al. 2023, arXiv 2303.16634). What is known of such judges (Zheng et al. 2023, arXiv 2306.05685): they
-like some positions better, so the grades stand in either order, by chance; and they like length, which the default
-criteria speak against. A reply without a single grade is not feedback.
+An endpoint grades by a letter; if it gives log-probabilities, the reward is the expectation over the grades (G-Eval,
+Liu et al. 2023, arXiv 2303.16634). Such judges are biased (Zheng et al. 2023, arXiv 2306.05685): towards positions, so
+the order of the grades is reversed at random, and towards length, which the default criteria counter. A reply without a
+single grade gives no feedback.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Judge:
     """The judge of answers in the background, and the share it judges. Its feedback never replaces a person's.
 
     Attributes:
-        by: an `Endpoint`, of the pool or not; or a function of the `Query` and the `Answer` that gives a reward in [-1,
-            1] or a bool (None: no opinion), or something to await for it. A plain function runs in a thread.
+        by: an `Endpoint`, of the pool or not; or a function of the `Query` and the `Answer` that returns a reward in
+            [-1, 1] or a bool (None: no opinion), or an awaitable of that. A plain function runs in a thread.
         share: of the answers that are judged, in [0, 1]; an ensemble's ``seed`` repeats which.
-        criteria: what an endpoint is to look at, in words; None: whether it is right, serves and is harmless.
+        criteria: an endpoint's criteria, in words; None: whether the answer is right, useful and harmless.
         concurrency: judgements under way at a time; up to 100 wait, further answers are left out.
         deadline_s: for one judgement, from its beginning.
-        patience_s: how long closing the ensemble waits for judgements under way before it gives them up.
+        patience_s: how long closing the ensemble waits for judgements under way before it cancels them.
 
     Raises:
         ConfigError: a value is wrong.
@@ -103,10 +103,10 @@ class JudgeStats:
 
     Attributes:
         judged: answers that it gave feedback for.
-        failed: judgements without a verdict: a failed call, a reply without a grade, an error of the function, or one
-            that was given up.
+        failed: judgements without a verdict: a failed call, a reply without a grade, an error of the function, or a
+            cancellation.
         left_out: answers that were to be judged while too many waited.
-        calls: to an endpoint, retries included; ``unpriced`` of them have no known cost.
+        calls: calls to an endpoint, retries included; ``unpriced`` of them have no known cost.
         cost: USD of the others.
     """
 
@@ -119,7 +119,7 @@ class JudgeStats:
 
 
 def judging_endpoints(judge: Judge | None, pool: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
-    """Return the endpoint that judges, where it is not in the pool; budgets and keys are checked with it.
+    """Return the judge's endpoint if it is not in the pool, to check budgets and keys with it.
 
     Raises:
         ConfigError: it is not a Judge, or its endpoint has the name of another one or cannot be asked.
@@ -133,10 +133,10 @@ def judging_endpoints(judge: Judge | None, pool: Sequence[Endpoint]) -> tuple[En
 
 
 class BackgroundJudge:
-    """Has answers judged in the background of the loop that asked. Safe to use from several event loops.
+    """Judges answers in the background of the loop that asked. Safe to use from several event loops.
 
-    An endpoint's calls go through a pool of its own, with its retries, breaker and limits. They are paid within the
-    budget, but not from the ask's budget or tags; in the ledger they stand under "judge:" and the answer's id.
+    An endpoint's calls go through a pool of its own, with its retries, breaker and limits. They count towards the
+    budget, but not towards an ask's cap or a tag's; in the ledger they are under "judge:" and the answer's id.
 
     Args:
         judge: None: no answer is judged.
@@ -167,7 +167,7 @@ class BackgroundJudge:
         return None if self._judge is None else self._stats
 
     def on_answer(self, ask: Ask, answer: Answer) -> None:
-        """Have an answer that was stored judged, if it is drawn. Returns at once."""
+        """Judge a stored answer in the background, if it is drawn. Returns at once."""
         judge = self._judge
         if judge is None or self._closed or ask.rng.random() >= judge.share:
             return
@@ -221,7 +221,7 @@ class BackgroundJudge:
             self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
 
     async def aclose(self) -> None:
-        """Wait for the judgements under way in the running loop, and give up those that take too long."""
+        """Wait for the judgements under way in the running loop, and cancel those that take too long."""
         self._closed = True
         if self._judge is not None:
             await self._tasks.cancel(grace_s=self._judge.patience_s)
@@ -240,7 +240,7 @@ async def _ask_function(function: Any, query: Query, answer: Answer) -> Verdict:
             verdict = await verdict
     except SystemExit as error:  # would end the event loop, and with it the ensemble
         raise _ended_by(error) from error
-    return verdict  # type: ignore[no-any-return]  # the feedback that is made of it is checked
+    return verdict  # type: ignore[no-any-return]  # it is checked as feedback
 
 
 def _ended_by(error: BaseException) -> FeedbackError:
@@ -248,7 +248,7 @@ def _ended_by(error: BaseException) -> FeedbackError:
 
 
 async def _on_thread(work: Callable[[], Any]) -> Any:
-    """Run it on a daemon thread: a pool's threads are waited for at the end, however long they take."""
+    """Run a function on a daemon thread: the program's end would wait for a thread pool's, however long they take."""
     context = contextvars.copy_context()
 
     def run() -> Any:

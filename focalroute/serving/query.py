@@ -27,17 +27,17 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Prompt = str | Sequence[Mapping[str, Any]]
-#: What makes the value of an answer a str: the other kinds, and the caller's own normal form.
+#: The kinds, and the caller's own normaliser, with which the value of an answer is a str.
 TextKind = Literal["short", "yes-no", "date", "math", "text"] | Callable[[str], str | None]
 
-#: The most a query may have of each.
+#: Most tags of a query, and most characters of a tag.
 MAX_TAGS = 64
 MAX_TAG_LENGTH = 256
 #: The most that a second may be worth, USD.
 MOST_USD_PER_SECOND = 1000
 #: The longest that an ask may take.
 LONGEST_DEADLINE_S = 86_400
-#: Parameters that count generated tokens or replies; a bound on the cost of a call is made of them.
+#: Parameters that count generated tokens or replies; they bound the cost of a call.
 _COUNTS = ("max_tokens", "max_completion_tokens", "n")
 _LARGEST_COUNT = 10_000_000
 
@@ -45,9 +45,9 @@ _MODES: tuple[str, ...] = get_args(Combine)
 
 
 class ModelParams(TypedDict, total=False):
-    """The parameters of OpenAI's chat completions that go to every member as they are; None: not given.
+    """The parameters of OpenAI's chat completions, passed unchanged to every member; None: not given.
 
-    What a service has beyond them goes into ``params``.
+    Other parameters of a service go into ``params``.
     """
 
     temperature: float | None
@@ -91,7 +91,7 @@ class AskOptions(ModelParams, total=False):
 
 
 class AskArguments(AskOptions, total=False):
-    """All that `AsyncEnsemble.ask` takes by keyword."""
+    """All keyword arguments of `AsyncEnsemble.ask`."""
 
     choices: Iterable[Any] | None
     answer: AnswerKind | Wanted | None
@@ -110,7 +110,7 @@ INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("system_prompt", "instructions", "developer"), "system"),
     **dict.fromkeys(("extra_params", "kwargs"), "params"),
     **dict.fromkeys(("policy", "store", "max_rounds", "judge"), "it is a setting of the Ensemble, not of one ask"),
-    **dict.fromkeys(("model", "models"), "the policy chooses whom to ask; leave it out"),
+    **dict.fromkeys(("model", "models"), "the policy chooses the endpoints; leave it out"),
     "stream": "call stream() instead of ask()",
     "n": "samples",
     "functions": "tools",
@@ -119,7 +119,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def new_id() -> str:
-    """A unique id that sorts by time: 12 hex digits of milliseconds, 20 of randomness."""
+    """Return a unique id that sorts by time: 12 hex digits of milliseconds, 20 random ones."""
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
@@ -173,9 +173,9 @@ def make_query(
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
         raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
     if choices is not None and params.get("tools") and params.get("tool_choice") != "none":
-        raise ConfigError('tools: a closed question calls none; leave them out, or give tool_choice="none"')
+        raise ConfigError('tools: a closed question cannot call any; leave them out, or give tool_choice="none"')
     if (samples or 1) > 1 and (isinstance(answer, Structure) or "tools" in params):
-        raise ConfigError("samples: a structured answer, or one that may call tools, takes one reply of each member")
+        raise ConfigError("samples: leave it out; structured answers, and tool calls, need one reply from each member")
     if combine not in _MODES:
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
     if usd_per_second is not None:
@@ -221,7 +221,7 @@ ARGUMENTS = tuple(inspect.signature(make_query).parameters)
 
 
 def takes_arguments(method: F) -> F:
-    """Show the options of an ask one by one in a method's signature, and explain what does not fit it."""
+    """Show every option of an ask in a method's signature, and explain calls that do not fit it."""
     signature = inspect.signature(method)
     *own, _ = signature.parameters.values()
     asked = inspect.signature(make_query).parameters.values()
@@ -234,15 +234,15 @@ def check_usd_per_second(usd: object) -> None:
     """Check the price of a second.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: it is not a number in the allowed range.
     """
     if not (is_number(usd) and 0 <= usd <= MOST_USD_PER_SECOND):
         raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
-    """The choices that an Enum or a Literal stands for, or else the kind of answer, or its `Structure`."""
-    while isinstance(answer, NewType):  # which is callable, and gives the text back
+    """Return an Enum's or a Literal's members as choices, else the kind of answer or its `Structure`."""
+    while isinstance(answer, NewType):  # which is callable, and would return the text unchanged
         answer = answer.__supertype__
     members = members_of(answer)
     if members is not None:
@@ -256,10 +256,10 @@ def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
 
 
 def _merged(params: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All parameters for the members: ``params``, and those given as arguments.
+    """Return all parameters for the members: ``params``, and those given as arguments.
 
     Raises:
-        ConfigError: one of them is given twice, or not the caller's to set.
+        ConfigError: one of them is given twice, or set by focalroute.
     """
     if params is None and not given:
         return {}
@@ -303,10 +303,10 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
 
 
 def _copied(what: str, value: T) -> T:
-    """Check that JSON can hold it, and copy it: the caller may edit his own while it is asked.
+    """Check that a value can be written as JSON, and copy it, as the caller may edit the original during the ask.
 
     Raises:
-        ConfigError: JSON cannot, or it is nested too deep.
+        ConfigError: it cannot, or it is nested too deeply.
     """
     require_json(what, value)
     try:
@@ -323,7 +323,7 @@ def _check_counts(params: Mapping[str, Any]) -> None:
 
 
 def _check_tools(tools: object) -> None:
-    """Refuse functions that cannot be called; what kinds of tools a service has besides them, it knows itself."""
+    """Refuse functions that cannot be called; tools of other kinds are left to the service to check."""
     form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ConfigError(f"tools: give a list of {form}")
@@ -341,7 +341,7 @@ def _check_tools(tools: object) -> None:
 
 
 def _check_tool_choice(params: Mapping[str, Any]) -> None:
-    """Refuse a choice that no reply can follow: each member would be paid for one that cannot be used."""
+    """Refuse a tool choice that no reply can satisfy: each member would be paid for an unusable reply."""
     if params.get("tool_choice") is None:
         return
     offer = ToolOffer.of(params)
@@ -361,7 +361,7 @@ def _is_message(message: object) -> bool:
 
 
 def checked_tags(tags: Sequence[str], most: int = MAX_TAGS) -> tuple[str, ...]:
-    """The tags as they are kept; ConfigError if there are more than ``most``, or one is not a string or too long."""
+    """Return the tags as a tuple; ConfigError if there are more than ``most``, or one is not a string or too long."""
     if isinstance(tags, tuple) and not tags:
         return ()
     listed = tuple(tags) if isinstance(tags, Iterable) and not isinstance(tags, str) else None
@@ -377,9 +377,9 @@ def checked_tags(tags: Sequence[str], most: int = MAX_TAGS) -> tuple[str, ...]:
 
 
 def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    """The choices as they are shown, and what they stand for."""
+    """Return the choices as texts, and the values that they stand for."""
     several = isinstance(offered, Iterable) and not isinstance(offered, str | bytes | Mapping)
-    if not several or getattr(offered, "ndim", 1) != 1:  # of an array or a table
+    if not several or getattr(offered, "ndim", 1) != 1:  # which arrays and tables have
         raise ConfigError(f'choices: give a list such as ["Jupiter", "Saturn"], got {type(offered).__name__}')
     values = tuple([one.item() if isinstance(one, np.generic) else one for one in offered])
     choices = tuple(map(choice_text, values))

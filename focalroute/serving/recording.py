@@ -1,4 +1,4 @@
-"""The records made of an ask at its end: the answer, its receipt, and the row kept in the store."""
+"""Makes the records of a finished ask: the answer, its receipt, and its row in the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Selection:
     Attributes:
         form: its normal form.
         kind: see `focalroute.store.base.StoredAnswer`.
-        candidate: the index of the candidate it is; None: it was put together, or written, from several.
+        candidate: index of the selected candidate; None: the answer was assembled or synthesised from several.
     """
 
     text: str
@@ -75,7 +75,7 @@ def make_answer(ask: Ask, *, store_text: bool) -> tuple[Answer, StoredAnswer]:
 
 
 def select_answer(ask: Ask) -> Selection:
-    """Select the written answer, if there is one; else the candidate with the most posterior mass, the first of equals.
+    """Select the synthesised answer, else the candidate with the most posterior mass, the first among equals.
 
     The fields of a structured answer are elected one by one.
     """
@@ -100,7 +100,7 @@ def select_answer(ask: Ask) -> Selection:
 
 
 def _value(query: Query, best: int, text: str, form: str) -> Any:
-    """The answer alone: what the choice stands for, or the value of its kind or type."""
+    """Return the answer's value: what the choice stands for, or the value of its kind or type."""
     if query.values is not None:
         return query.values[best]
     if query.open:
@@ -122,7 +122,7 @@ def _kind(query: Query) -> str:
 
 
 def _tool_reply(ask: Ask, form: str) -> Reply | None:
-    """Find the first reply in this form that calls tools; None: they are text."""
+    """Return the first reply with this form that calls tools; None: its replies are text."""
     if ask.query.choices:
         return None
     callers = (reply for reply in ask.replies if reply.ok and reply.tool_calls)
@@ -212,7 +212,7 @@ def _evidence(ask: Ask, index: int) -> float | None:
 
 
 def _saved(ask: Ask, index: int, reply: Reply) -> Decimal | None:
-    """Estimate what a cancelled call would have gone on to cost, accruing evenly over the usual time of a call."""
+    """Estimate what a cancelled call would have gone on to cost, if costs accrue evenly over a call's usual time."""
     if reply.error is None or reply.error.kind != "cancelled":
         return None
     usd, usual_s = ask.view.usual(index)

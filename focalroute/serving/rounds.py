@@ -1,4 +1,4 @@
-"""Prepares and controls the rounds of one ask: who may be asked, at what cost, until when."""
+"""Prepares and controls the rounds of one ask: which endpoints may be asked, at what cost, until when."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from focalroute.endpoints.capabilities import Needs
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
 
-_WRITTEN_AFTER = 2 / 3  # of the time at the latest: the rest is for writing the answer from the replies
+_WRITTEN_AFTER = 2 / 3  # share of the time for replies; the rest is for synthesising the answer
 
 
 class Rounds:
     """Controls the rounds of one ask: prepares each, and steers its calls.
 
     Args:
-        max_rounds: how many rounds at the most; one, where the Decider picks the one member.
+        max_rounds: most rounds; with ``combine="pick"`` there is one.
         order: every endpoint's index, in the order in which the Decider visits them.
 
     Attributes:
@@ -43,7 +43,7 @@ class Rounds:
         self.decision: Decision | None = None
 
     async def prepare(self) -> bool:
-        """See who can be asked in the next round, and what that may cost; False if the time ran out meanwhile."""
+        """Find which endpoints can be asked in the next round, and the costs; False if the time ran out meanwhile."""
         if self._ask.ask_budget.limited and not await self._bound_costs():
             return False
         self.calls.query = self._ask.next_query
@@ -53,13 +53,13 @@ class Rounds:
         return True
 
     def go_on(self) -> bool:
-        """Tell whether another round follows the one that was just fused."""
+        """Return whether another round follows the one that was just fused."""
         self._ask.fused_at = time.perf_counter()
         self._ask.late = self.calls.left_s <= 0
         return not self._ask.late and self._ask.goes_on(max_rounds=self._max_rounds, askable=len(self.order))
 
     async def _bound_costs(self) -> bool:
-        """Find the most that a call to each endpoint can cost, for which the store may have to be asked."""
+        """Find the most that a call to each endpoint can cost, which may need the store; False if time ran out."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 self._bounds = await self._pool.upper_bounds(self._ask.next_query, self._ask.ask_budget)
@@ -68,7 +68,7 @@ class Rounds:
         return not self._ask.late
 
     def _note_unavailable(self) -> None:
-        """Leave out who cannot be asked now; but where no other is left to answer, those over a rate limit are asked.
+        """Leave out endpoints that cannot be asked now, except those over a rate limit if no other is left to answer.
 
         Endpoints that lack what the query needs are never asked.
         """
@@ -81,11 +81,11 @@ class Rounds:
         ask.note_unavailable(self._available, broken, lacks)
 
     def eligible(self, endpoint: int, picked: tuple[int, ...]) -> bool:
-        """Tell whether it can be asked now beside those picked: not failing, and affordable together."""
+        """Whether an endpoint can be asked now along with those picked: available, and affordable together."""
         return self._available[endpoint] and self._fits(endpoint, picked)
 
     def _fits(self, endpoint: int, picked: tuple[int, ...]) -> bool:
-        """Tell whether the ask can pay for it beside those picked."""
+        """Whether the ask can pay for an endpoint along with those picked."""
         bounds = self._bounds
         return bounds is None or self._ask.ask_budget.fits(sum((bounds[i] for i in picked), bounds[endpoint]))
 
@@ -97,7 +97,7 @@ class Rounds:
         return bool(self._ask.view.backs)
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """The likeliest endpoint besides those asked that can be asked now; one out of use if there is no other."""
+        """Return the likeliest endpoint not asked yet that can be asked now; one out of use if there is no other."""
         decision = self.decision
         if decision is None:
             return None
@@ -120,7 +120,7 @@ class Rounds:
         return self._ask.time_price is not None
 
     def settled(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Whether the answer is certain, whatever the pending endpoints say, or waiting for them is not worth it."""
+        """Whether the pending endpoints cannot change the answer, or waiting for them is not worth it."""
         return self._ask.done(replies, pending)
 
 

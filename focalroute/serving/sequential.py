@@ -1,4 +1,4 @@
-"""An ask of endpoints one after another, each shown the answer before its own (DER, arXiv 2412.07448)."""
+"""Asks endpoints one after another, each shown the previous answer (DER, arXiv 2412.07448)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LEAD = 1e-6
 
 
 def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) -> Ask:
-    """Open the kind of ask that the policy decides.
+    """Open the kind of ask that suits the policy.
 
     Args:
-        max_rounds: of a sequence.
-        state: as `Ask` takes it. A sequence is not streamed while it is under way: only its last reply is the answer.
+        max_rounds: of a sequential ask.
+        state: as for `Ask`. A sequential ask is not streamed, as only its last reply is the answer.
     """
     if policy.sequential:
         return SequentialAsk(query, policy, max_rounds=max_rounds, **{**state, "stream_sink": None})
@@ -38,14 +38,14 @@ def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) ->
 class SequentialAsk(Ask):
     """The state of a sequential ask. A round is one step; the last usable reply is the answer.
 
-    An endpoint may be asked again, unless it failed. Of one that replied more than once the latest reply is what the
-    Fusion's evidence, the window and the trajectory hold; the receipt has every step. Its probabilities are the mean of
-    the replies' own, a reply that gave none counting as sure, with the last answer put ahead where it is not.
+    An endpoint may be asked again, unless it failed. The Fusion's evidence, the window and the trajectory hold only its
+    latest reply; the receipt has every step. The answer's probabilities are the mean of the replies' own, where a reply
+    without any counts as certain; the last answer is raised to the top if needed.
 
     Attributes:
         max_rounds: T_max.
         steps: (endpoint, candidate, mass on each candidate or None) of each usable reply, in order.
-        failed: pool indices of those whose reply was not usable; they are not asked again.
+        failed: pool indices of endpoints with an unusable reply, which are not asked again.
     """
 
     max_rounds: int = 1
@@ -56,11 +56,11 @@ class SequentialAsk(Ask):
 
     @property
     def next_query(self) -> Query:
-        """Return the next endpoint's query: the query with the last answer shown."""
+        """The query for the next endpoint, with the last answer shown."""
         return self.query if self._last is None else transfer(self.query, self._last)
 
     def goes_on(self, *, max_rounds: int, askable: int) -> bool:
-        """Tell whether another step is to follow: as `Ask`, but for endpoints that may be asked again."""
+        """Return whether another step follows: as in `Ask`, but endpoints may be asked again."""
         stopped = not self.rounds[-1].replies or len(self.failed) == askable
         return not stopped and (len(self.rounds) < max_rounds or not self.steps)
 
@@ -90,7 +90,7 @@ class SequentialAsk(Ask):
         return Observation(context[0], endpoints[0])
 
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
-        """Decide whom to ask next, those asked before included, or to stop."""
+        """Pick the endpoint to ask next, which may have been asked before, or stop."""
         return choose(
             self.policy.actions(observation),
             [endpoint for endpoint in order if endpoint not in self.failed and eligible(endpoint, ())],
@@ -141,5 +141,5 @@ class SequentialAsk(Ask):
         return posterior
 
     def candidate_of(self, number: int, endpoint: int) -> int | None:
-        """Return the candidate that an endpoint's reply in this step backs; None: it holds none."""
+        """Return the candidate that an endpoint's reply in this step backs, or None."""
         return self._backed.get((number, endpoint))

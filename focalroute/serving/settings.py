@@ -1,4 +1,4 @@
-"""The settings of an ensemble, each stated once, with its type, default and bounds; and those of a pool file."""
+"""The settings of an ensemble, with their types, defaults and bounds, from arguments or a pool file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from focalroute.serving.judge import Judge
 from focalroute.serving.query import LONGEST_DEADLINE_S, MOST_USD_PER_SECOND
 from focalroute.serving.telemetry import Telemetry
 
-#: Not among the keys of a pool file's [ensemble]: it has a table of its own, or is code.
+#: Settings that a pool file's [ensemble] cannot have: they have tables of their own, or are code.
 _NO_FILE_KEYS = {"endpoints", "http_client", "budget", "embedder", "judge"}
 
 P = ParamSpec("P")
@@ -42,57 +42,58 @@ class Settings:
     """The settings of an ensemble: the arguments of `AsyncEnsemble` and of `Ensemble`.
 
     Attributes:
-        endpoints: the pool; names must be unique. Or the path of a pool file, whose other tables then count as well;
-            None: the one that ``FOCALROUTE_POOL`` names, or the ``pool.toml`` here.
+        endpoints: the pool, with unique names; or the path of a pool file, whose other tables then apply, too; None:
+            the pool file named by ``FOCALROUTE_POOL``, or ``pool.toml`` in the working directory.
         policy: folder of policy bundles, written as a path ("policy/"); None, or a folder without any yet: the cold
             start. Or the name of a rule such as "plurality", "best-single", "cascade" (`focalroute.policy.baselines`).
         store: file of the SQLite store; None: in memory, gone at the end. Or the address of a Redis, for a fleet:
             "redis://host:6379/0" (extra ``redis``; settings in `focalroute.store.redis.address`).
-        http_client: an ``httpx.AsyncClient`` that all calls go through but those of endpoints that say themselves how
-            they are reached (``client``, ``http_client``, ``verify``, ``cert``, ``proxy``); used as it is, and yours to
-            close. None: our own connections.
-        budget: what may be spent; None: no limit. With a budget every endpoint needs a price.
-        embedder: what makes the features of a query's text, and those by which replies of open text are compared: an
-            endpoint that has embeddings, an `OnnxEmbedder`, or any function of a text that gives (or awaits) a vector;
-            None: the built-in hashed n-grams. Give the one that the policy was trained with. Where it fails, or takes
-            longer than a tenth of the deadline, an ask goes on without, and says so in ``degraded``.
+        http_client: an ``httpx.AsyncClient`` for all calls, except to endpoints with connection settings of their own
+            (``client``, ``http_client``, ``verify``, ``cert``, ``proxy``); used as it is, and yours to close. None: our
+            own connections.
+        budget: limits on spending; None: no limit. With a budget every endpoint needs a price.
+        embedder: computes the features of a query's text, and those that compare replies in open text: an endpoint
+            with embeddings, an `OnnxEmbedder`, or any function of a text that returns a vector or an awaitable of one;
+            None: the built-in hashed n-grams. Give the one that the policy was trained with. If it fails, or takes
+            longer than a tenth of the deadline, an ask goes on without it, and says so in ``degraded``.
         max_rounds: how often the Decider may ask before it has to stop.
-        explore: sample from the policy, which updates of the Decider and `focalroute policy compare` need, rather than
-            take its most probable decision. None: sample with ``update_every``, and from a policy that was not trained
-            on a log of the pool, which still has to get to know it.
-        cost_weight: lambda, what asking the whole pool once is worth in right answers; the Decider sees it. With
-            ``Budget(usd_per_query=...)`` it is where the weight starts on a new store.
-        usd_per_second: what a second until the answer is worth, in USD; ``ask(usd_per_second=)`` for one ask. It enters
-            later rounds and every wait for a member under way (`focalroute.serving.ask.TimePrice`). 0: time is free.
-            With ``Budget(seconds_per_query=...)`` it is where the price starts on a new store.
-        window: how many past outcomes the observation looks back on.
+        explore: sample decisions from the policy, as updates of the Decider and `focalroute policy compare` need,
+            instead of taking the most probable. None: sample with ``update_every``, and from a policy that was not
+            trained on a log of the pool, which it still has to get to know.
+        cost_weight: lambda, the right answers it is worth to save asking the whole pool once; the Decider sees it. With
+            ``Budget(usd_per_query=...)`` it is only the initial weight on a new store.
+        usd_per_second: USD that a second until the answer is worth; ``ask(usd_per_second=)`` overrides it. It counts in
+            later rounds and in every wait for a member under way (`focalroute.serving.ask.TimePrice`). 0: time is free.
+            With ``Budget(seconds_per_query=...)`` it is only the initial price on a new store.
+        window: how many past outcomes the observation covers.
         deadline_s: for one whole ask, all rounds.
-        attempts: calls to one member at the most, retries included; all members of an ask together have
-            ``attempts - 1`` retries.
+        attempts: most calls to one member, retries included; all members of an ask together have ``attempts - 1``
+            retries.
         hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
             next best endpoint, as one of those retries; None: only silent members are (`docs/reliability.md`).
-        early_stop: cancel members whose replies cannot change the answer any more; see `docs/reliability.md` for when
+        early_stop: cancel members whose replies can no longer change the answer; see `docs/reliability.md` for when
             not to.
-        cache_ttl_s: how long `ask` gives the same answer to an identical question (see `focalroute.serving.cache`); it
-            is ``cached`` then, costs nothing and teaches nothing. Kept in this process; streams are not. None: never.
-        samples: how many samples stand in for log-probabilities that an endpoint does not give.
-        update_every: feedbacks between two updates in the background, each of which learns a challenger or judges it,
-            in the folder ``policy``; None: only by `update`. Let one process of several on a store do it.
-        probe_share: what exploration calls to endpoints that a query was not asked may cost over time, as a share of
-            what the asks do; more without feedback at first, and after an endpoint changed (see
-            `focalroute.observe.exploration`). They run in the background, and teach with the answer's feedback, or by
-            agreement. A policy by name does without.
-        learn_from_agreement: learn from how far the members of an answer agree which endpoints are good, as long as no
-            feedback has come for it (see `focalroute.observe.referees`).
-        synthesiser: the name of the endpoint of the pool that writes the answers of ``ask(combine="synthesise")``.
-        judge: who gives feedback for some of the answers in the background; None: none.
+        cache_ttl_s: how long `ask` gives identical questions the same answer (see `focalroute.serving.cache`), which is
+            then ``cached``, costs nothing and teaches nothing. The cache is this process's, and not used by streams.
+            None: no cache.
+        samples: how many samples to draw from an endpoint without log-probabilities.
+        update_every: feedbacks between two background updates, each of which trains or judges a challenger in the
+            folder ``policy``; None: only by `update`. If several processes share a store, set it in one.
+        probe_share: long-run cost of exploration calls, to endpoints that a query was not put to, as a share of the
+            asks' cost; more at first without feedback, and after an endpoint changed (see
+            `focalroute.observe.exploration`). They run in the background, and teach by the answer's feedback or by
+            agreement. A named policy does not explore.
+        learn_from_agreement: learn which endpoints are good from how far an answer's members agree, until feedback on
+            it comes (see `focalroute.observe.referees`).
+        synthesiser: the name of the pool's endpoint that writes the answers of ``ask(combine="synthesise")``.
+        judge: gives feedback on some of the answers in the background; None: no judge.
         store_text: whether prompts and replies are kept in the store.
-        durability: "normal" survives the death of the process, "full" the loss of power.
-        seed: makes the sampled decisions repeatable, of asks at the same time only without ``learn_from_agreement``.
-            What the first asks of a new store are sent depends on when the checks of features end, too
-            (``focalroute pool check --learn`` makes them ahead).
-        telemetry: whether spans and metrics are recorded (`docs/telemetry.md`): by the OpenTelemetry providers that the
-            program has set, or by those of a `focalroute.serving.telemetry.Telemetry`.
+        durability: "normal" survives a crash of the process, "full" a loss of power.
+        seed: makes the sampled decisions repeatable; those of concurrent asks only without ``learn_from_agreement``.
+            The first requests on a new store also depend on when the capability checks end (``focalroute pool check
+            --learn`` makes these in advance).
+        telemetry: whether spans and metrics are recorded (`docs/telemetry.md`), by the program's OpenTelemetry
+            providers or by those of a `focalroute.serving.telemetry.Telemetry`.
 
     Raises:
         ConfigError: a setting is unknown, or out of bounds; the message names it.
@@ -100,7 +101,7 @@ class Settings:
 
     shown_as: ClassVar[str] = "Ensemble"
 
-    endpoints: Annotated[  # unchecked are those that their first users check
+    endpoints: Annotated[  # the code that uses them checks those that are unchecked here
         Iterable[Endpoint] | str | Path | None, Unchecked
     ] = None
     _: KW_ONLY
@@ -132,10 +133,10 @@ class Settings:
 
 
 def over_http_client(settings: Settings) -> Settings:
-    """The same settings, with their ``http_client`` at every endpoint that is called by it: judge and embedder, too.
+    """Return the settings with ``http_client`` set at every endpoint that uses it, judge and embedder included.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: ``http_client`` is not an ``httpx.AsyncClient``.
     """
     client, judge = settings.http_client, settings.judge
     if client is None:
@@ -172,7 +173,7 @@ def takes_settings(
 
 
 def make_settings(endpoints: Iterable[Endpoint] | str | Path | None = None, *more: Any, **settings: Any) -> Settings:
-    """Make the settings of an ensemble; a pool file's, where a path is given or nothing at all.
+    """Make the settings of an ensemble, from a pool file if a path or nothing is given.
 
     Raises:
         ConfigError: a setting, or the pool file, is wrong.
@@ -186,7 +187,7 @@ def make_settings(endpoints: Iterable[Endpoint] | str | Path | None = None, *mor
 
 @contextmanager
 def naming_pool_file(endpoints: object, overrides: Mapping[str, Any]) -> Iterator[None]:
-    """Name the pool file in the error of a setting that it gives, and that only its user finds wrong."""
+    """Name the pool file in the error of one of its settings that is found wrong only where it is used."""
     try:
         yield
     except ConfigError as error:
@@ -197,7 +198,7 @@ def naming_pool_file(endpoints: object, overrides: Mapping[str, Any]) -> Iterato
 
 
 def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an ensemble that a pool file gives, with ``overrides`` over them.
+    """Return the arguments of an ensemble from a pool file, with ``overrides`` over them.
 
     Raises:
         ConfigError: the file is wrong, or has an unknown setting.

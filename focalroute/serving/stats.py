@@ -26,13 +26,12 @@ class EndpointStats:
         cost: USD of the others; None where there are calls and none has a known cost.
         seen: answers in the window that tell whether it was right; ``labelled`` of them by feedback, the others by
             agreement.
-        accuracy: its share right among them, shrunk towards its long-run one, or else the pool's mean.
-        accuracy_interval: 95 % of it.
+        accuracy: its share of right answers among them, shrunk towards its long-run share, else the pool's mean.
+        accuracy_interval: the 95 % interval of ``accuracy``.
         latency_s: its mean latency among them; None if there are none.
         breaker: "closed", "open" or "half-open".
-        health: how it does now.
-        change: the last time it was found to be right more, or less, often than before (see
-            `focalroute.observe.drift`); None if it never was.
+        health: its health now.
+        change: the latest detected change of its share of right answers (see `focalroute.observe.drift`), or None.
     """
 
     calls: int
@@ -58,14 +57,14 @@ class Stats:
         policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.
         cost: USD of all calls with a known cost; None where there are calls and none has one.
         endpoints: by name, in pool order.
-        asks: how many asks they were for.
-        if_all: USD if each of these had asked every endpoint once, an estimate (see `focalroute.money.cost`); None if
-            that is unknown for any.
-        if_best_single: USD if each had asked only ``best_single``, likewise.
-        best_single: the endpoint with the highest windowed accuracy, the first of equals.
-        saved: what was saved against both, in that order.
-        judge: what its judge did and spent, part of ``cost``; None without one.
-        policy: the name of the policy that serves, where it has one; else None.
+        asks: the number of asks.
+        if_all: estimated USD if each ask had called every endpoint once (see `focalroute.money.cost`); None if unknown
+            for any.
+        if_best_single: estimated USD if each ask had called only ``best_single``, likewise.
+        best_single: the endpoint with the highest windowed accuracy, the first among equals.
+        saved: the savings against both, in that order.
+        judge: what the judge did and spent, part of ``cost``; None without one.
+        policy: the name of the serving policy; None if it has none.
     """
 
     policy_version: int
@@ -89,7 +88,7 @@ def stats_of(
     policy: str | None,
     judge: JudgeStats | None = None,
 ) -> Stats:
-    """Put the ledger, the window and the endpoints' health side by side."""
+    """Combine the ledger, the window and the endpoints' health."""
     totals = store.totals()
     accuracy, seen, latency = observer.accuracy(), observer.seen(), observer.latency_s()
     labelled, intervals, changes = observer.labelled(), observer.accuracy_interval(), observer.changes()

@@ -1,4 +1,4 @@
-"""An answer while it is being written: its text piece by piece, and at the end the whole `Answer`."""
+"""Streams an answer: its text piece by piece and, at the end, the whole `Answer`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from focalroute.core.event_loops import Background
 from focalroute.core.receipts import Answer
 from focalroute.endpoints.calls import StreamSink
 
-_UNFINISHED = "the answer is there once the stream has been read to its end"
-_GIVEN_UP = "the stream was given up, as its ensemble was closed; close it after the last answer"
+_UNFINISHED = "the answer is available once the stream has been read to its end"
+_GIVEN_UP = "the stream was cancelled, as its ensemble was closed; close the ensemble after the last answer"
 
-#: Writes one answer: says its pieces, gives it back at the end.
+#: Writes one answer: passes its pieces to the sink, and returns it at the end.
 Writer = Callable[[StreamSink], Awaitable[Answer]]
 
 
 class _Flow:
-    """The state shared by the writing task and the reader. It knows nothing of the reader, who may be dropped."""
+    """The state shared by the writing task and the reader. It does not refer to the reader, which may be dropped."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
@@ -31,7 +31,7 @@ class _Flow:
     async def write(self, writer: Writer) -> None:
         try:
             self.answer = await writer(StreamSink(self.pieces.put_nowait))
-        except Exception as error:  # noqa: BLE001 - it is the reader's, who gets it in its place
+        except Exception as error:  # noqa: BLE001 - the reader gets it instead of the answer
             self.error = error
         finally:
             self.pieces.put_nowait(None)
@@ -40,9 +40,9 @@ class _Flow:
 class AsyncAnswerStream:
     """An answer while it is being written; made by `AsyncEnsemble.stream`.
 
-    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``async with`` (or
-    dropping the stream) before the end gives the answer up: its calls are cancelled down to their sockets, and
-    what they consumed is in the ledger. It is read by one task at a time.
+    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``async with`` before the
+    end, or dropping the stream, gives the answer up: its calls are cancelled down to their sockets, and their costs are
+    in the ledger. One task may read it at a time.
 
     Attributes:
         id: of the answer, known from the beginning.
@@ -61,14 +61,14 @@ class AsyncAnswerStream:
         """The finished answer, with receipt, usage and cost.
 
         Raises:
-            RuntimeError: the stream has not been read to its end, or did not get there.
+            RuntimeError: the stream has not been read to its end, or has failed.
         """
         if self._flow is None or self._flow.answer is None or not self._ended:
             raise RuntimeError(_UNFINISHED)
         return self._flow.answer
 
     async def next_piece(self) -> str | None:
-        """The next piece; None at the end.
+        """Return the next piece; None at the end.
 
         Raises:
             FocalrouteError: as `AsyncEnsemble.stream`.
@@ -79,7 +79,7 @@ class AsyncAnswerStream:
         flow = self._begun()
         piece = await flow.pieces.get()
         if piece is None:
-            flow.pieces.put_nowait(None)  # for another task that reads it, too, or that would wait without end
+            flow.pieces.put_nowait(None)  # else another task that reads it would wait for ever
             given_up, self._ended = self._ended, True
             if flow.answer is None and not given_up:
                 raise flow.error or EnsembleClosed(_GIVEN_UP)
@@ -93,12 +93,12 @@ class AsyncAnswerStream:
         return self._flow
 
     def stop(self) -> bool:
-        """Read no more of it; whether there is something under way that is to be given up."""
+        """Stop reading; return whether the answer is still under way, to be given up."""
         self._ended = True
         return self._task is not None and not self._task.done()
 
     async def aclose(self) -> None:
-        """Give the answer up, unless it is there; returns once what was consumed is settled. Idempotent."""
+        """Give up an unfinished answer; returns once its costs are settled. Idempotent."""
         if self.stop() and self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -121,6 +121,6 @@ class AsyncAnswerStream:
 
 
 def _drop(task: asyncio.Task[None]) -> None:
-    """The reader is gone. This may be said in any thread, and when the loop is gone already."""
+    """Cancel a dropped reader's task. This may be called in any thread, and after the loop was closed."""
     with contextlib.suppress(RuntimeError):
         task.get_loop().call_soon_threadsafe(task.cancel)

@@ -1,4 +1,4 @@
-"""`Ensemble`, the synchronous face of `AsyncEnsemble`: its methods, run on an event loop in a thread of its own."""
+"""`Ensemble`, the synchronous interface of `AsyncEnsemble`, whose methods it runs on an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 def _as(method: Any) -> Callable[[F], F]:
-    """Give a method the signature, the documentation and the errors of the one with ``await``."""
+    """Give a method the signature, documentation and errors of its asynchronous counterpart."""
     return by_keyword(*method.advice, like=method)
 
 
@@ -54,9 +54,9 @@ class _Run(Protocol):
 class AnswerStream:
     """An answer while it is being written; made by `Ensemble.stream`.
 
-    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``with``, or a loop
-    over a stream that nothing else holds, before the end gives the answer up: its calls are cancelled down to their
-    sockets, and what they consumed is in the ledger. It is read by one thread at a time.
+    Iterate over it for the pieces of the text; afterwards `answer` has the whole. Leaving ``with`` before the end, or
+    dropping the stream, gives the answer up: its calls are cancelled down to their sockets, and their costs are in the
+    ledger. One thread may read it at a time.
     """
 
     def __init__(self, stream: AsyncAnswerStream, run: _Run) -> None:
@@ -74,7 +74,7 @@ class AnswerStream:
         return self._stream.answer
 
     def close(self) -> None:
-        """Give the answer up, unless it is there; returns once what was consumed is settled. Idempotent."""
+        """Give up an unfinished answer; returns once its costs are settled. Idempotent."""
         if self._stream.stop():
             self._run(self._stream.aclose)
 
@@ -101,10 +101,10 @@ class _Failed:
 
 
 async def _outcome(work: Callable[[], Awaitable[R]]) -> R | _Failed:
-    """Failures as values: the portal holds what it raises, and that the portal, until the garbage collector runs."""
+    """Return failures as values: the portal and what it raises would keep each other until garbage collection."""
     try:
         return await work()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is raised where it was asked for
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again by `_result`
         return _Failed([error])
 
 
@@ -118,7 +118,7 @@ class _Loop:
     """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending.
 
     Args:
-        last: what runs on it before it ends.
+        last: runs on the loop before it ends.
     """
 
     def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
@@ -129,7 +129,7 @@ class _Loop:
         self._last = last
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._process: int | None = None  # in which it is
+        self._process: int | None = None  # in which the thread runs
         self._portal: Future[BlockingPortal] = Future()
         self._ending: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -138,8 +138,8 @@ class _Loop:
         """Return the portal that runs coroutines on it.
 
         Raises:
-            EnsembleClosed: its thread stayed behind in the process that this one was forked from, or has ended, as a
-                function of the caller's raised SystemExit on it.
+            EnsembleClosed: its thread is in the process that this one was forked from, or has ended because the
+                caller's own function raised SystemExit on it.
         """
         self._start()
         if self._process != os.getpid():
@@ -158,7 +158,7 @@ class _Loop:
 
     @property
     def gone(self) -> bool:
-        """Whether only the process that this one was forked from has its thread; or it has ended."""
+        """Whether its thread has ended, or runs only in the process that this one was forked from."""
         return self._thread is not None and not self._thread.is_alive()
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
@@ -172,7 +172,7 @@ class _Loop:
 
     @property
     def here(self) -> bool:
-        """Whether the caller is on its thread, where nothing can wait for it."""
+        """Whether the caller is on its thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
@@ -192,9 +192,9 @@ class _Loop:
         try:
             try:
                 asyncio.run(serve())
-            except (SystemExit, KeyboardInterrupt):  # by a function of the caller's, who has it raised
+            except (SystemExit, KeyboardInterrupt):  # of the caller's own function, which gets to the caller
                 asyncio.run(last())
-        except BaseException as error:  # noqa: BLE001 - it is the closer's
+        except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._ended.set_exception(error)
         else:
             self._ended.set_result(None)
@@ -202,17 +202,17 @@ class _Loop:
             atexit.unregister(self.finish)
 
     def end(self) -> None:
-        """Let it do its last thing and end, without waiting for it."""
+        """Tell the thread to run ``last`` and end, without waiting for it."""
         self._start()
         with suppress(InvalidStateError):  # it is ending already
             self._ending.set_result(None)
 
     def finish(self) -> None:
-        """Run the last thing and end the thread; after a fork only the parent has one to end."""
+        """Run ``last``, end the thread and wait for it; after a fork only the parent has one to end."""
         if self.gone:
             return
         self.end()
-        if self.here:  # a function of an ask's: it would wait for itself
+        if self.here:  # called from an ask's function, the thread would wait for itself
             return
         self._ended.result()
         if self._thread is not None:
@@ -222,9 +222,9 @@ class _Loop:
 class Ensemble:
     """A pool of endpoints that answers as one, for code without ``await``; arguments and methods as `AsyncEnsemble`.
 
-    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; one
-    that is dropped open closes in the background, with a ResourceWarning, and what is left open when the interpreter
-    ends.
+    Safe to use from many threads, and inside a running event loop (a notebook). Close it with ``with`` or `close`; if
+    it is dropped open, it is closed in the background, with a ResourceWarning, and if it is left open, when the
+    interpreter ends.
 
     Examples:
         >>> from focalroute.sim import SimulatedPool
@@ -240,17 +240,17 @@ class Ensemble:
         self._async = AsyncEnsemble(endpoints, *more, **settings)
         self._loop = _Loop(self._async.aclose)
         self._unclosed = weakref.finalize(self, _on_dropped, self._loop)
-        self._unclosed.atexit = False  # the loop sees to itself
+        self._unclosed.atexit = False  # the loop ends itself then
 
     @classmethod
     def from_toml(cls, path: str | Path, **settings: Any) -> Self:
-        """An ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
+        """Make an ensemble from a pool file; see `AsyncEnsemble.from_toml`."""
         return cls(path, **settings)
 
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError(NO_COPY)
 
-    # Not `overload`: of those jedi would show the overloads alone, and so no options.
+    # Spelt `typing.overload`, as for `overload` jedi would show only the overloads, and so no options.
     @typing.overload
     def ask(self, query: Prompt | None = None, *, choices: Iterable[T], **options: Unpack[AskOptions]) -> Answer[T]: ...
 
@@ -316,7 +316,7 @@ class Ensemble:
         self._run(lambda: self._async.feedback(answer, source=source, **said))
 
     def update(self) -> UpdateReport:
-        """Judge the challenger on the feedback in the store, or learn one; see `AsyncEnsemble.update`."""
+        """Judge the challenger on the feedback in the store, or train one; see `AsyncEnsemble.update`."""
         return self._run(self._async.update)
 
     def reload(self) -> None:
@@ -324,13 +324,13 @@ class Ensemble:
         self._run(self._async.reload)
 
     def as_openai(self) -> openai.OpenAI:
-        """An ``OpenAI`` client that this ensemble answers, in this process; see `AsyncEnsemble.as_async_openai`."""
+        """Return an ``OpenAI`` client that this ensemble answers; see `AsyncEnsemble.as_async_openai`."""
         from focalroute.serving.in_process import openai_client
 
         return openai_client(self._async, self._run, self._close_stream)
 
     def as_async_openai(self) -> openai.AsyncOpenAI:
-        """An ``AsyncOpenAI`` client that this ensemble answers on its own event loop; for frameworks that take both."""
+        """Return an ``AsyncOpenAI`` client, answered on this ensemble's loop; for frameworks that take both kinds."""
         from focalroute.serving.in_process import async_openai_client
 
         return async_openai_client(self._async, self._loop.awaited)
@@ -341,7 +341,7 @@ class Ensemble:
         return self._loop.run(work)
 
     def _close_stream(self, close: Callable[[], Awaitable[None]]) -> None:
-        # Where the garbage collector finds it on the loop's thread, the loop closes the generator in it by itself.
+        # If the garbage collector drops it on the loop's thread, the loop itself closes its generator.
         if self._unclosed.alive and not self._loop.here:
             self._loop.run(close)
 

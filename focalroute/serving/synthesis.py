@@ -1,8 +1,8 @@
 """One endpoint of the pool writes the answer to an open request from the members' replies (a Mixture of Agents).
 
 Wang et al. 2024, arXiv 2406.04692: a model that reads several replies critically writes a better one than it would on
-its own, also where each of them is worse. The replies are data of strangers: they come as JSON, so that none can end
-its own quotation, and the endpoint is told to follow nothing that they say.
+its own, even if each of them is worse. The replies are untrusted data: they are quoted as JSON, so that none can end
+its own quotation, and the endpoint is told not to follow them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
 
-_MOST_CHARACTERS = 20_000  # of one reply: what is longer is cut, so that no member can make the call dear at will
+_MOST_CHARACTERS = 20_000  # of one reply; the rest is cut, so that no member can make the call expensive
 
 _ASKED = """\
 ---
@@ -31,11 +31,11 @@ Keep what is right, correct what is not, add what is missing. Reply to the reque
 
 
 class Synthesiser:
-    """Has the answer written.
+    """Synthesises answers from the members' replies.
 
     Args:
         endpoints: the pool's names.
-        writer: the name of the endpoint that writes; None: nothing can be synthesised.
+        writer: the name of the endpoint that writes them; None: nothing can be synthesised.
 
     Raises:
         ConfigError: the writer is not in the pool.
@@ -50,10 +50,10 @@ class Synthesiser:
         self._writer = None if writer is None else endpoints.index(writer)
 
     def check(self, query: Query) -> None:
-        """Whether what this query wants can be done.
+        """Check that an answer can be synthesised, if the query wants that.
 
         Raises:
-            ConfigError: it is to be synthesised, and there is no endpoint to do it.
+            ConfigError: there is no endpoint to synthesise it.
         """
         if query.combine == "synthesise" and self._writer is None:
             raise ConfigError(
@@ -61,9 +61,9 @@ class Synthesiser:
             )
 
     async def write(self, ask: Ask) -> None:
-        """Where that is wanted and somebody has replied, have it written; ``ask.written`` is what came of it.
+        """Synthesise the answer, as ``ask.written``, if that is wanted and a member has replied.
 
-        The call is paid from the ask's budget and repeated like any other.
+        The call is paid from the ask's budget and retried like any other.
         """
         if ask.query.combine != "synthesise" or self._writer is None or ask.fused is None:
             return
@@ -75,7 +75,7 @@ class Synthesiser:
         (ask.written,) = await self._pool.ask((self._writer,), terms)
 
     def _unable(self, writer: int, query: Query) -> str | None:
-        """Why it cannot be asked now; None: it can."""
+        """Return why the writer cannot be asked now; None: it can."""
         lacks = self._pool.lacking(Needs(query))[writer]
         if lacks is not None:
             return f"it takes no {lacks}"
@@ -83,7 +83,7 @@ class Synthesiser:
 
 
 def _put(ask: Ask) -> Query:
-    """The request with the replies to it."""
+    """Return the request with the replies to it."""
     drafts = json.dumps([{"reply": text[:_MOST_CHARACTERS]} for text in ask.ranked()], ensure_ascii=False)
     messages = append_text(ask.query.messages, _ASKED.format(drafts=drafts))
     return Query(ask.query.id, messages, params=ask.query.params)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from focalroute.learn.update_report import UpdateReport
     from focalroute.store.redis.store import RedisStore
 
-_CLOSING_S = 10.0  # for an update under way
-_KILLING_S = 1.0  # for its end once its process is to be killed
+_CLOSING_S = 10.0  # for an update under way to end
+_KILLING_S = 1.0  # for its process to be killed after that
 
 _log = logging.getLogger("focalroute")
 
 
 def learned_folder(policy: str | Path | Baseline | None, setting: str = "policy") -> str | Path:
-    """The folder that updates of this policy are published to.
+    """Return the folder that updates of this policy are published to.
 
     Raises:
         ConfigError: there is none; the message names ``setting``.
@@ -40,15 +40,15 @@ def learned_folder(policy: str | Path | Baseline | None, setting: str = "policy"
 
 
 class Updater:
-    """Learns from the store, publishes to the policy folder, and lets the slot serve it. One update at a time.
+    """Trains on the store, publishes to the policy folder, and refreshes the slot. One update at a time.
 
-    It learns in a process of its own, from the store's file or, of a store in memory, a copy; on a thread where no
-    Python can be started. On a fleet's store it is a candidate for its learner instead, which publishes to all workers.
+    It trains in a process of its own, on the store's file or a copy of an in-memory store; on a thread if no Python can
+    be started. On a fleet's store it is instead a candidate for the fleet's learner, which publishes to all workers.
 
     Args:
         policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
         every: feedbacks between two updates in the background; None: only on demand.
-        seed: of the updates, together with their number; None: chance.
+        seed: seeds each update, along with its number; None: random.
 
     Raises:
         ConfigError: ``every`` is given without a folder to publish to.
@@ -72,7 +72,7 @@ class Updater:
         self._seed = seed
         self._runs = 0
         self._feedbacks = 0
-        self._latest: Future[None] | None = None  # the update in the background that began, or will, last
+        self._latest: Future[None] | None = None  # the latest background update, waiting or begun
         self._learner: FleetLearner | None = None
         self._one_at_a_time = threading.Lock()
         self._stop = threading.Event()
@@ -99,14 +99,14 @@ class Updater:
                 with self._store.on_disk(REACH) as file:
                     report = update_in_subprocess(file, root, seed=seed, stop=self._stop)
             else:
-                from focalroute.learn.online import update_policy  # not before: the learner takes .1 s to load
+                from focalroute.learn.online import update_policy  # not before, as the learner takes 0.1 s to load
 
                 report = update_policy(self._store, root, seed=seed)
         self._slot.refresh()
         return report
 
     def _in_fleet(self, store: RedisStore, root: str | Path) -> FleetLearner:
-        """This process as a candidate for the fleet's learner."""
+        """Return this process's candidate for the fleet's learner."""
         from focalroute.learn.fleet.learner import FleetLearner
 
         if self._learner is None:
@@ -114,9 +114,9 @@ class Updater:
         return self._learner
 
     def on_feedback(self, feedbacks: int) -> None:
-        """Count feedback that was committed. Quick: an update that is due runs on the updater's own thread.
+        """Count committed feedback; an update that is due runs on the updater's own thread.
 
-        While one waits for the one before, no other joins it: it will learn from all that came.
+        While an update waits for the one before, no further one is queued, as it will train on all feedback.
         """
         if self._every is None:
             return
@@ -137,16 +137,16 @@ class Updater:
             _log.info("update of the policies: %s, version %d: %s", report.status, report.version, report.reason)
 
     def _run_if_due(self) -> UpdateReport | None:
-        """Update; in a fleet only if this process is its learner, and there is enough from all of it."""
+        """Update; in a fleet only if this process is its learner and the whole fleet has enough feedback."""
         if not is_shared(self._store):
             return self.run()
         with self._one_at_a_time:
             return self._in_fleet(self._store, learned_folder(self._policy)).step()
 
     def close(self) -> None:
-        """Wait for an update under way, up to 10 seconds; it is then killed. What is still due is dropped. Idempotent.
+        """Wait up to 10 seconds for an update under way, then kill it; drop a waiting one. Idempotent.
 
-        One that runs on a thread, as no Python can be started, cannot be killed: it is left to end by itself.
+        An update on a thread, where no Python can be started, cannot be killed: it is left to end by itself.
         """
         latest, self._latest = self._latest, None
         if latest is not None:  # else there is nothing to wait for

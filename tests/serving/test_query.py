@@ -86,9 +86,9 @@ def test_choices_may_be_any_row_of_values_and_arrays_are_read_as_python_s_own(va
 
 def test_a_closed_question_offers_no_tools() -> None:
     tool = {"type": "function", "function": {"name": "add"}}
-    with pytest.raises(ConfigError, match="tools: a closed question calls none"):
+    with pytest.raises(ConfigError, match="tools: a closed question cannot call any"):
         make_query("q", choices=["a", "b"], tools=[tool])
-    with pytest.raises(ConfigError, match="tools: a closed question calls none"):
+    with pytest.raises(ConfigError, match="tools: a closed question cannot call any"):
         make_query("q", answer=cast(Any, Literal["a", "b"]), params={"tools": [tool]})
     past = make_query("q", choices=["a", "b"], tools=[tool], tool_choice="none")  # as earlier messages may have called
     assert past.params["tools"] == [tool]

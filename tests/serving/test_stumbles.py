@@ -100,7 +100,7 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"system_prompt": "x"}, "did you mean 'system'?"),
         ({"extra_params": {}}, "did you mean 'params'?"),
         ({"functions": []}, "did you mean 'tools'?"),
-        ({"model": "gpt-4o"}, "the policy chooses whom to ask"),
+        ({"model": "gpt-4o"}, "the policy chooses the endpoints"),
         ({"policy": "cascade"}, "it is a setting of the Ensemble"),
         ({"stream": True}, "call stream() instead of ask()"),
         ({"qqq": 1}, "use one of answer, choices, "),
@@ -161,7 +161,7 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
     [
         (lambda e, a: e.ask(QUESTION, ["32", "42"]), "ask: give all but the question by keyword, such as choices="),
         (lambda e, a: e.stream(QUESTION, "number"), "stream: give all but the question by keyword"),
-        (lambda e, a: e.feedback(a, "42"), 'feedback: say by keyword what it is, such as label="42"'),
+        (lambda e, a: e.feedback(a, "42"), 'feedback: give it by keyword, such as label="42"'),
         (lambda e, a: e.feedback(a, True), "or reward=True"),
         (lambda e, a: e.feedback(a, correct=True), "feedback: correct: unknown argument; did you mean 'reward'?"),
         (lambda e, a: e.feedback(a, lable="42"), "did you mean 'label'?"),

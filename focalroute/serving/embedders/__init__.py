@@ -1,4 +1,4 @@
-"""Where vectors come from: a service's /embeddings, or a function of the user's."""
+"""The sources of text vectors: a service's /embeddings, or a function of the user."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class VectorSource(Protocol):
     """A source of text vectors."""
 
     def prepare(self) -> None:
-        """Load what the first call needs, for which no time limit shall pay. Quick from then on."""
+        """Load what the first call needs, outside any time limit. Quick from then on."""
 
     async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
-        """One for each text, float32 (D,) of norm 1, always of the same length.
+        """Return a vector for each text, float32 (D,) of norm 1, always of the same length.
 
         Raises:
-            CallFailed: they cannot be had now.
-            ConfigError: they are not vectors, and will not be another time.
+            CallFailed: the source fails now.
+            ConfigError: the source does not give vectors, and never will.
         """
 
     async def aclose(self) -> None:
-        """Let go of what the running loop holds."""
+        """Release what the source holds for the running loop."""
 
 
 def vector_source(embedder: TextEmbedder) -> VectorSource:
-    """The source for an embedder; ConfigError if it is none."""
+    """Return the source for an embedder; ConfigError if it is not an embedder."""
     if isinstance(embedder, Endpoint):
         return EmbeddingService(embedder)
     if not callable(embedder):
@@ -59,9 +59,9 @@ def vector_source(embedder: TextEmbedder) -> VectorSource:
 
 
 class EmbeddingService:
-    """An endpoint's /embeddings: each call is reserved, settled and held to its rate limits like any other.
+    """An endpoint's /embeddings: each call is reserved, settled and rate-limited like any other.
 
-    Vectors of another length than the first ones are a failed call: the service changed.
+    Vectors of another length than the first ones are a failed call, as the service has changed.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -115,12 +115,12 @@ class EmbeddingService:
 
 
 class EmbeddingFunction:
-    """A function of the user's. What it raises is a failed call, and so is a vector unlike those before.
+    """A function of the user. An exception, or a vector of another length than before, is a failed call.
 
-    Where the first thing that it gives is not a vector, it is not an embedder: that is a ConfigError.
+    If its first result is not a vector, it is not an embedder, which is a ConfigError.
 
-    One that is not a coroutine function runs on a thread of its own, one text at a time: it may be slow and not
-    thread-safe. An awaitable that it gives is awaited on the loop that asks.
+    A plain function runs on a thread of its own, one text at a time, as it may be slow and not thread-safe. An
+    awaitable that it returns is awaited on the loop that asks.
     """
 
     def __init__(self, function: Callable[[str], ArrayLike | Awaitable[ArrayLike]]) -> None:
@@ -149,7 +149,7 @@ class EmbeddingFunction:
                 if not self._width:
                     raise
                 failed.append(CallFailed(Failure("unusable", str(error).removeprefix("embedder: "))))
-        raise failed.pop()  # here it has no context
+        raise failed.pop()  # raised here so that it has no context
 
     def _checked(self, found: Any) -> F32:
         vector = unit_vector(found)
@@ -166,7 +166,7 @@ class EmbeddingFunction:
         return await found if inspect.isawaitable(found) else found
 
     async def aclose(self) -> None:
-        """Let go of the thread; what it is at goes on to its end, and is not waited for."""
+        """End the thread after its current text, without waiting for it."""
         if self._worker is not None:
             self._worker.shutdown()
 
@@ -175,10 +175,11 @@ _LOCAL = {"onnx", "tokenizer", "max_tokens"}
 
 
 def embedder_from_pool_file(pool: PoolFile, path: str | Path) -> TextEmbedder | None:
-    """The embedder that a pool file names; None: none.
+    """Return the embedder of a pool file, or None.
 
-    Either ``onnx`` and ``tokenizer``, files of a local encoder relative to the pool file; or the keys of an endpoint:
-    ``base_url``, ``model``, ``api_key_env``, ``input_usd_per_1m`` and so on. Its name is "embedder" unless given.
+    Its table has either ``onnx`` and ``tokenizer``, files of a local encoder relative to the pool file; or the keys of
+    an endpoint: ``base_url``, ``model``, ``api_key_env``, ``input_usd_per_1m`` and so on, with the default name
+    "embedder".
 
     Raises:
         ConfigError: a key is missing, unknown or wrong; the message names it.

@@ -1,4 +1,4 @@
-"""The features of a query's text while an ensemble serves: within a time limit, once for each text."""
+"""Computes the features of texts while an ensemble serves, within a time limit and once for each text."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _NOTHING = EmbeddedText(np.zeros(0, np.float32))
 
 
 class TextEmbedding:
-    """Reads the texts of queries, and of the replies that are compared. Safe to use from several event loops.
+    """Computes the features of queries, and of replies to compare. Safe to use from several event loops.
 
-    After a failure the embedder is not asked for a while: an outage must not make every ask wait.
+    After a failure the embedder is not asked for a while, so that an outage does not make every ask wait.
 
     Args:
         embedder: None: the built-in hashed features, which take no time and cannot fail.
 
     Attributes:
-        name: what the features are kept under.
-        services: the endpoint it pays, if it is one.
+        name: the name under which features are kept.
+        services: the embedder, if it is an endpoint, which has to be paid.
 
     Raises:
         ConfigError: it is not an embedder.
@@ -73,15 +73,15 @@ class TextEmbedding:
         self._paused_until = 0.0
 
     async def read(self, text: str, ask_budget: AskBudget, deadline: float) -> EmbeddedText:
-        """The features of a text; none, and why, where the embedder does not give them in time.
+        """Return the features of a text; none, with the reason, if the embedder does not give them in time.
 
         Args:
-            ask_budget: what pays for it.
+            ask_budget: pays for it.
             deadline: of the ask, in the running loop's time.
 
         Raises:
-            ConfigError: the embedder is a function that gives no vector for the first text that it gets.
-            StoreError: a limit cannot be kept, as the store fails.
+            ConfigError: the embedder is a function that gives no vector for its first text.
+            StoreError: a limit cannot be enforced, as the store fails.
         """
         try:
             return await self._read(text, ask_budget, deadline)
@@ -90,14 +90,14 @@ class TextEmbedding:
             raise
 
     def reader(self, ask_budget: AskBudget, deadline: float) -> Reader | None:
-        """Reads several texts at once, as `read` does; None: the built-in features do.
+        """Return a function that reads several texts at once, as `read` does; None: the built-in features suffice.
 
-        The bills of what it raises are the ask's to write.
+        If the function raises, the ask has to write its bills.
         """
         return None if self._source is None else partial(self._read_all, ask_budget=ask_budget, deadline=deadline)
 
     async def _read_all(self, texts: Sequence[str], ask_budget: AskBudget, deadline: float) -> list[EmbeddedText]:
-        """All have ended when it returns or raises: their bills are there."""
+        """Read all texts; when it returns or raises, all reads have ended and have their bills."""
         made = await asyncio.gather(*(self._read(one, ask_budget, deadline) for one in texts), return_exceptions=True)
         failed = next((one for one in made if isinstance(one, BaseException)), None)
         if failed is not None:
@@ -127,7 +127,7 @@ class TextEmbedding:
             return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"))
 
     async def _made(self, source: VectorSource, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
-        """By the first of several asks with one text; the others find it here."""
+        """Return a text's vector: the first of several asks with that text makes it, and the others find it."""
         found = self._known(key)
         if found is not None:
             return found
@@ -157,7 +157,7 @@ class TextEmbedding:
         return EmbeddedText(_NOTHING.features, f"text not read: embedder {self.name}: {failure.brief}")
 
     async def aclose(self) -> None:
-        """Close the connections of the running loop, and let go of the thread."""
+        """Close the connections of the running loop, and end the thread."""
         if self._source is not None:
             await self._source.aclose()
 
@@ -169,11 +169,11 @@ _ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredVectors:
-    """Vectors that were made before, of some texts: an embedder that looks them up.
+    """An embedder that looks up vectors made before.
 
     Attributes:
-        name: the embedder's that made them.
-        usd: what that cost; None: unknown.
+        name: the name of the embedder that made them.
+        usd: what they cost; None: unknown.
     """
 
     name: str
@@ -182,21 +182,21 @@ class StoredVectors:
     _none: F32
 
     def __call__(self, text: str) -> F32:
-        """float32 (D,), zeros for an empty text; KeyError for one that was not among them."""
+        """Return a text's vector, float32 (D,), zeros for an empty text; KeyError for an unknown one."""
         return self._made[clipped(text)] if text.strip() else self._none
 
 
 def embed_log(
     texts: Iterable[str], embedder: TextEmbedder, advance: Callable[[int], object] = lambda _: None
 ) -> StoredVectors:
-    """The vectors of some texts, each different one made once. Runs where an event loop is running, too.
+    """Return the vectors of some texts, each different one made once. It also works inside a running event loop.
 
     Args:
         advance: called with the number of texts done.
 
     Raises:
-        ConfigError: the embedder is none, or gives no vectors; its address or key is missing.
-        PoolError: it failed, and went on failing.
+        ConfigError: it is not an embedder, gives no vectors, or lacks its address or key.
+        PoolError: it kept failing.
     """
     if isinstance(embedder, Endpoint):
         validate_pool((embedder,), askable=True)

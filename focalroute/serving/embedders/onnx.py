@@ -21,22 +21,22 @@ _TRIAL = "Which planet has the most moons?"
 class OnnxEmbedder:
     """Embeds texts with a local encoder, such as one of sentence-transformers exported to ONNX: a function of a text.
 
-    A text's vector is the mean of its tokens' vectors, over the attention mask (Reimers & Gurevych 2019), at norm 1; a
-    model whose output is one vector a text is taken as it is. It runs on the calling thread.
+    A text's vector is the mean of its tokens' vectors, over the attention mask (Reimers & Gurevych 2019), which its
+    users scale to norm 1; a model's output of one vector per text is used as it is. It runs on the calling thread.
 
-    The files are opened as they are, on the CPU: take them from whom you trust. Needs the extra ``embed``.
+    The files are opened unchecked, on the CPU: use only files that you trust. Needs the extra ``embed``.
 
     Args:
-        model: the ONNX file. Its inputs are ``input_ids`` and, where it wants them, ``attention_mask`` and
-            ``token_type_ids``, integers (1, L); its first output floats (1, L, D) or (1, D).
+        model: the ONNX file. Its inputs are ``input_ids`` and, if needed, ``attention_mask`` and ``token_type_ids``,
+            integers (1, L); its first output floats (1, L, D) or (1, D).
         tokenizer: the tokenizer's file, ``tokenizer.json``.
-        max_tokens: of a longer text the rest is left out.
+        max_tokens: longer texts are truncated.
 
     Attributes:
-        name: "onnx" and a hash of both files and ``max_tokens``: the same wherever the files lie.
+        name: "onnx" and a hash of both files and ``max_tokens``: the same wherever the files are.
 
     Raises:
-        ConfigError: a file is missing or no such file, or the model has other inputs or outputs.
+        ConfigError: a file is missing or of another kind, or the model has other inputs or outputs.
     """
 
     def __init__(self, model: str | Path, tokenizer: str | Path, *, max_tokens: int = 256) -> None:
@@ -59,7 +59,7 @@ class OnnxEmbedder:
         self._width = self._run(_TRIAL).size
 
     def __call__(self, text: str) -> F32:
-        """float32 (D,), not scaled; zeros where the text has no token."""
+        """Return a text's vector, float32 (D,), not scaled; zeros if the text has no token."""
         return self._run(text)
 
     def _run(self, text: str) -> F32:

@@ -1,8 +1,8 @@
 """OpenTelemetry (extra ``otel``): spans of asks, their decisions and calls, metrics, and an event for each feedback.
 
-Off unless asked for by ``Ensemble(telemetry=True)``, which takes the providers that the program has set, or by a
-`Telemetry` with providers of its own. Off, nothing of OpenTelemetry is imported. What is recorded under which name is
-in `focalroute.serving.telemetry.names`.
+It is off unless enabled by ``Ensemble(telemetry=True)``, which uses the program's providers, or by a `Telemetry` with
+providers of its own. While it is off, OpenTelemetry is not imported. The recorded names are in
+`focalroute.serving.telemetry.names`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Telemetry:
         tracer_provider: None: the one that the program has set (`opentelemetry.trace.set_tracer_provider`).
         meter_provider: likewise.
         logger_provider: likewise; it takes the events.
-        content: whether the messages and the answer stand on the span of an ask. Nothing else ever holds text.
+        content: whether the span of an ask has its messages and answer. Nothing else ever holds text.
     """
 
     tracer_provider: TracerProvider | None = None
@@ -46,7 +46,7 @@ class Telemetry:
 
 
 def make_recorder(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) -> Recorder | None:
-    """Make what records the asks of these endpoints; None: nothing is recorded.
+    """Make the recorder of these endpoints' asks; None: nothing is recorded.
 
     Raises:
         ConfigError: it is neither a Telemetry nor a bool, or OpenTelemetry is not installed.
@@ -62,7 +62,7 @@ def make_recorder(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) ->
 
 @contextlib.contextmanager
 def exporting() -> Iterator[Telemetry]:
-    """Send telemetry in the background by OTLP over HTTP, as the variables ``OTEL_EXPORTER_OTLP_...`` say.
+    """Send telemetry in the background by OTLP over HTTP, configured by the variables ``OTEL_EXPORTER_OTLP_...``.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or refuses a variable.
@@ -93,4 +93,4 @@ def exporting() -> Iterator[Telemetry]:
     finally:
         with DaemonThreads(3, "focalroute-telemetry") as threads:
             ends = [threads.submit(one.shutdown) for one in (tracers, meters, loggers)]
-            wait(ends)  # all at the same time: a collector that is away has 10 seconds, not thirty
+            wait(ends)  # all at once, so that a missing collector costs 10 seconds, not 30

@@ -1,11 +1,11 @@
-"""Every name that is recorded: OpenTelemetry's conventions for generative AI (in development there), and our own.
+"""The names of all that is recorded: OpenTelemetry's conventions for generative AI (in development), and our own.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
 
 from __future__ import annotations
 
-# Spans; that of a call is called "chat {model}".
+# Spans; a call's is named "chat {model}".
 ASK = "focalroute.ask"
 DECIDE = "focalroute.decide"
 FUSE = "focalroute.fuse"
@@ -24,7 +24,7 @@ ERROR_TYPE = "error.type"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
-#: What the conventions call a service; the others have our name.
+#: A service -> its name in the conventions; the others keep our name.
 PROVIDERS = {
     "azure": "azure.ai.openai",
     "bedrock": "aws.bedrock",
@@ -40,7 +40,7 @@ ATTEMPTS = "focalroute.attempts"
 HEDGE_OF = "focalroute.hedge_of"
 COST_USD = "focalroute.cost_usd"
 
-# Of an ask; its id is RESPONSE_ID, too, which links it to what is said of it.
+# Of an ask; RESPONSE_ID has its id, too, which links it to its feedback.
 ANSWER_ID = "focalroute.answer.id"
 ROUNDS = "focalroute.rounds"
 MEMBERS = "focalroute.members"

@@ -1,7 +1,7 @@
-"""Records an ask once it has ended: its spans with the times they had, and the metrics.
+"""Records an ask once it has ended: its spans, with their original times, and the metrics.
 
-Nothing is done while an ask is under way, so that recording does not slow it down. A decision's span goes from the end
-of the round before to the first call of its own; the fusion's from the last reply to the answer.
+Nothing is done while an ask is under way, so that recording does not slow it down. A decision's span lasts from the end
+of the previous round to the first call of its own; the fusion's from the last reply to the answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from focalroute.serving.ask import Ask
 from focalroute.serving.telemetry import Telemetry, names
 
 _SCOPE = "focalroute"
-#: What a service may call its model and its reply; all else it could fill with what it was sent.
+#: Names of models and replies that are recorded; others may repeat what the service was sent.
 _NAME = re.compile(r"[A-Za-z0-9_.:/@-]{1,128}")
 _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
 _FIELDS = {
@@ -43,7 +43,7 @@ _FIELDS = {
     "logger_provider": LoggerProvider,
     "content": bool,
 }
-_QUOTED = 8  # characters: a shorter prompt stands in many a name by chance
+_QUOTED = 8  # characters; a shorter prompt may be part of a name by chance
 
 _log = logging.getLogger("focalroute")
 
@@ -52,13 +52,13 @@ P = ParamSpec("P")
 
 
 def _harmless(record: Callable[P, None]) -> Callable[P, None]:
-    """Whatever becomes of the recording, an answer that was paid for is given."""
+    """Log a failure to record instead of raising it, so that an answer that was paid for is given."""
 
     @functools.wraps(record)
     def tried(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             record(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - of a processor or an exporter: anything
+        except Exception as error:  # noqa: BLE001 - a processor or exporter may raise anything
             _log.warning("telemetry could not be recorded: %s", type(error).__name__)
 
     return tried
@@ -82,7 +82,7 @@ class Recorder:
     """Records the asks of an ensemble. Safe to use from several event loops.
 
     Args:
-        endpoints: the pool; what is not known of an endpoint is left out.
+        endpoints: the pool; attributes that are not known of an endpoint are left out.
 
     Raises:
         ConfigError: a field of the telemetry is of another type.
@@ -197,7 +197,7 @@ class Recorder:
         return attributes
 
     def _steps(self, ask: Ask, context: Context, clock: _Clock, fused_at: float | None) -> None:
-        """A span for each decision, call and the fusion."""
+        """Record a span for each decision and call, and for the fusion."""
         at = ask.started
         for number, round_ in enumerate(ask.rounds, 1):
             begun = min((reply.started for reply in round_.replies if reply.attempts), default=at)
@@ -244,7 +244,7 @@ class Recorder:
         span.end(clock.ns(reply.started + reply.latency_s))
 
     def _named(self, ask: Ask, reply: Reply) -> Attributes:
-        """Return the service's names of its model and reply, unless they may repeat what it was sent."""
+        """Return the service's names of its model and reply, unless they may repeat the request."""
         endpoint = self._endpoints[reply.endpoint]
         key, texts = _key(endpoint), _texts(ask.query)
         named: Attributes = {}
@@ -256,7 +256,7 @@ class Recorder:
         return named
 
     def _measure(self, reply: Reply, context: Context) -> None:
-        """Nothing by which a service could make up values of its own."""
+        """Record a call's metrics, without attributes that its service could fill with arbitrary values."""
         common = {**self._of.get(reply.endpoint, {}), names.ENDPOINT: reply.endpoint}
         if reply.error is not None:
             common[names.ERROR_TYPE] = _error_type(reply.error)
@@ -269,7 +269,7 @@ class Recorder:
 
 
 def _made(ask: Ask) -> list[Reply]:
-    """Every reply to a call that was made."""
+    """Return the replies to calls that were made."""
     written = () if ask.written is None else (ask.written,)
     return [reply for reply in (*ask.replies, *written) if reply.attempts]
 
@@ -330,18 +330,18 @@ def _texts(query: Query) -> list[str]:
 
 
 def _quotes(said: str, text: str) -> bool:
-    """Whether a name is a part of the text, or the text of it."""
+    """Whether a name is part of the text, or the text part of the name."""
     return said in text or (len(text) >= _QUOTED and text in said)
 
 
 def _mark(span: Span, failure: Failure | None) -> None:
-    """As failed; a call that was not needed any more is not an error."""
+    """Mark a failed call's span; a cancelled call is not an error."""
     if failure is not None and failure.kind != "cancelled":
         span.set_status(StatusCode.ERROR, failure.message)
 
 
 def _message(message: Mapping[str, Any]) -> Attributes:
-    """A chat message in the shape of the conventions."""
+    """Return a chat message in the shape of the conventions."""
     content, calls = message.get("content"), message.get("tool_calls") or ()
     if message.get("role") == "tool":
         parts = [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
