@@ -1,8 +1,8 @@
 """A pool of simulated models served over real HTTP, for trying focalroute out, for examples and for tests.
 
-Questions with true labels come from `stream`; models that differ in skill, price, speed and honesty answer them from
-`SimulatedPool`, in the wire format of any provider, and fail in every way on request (`Fault`). No key and no network
-are needed. `prose_requests` are for prose, whose hidden quality can be read back from a reply.
+`stream` generates questions with true labels. `SimulatedPool` serves models that differ in skill, price, speed and
+calibration, in the wire format of any provider, and that fail in every way on request (`Fault`). No key and no network
+are needed. `prose_requests` generates requests for prose, whose hidden quality can be read back from a reply.
 """
 
 from focalroute.sim.faults import Fault, ModelStats

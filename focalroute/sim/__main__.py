@@ -1,7 +1,7 @@
-"""``python -m focalroute.sim``: serve the default pool by hand, and print its pool file; or print questions.
+"""``python -m focalroute.sim``: serves the default pool and prints its pool file; or prints questions.
 
-`SimulatedPool` starts the same with ``--from-stdin``: the pool's spec comes as one line of JSON, the port goes to
-standard output, and the server ends when its standard input does.
+`SimulatedPool` runs it with ``--from-stdin``: it reads the pool's spec as one line of JSON, prints the port, and ends
+when its standard input closes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def main() -> None:
         prog="python -m focalroute.sim", description="Serve a pool of simulated models over HTTP."
     )
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default): any free one")
-    parser.add_argument("--seed", type=int, default=0, help="of the models' draws")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the models' draws")
     parser.add_argument("--dialect", choices=get_args(DialectName), default="openai", help="of the printed pool file")
     parser.add_argument(
-        "--queries", type=int, metavar="N", help="print N questions with their answers, and serve nobody"
+        "--queries", type=int, metavar="N", help="print N questions with their answers instead of serving"
     )
-    parser.add_argument("--topic", choices=ALL_TOPICS, help="of these; all usual topics by default")
-    parser.add_argument("--free-form", action="store_true", help="without their choices")
+    parser.add_argument("--topic", choices=ALL_TOPICS, help="topic of the questions; default: all usual ones")
+    parser.add_argument("--free-form", action="store_true", help="print questions without choices")
     parser.add_argument("--from-stdin", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.queries is not None:
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _print_queries(options: argparse.Namespace) -> None:
-    """Lines of an outcome log without outputs, as ``focalroute eval --live`` takes them."""
+    """Print lines of an outcome log without outputs, for ``focalroute eval --live``."""
     topics = [options.topic] if options.topic else TOPICS
     for number, q in enumerate(stream(options.queries, seed=options.seed, topics=topics)):
         line = {"id": f"{number}-{q.id}", "task": q.topic, "prompt": q.text}

@@ -1,6 +1,6 @@
-"""From a request to a reply, without a server: the request checked, the model asked, the payload written.
+"""Turns a request into a reply, without a server: checks the request, asks the model, writes the payload.
 
-`complete` and `embeddings` do the whole of it; the server streams the payloads of a `Composer` as well.
+`complete` and `embeddings` do all of this; the server can also stream the payloads of a `Composer`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class SimulatedRequest:
     """One chat completion request.
 
     Attributes:
-        prompt_tokens: of all messages.
-        n: samples.
-        top: alternatives to give with each token; None: no log-probabilities.
-        room: the token limit of one sample; None: none.
-        thinking: tokens that the model thinks before it answers.
-        allowed: the only replies it admits; None: any.
-        usage_asked: whether a stream is asked to tell its usage.
+        prompt_tokens: tokens of all messages.
+        n: number of samples.
+        top: number of alternatives for each token; None: no log-probabilities.
+        room: the token limit of one sample; None: no limit.
+        thinking: tokens of thinking before the answer.
+        allowed: the only replies that the request admits; None: any.
+        usage_asked: whether a stream is to report its usage.
         calling: the tool that the question calls for; None: it is answered with text.
     """
 
@@ -67,10 +67,10 @@ class SimulatedRequest:
 
 
 def parse_request(body: Mapping[str, Any], dialect: Dialect, model: SimulatedModel) -> SimulatedRequest:
-    """Read a request to a model in a dialect.
+    """Parse a request to a model in a dialect.
 
     Raises:
-        Refused: something in it is wrong, not known to the service, or more than the model can do.
+        RequestRefused: a field is invalid, unknown to the service, or more than the model can do.
     """
     if dialect.fields is not None and (unknown := sorted(set(body) - dialect.fields)):
         raise RequestRefused(400, f"Unrecognized request argument supplied: {unknown[0]}")
@@ -177,7 +177,7 @@ _MOST = 4096
 
 
 def vector(text: str, width: int = _WIDTH) -> list[float]:
-    """A vector of norm 1: each word adds +1 or -1 in a place of its own, both by its hash; zeros without words.
+    """A vector of norm 1: each word adds +1 or -1 at one place, sign and place by its hash; zeros without words.
 
     >>> vector("moons", 4) == vector("Moons?", 4)
     True
@@ -199,7 +199,7 @@ def _texts(body: Mapping[str, Any]) -> list[str]:
 
 
 def embeddings(body: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The reply to a request; Refused if something in it is wrong."""
+    """The reply to a request for embeddings; RequestRefused if the request is invalid."""
     texts, width = _texts(body), body.get("dimensions", _WIDTH)
     if type(width) is not int or not 0 < width <= _MOST:
         raise RequestRefused(400, f"'dimensions' must be an integer from 1 to {_MOST}.")
@@ -216,7 +216,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Composer:
-    """Everything that one reply is composed from."""
+    """Writes one reply from its parts, in the service's dialect."""
 
     dialect: Dialect
     model: str
@@ -225,7 +225,7 @@ class Composer:
     cost: Decimal
 
     def whole(self) -> Json:
-        """The payload of a reply in one piece."""
+        """The payload of an unstreamed reply."""
         choices = [
             {
                 "index": i,
@@ -239,7 +239,7 @@ class Composer:
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
     def chunks(self) -> Iterator[Json]:
-        """The payloads of a stream, in order, samples interleaved."""
+        """Yield the payloads of a stream in order, samples interleaved."""
         when = self.dialect.stream_usage
         tells = when in ("always", "last") or (when == "asked" and self.request.usage_asked)
         head = self._head("chat.completion.chunk")
@@ -261,12 +261,12 @@ class Composer:
             yield {**head, "choices": [], "usage": self._usage()}
 
     def _thought(self, reply: SimulatedReply) -> Json:
-        """The thinking, where a field of its own has it."""
+        """The thinking, if the dialect has a field for it."""
         field = self.dialect.thinking.field
         return {field: _joined(reply.thought)} if field and reply.thought else {}
 
     def _written(self, reply: SimulatedReply) -> tuple[str, str]:
-        """Return the text before and after the answer in the content."""
+        """Return the text before and after the answer in the content, such as thinking in tags."""
         how = self.dialect.thinking
         if how.field != "" or not reply.thought:
             return "", ""
@@ -289,7 +289,7 @@ class Composer:
             yield {"content": how.after}
 
     def _said(self, text: str, arguments: str, reply: SimulatedReply | None = None) -> Json:
-        """Return the content of a message: its text, or the tool it calls with these arguments."""
+        """Return the content of a message: its text, or a call of the tool with these arguments."""
         calling = self.request.calling
         if calling is None:
             before, behind = self._written(reply) if reply is not None else ("", "")
@@ -324,7 +324,7 @@ class Composer:
         return {"logprobs": write(tokens, top)}
 
     def _end(self, reply: SimulatedReply) -> Sequence[SimulatedToken]:
-        """The token that ended it, where the service lists that."""
+        """The token that ended the reply, if the service lists it."""
         end = self.dialect.end
         return () if reply.cut or not end else (SimulatedToken(end, 1.0, ((end, 1.0),)),)
 
@@ -354,17 +354,17 @@ def _joined(tokens: Sequence[SimulatedToken]) -> str:
 
 
 def _after_thinking(voice: Voice, index: int, asked: SimulatedRequest) -> SimulatedReply:
-    """A sample and the thinking before it, both within the token limit."""
+    """A sample with the thinking before it, together within the token limit."""
     if asked.room is not None and asked.room <= asked.thinking:
         return SimulatedReply((), cut=True, thought=think(asked.room))
     return replace(voice.say(index, asked.temperature, asked.seed), thought=think(asked.thinking))
 
 
 def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fault: Fault | None = None) -> Composer:
-    """One call to one model, from the request to the bill; the composer writes the reply.
+    """Make one call to one model, from the request to the bill; the composer writes the reply.
 
     Raises:
-        Refused: the service refuses the request.
+        RequestRefused: the service refuses the request.
     """
     asked = parse_request(body, dialect, served.model)
     room, allowed, right = asked.room, asked.allowed, None
@@ -381,9 +381,9 @@ def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fau
 
 
 def complete(model: SimulatedModel, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload that a service in OpenAI's dialect answers this with, as long as nothing fails; no waiting.
+    """The payload of a reply in OpenAI's dialect, at once and without faults.
 
     Raises:
-        Refused: the service would refuse it.
+        RequestRefused: the service would refuse the request.
     """
     return composed(ServedModel(model), body, DIALECTS["openai"]).whole()

@@ -1,7 +1,7 @@
 """How each kind of service deviates from the OpenAI wire format: what it reads, what it refuses, how it writes.
 
-One `Dialect` a service, all in `DIALECTS`; nothing here does I/O. Those of models that think before they answer do as
-the pages say that stand beside them.
+`DIALECTS` has one `Dialect` for each service; nothing here does I/O. Dialects of reasoning models follow the pages
+linked beside them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from focalroute.sim.models import SimulatedModel, uniforms
 from focalroute.sim.replies import SimulatedToken
 
-_MISSING = -9999.0  # what vLLM writes for a token that was masked out
+_MISSING = -9999.0  # vLLM's log-probability of a masked token
 _FILLERS = (
     "The", "I", "**", "\n", "Answer", "Option", "#", "<", "It", "So", "We", "Based", "`", "-", "1", "Let", "?", "=",
     "[", "In",
@@ -30,7 +30,7 @@ def _logprobs_openai(tokens: Sequence[SimulatedToken], top: int) -> Json:
 
 
 def _logprobs_vllm(tokens: Sequence[SimulatedToken], top: int) -> Json:
-    """As OpenAI's; always ``top`` alternatives, those without any mass at -9999."""
+    """Like OpenAI's, but always with ``top`` alternatives; those without mass are at -9999."""
     entries = []
     for token in tokens:
         entry = _entry(token, token.rivals[:top])
@@ -42,7 +42,7 @@ def _logprobs_vllm(tokens: Sequence[SimulatedToken], top: int) -> Json:
 
 
 def _logprobs_llamacpp(tokens: Sequence[SimulatedToken], top: int) -> Json:
-    """As OpenAI's, with token ids."""
+    """Like OpenAI's, with token ids."""
     entries = [_entry(token, token.rivals[:top]) for token in tokens]
     for entry in entries:
         for item in (entry, *entry["top_logprobs"]):
@@ -51,12 +51,12 @@ def _logprobs_llamacpp(tokens: Sequence[SimulatedToken], top: int) -> Json:
 
 
 def _logprobs_sampled_only(tokens: Sequence[SimulatedToken], top: int) -> Json:
-    """As OpenAI's, without alternatives (DeepInfra)."""
+    """Like OpenAI's, without alternatives (DeepInfra)."""
     return {"content": [_entry(token, ()) for token in tokens]}
 
 
 def _logprobs_together(tokens: Sequence[SimulatedToken], top: int) -> Json:
-    """Together's parallel lists; alternatives as one mapping a token."""
+    """Together's parallel lists, with a mapping of alternatives for each token."""
     return {
         "tokens": [token.text for token in tokens],
         "token_ids": [_token_id(token.text) for token in tokens],
@@ -66,7 +66,7 @@ def _logprobs_together(tokens: Sequence[SimulatedToken], top: int) -> Json:
 
 
 def _logprobs_together_chunk(tokens: Sequence[SimulatedToken], top: int) -> float:
-    """In a stream Together gives one number a token."""
+    """Together's form in a stream: one number for each token."""
     return _log(tokens[0].p)
 
 
@@ -102,9 +102,9 @@ _OPENAI_FIELDS = frozenset({
 
 
 class RequestRefused(Exception):
-    """The service refuses a request: an error status, and the error's type or code in its own words.
+    """The service refuses a request, with an error status and the service's own error type or code.
 
-    ``body``: what it answers; None: as its dialect writes errors.
+    ``body``: the body of the response; None: written by the dialect.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RequestRefused(Exception):
 
 
 def _top(body: Mapping[str, Any], default: int = 0) -> int | None:
-    """OpenAI's ``logprobs`` and ``top_logprobs``: how many alternatives are wanted, None for no log-probabilities."""
+    """How many alternatives ``logprobs`` and ``top_logprobs`` ask for, in OpenAI's form; None: no log-probabilities."""
     wanted, top = body.get("logprobs"), body.get("top_logprobs")
     if wanted is not None and not isinstance(wanted, bool):
         raise RequestRefused(400, "Invalid type for 'logprobs': expected a boolean.")
@@ -213,15 +213,15 @@ def _details(cost: Decimal, luck: float) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a service tells what a model thought before it answered.
+    """How a service returns a model's thinking.
 
     Attributes:
-        field: of a message; "": it stands in the content; None: it is hidden.
-        before: what stands before it in the content, and ``after`` behind it; ``end`` stands behind the answer.
-        counted: in the usage: among the completion tokens and by itself ("details"), among them alone ("in"), by itself
-            alone ("apart"), or nowhere but in the total ("total").
-        starved: the refusal of a request whose limit leaves no room for an answer; "": the reply is empty.
-        tokens: how many times a model's own thinking it is.
+        field: the message's field with the thinking; "": it is in the content; None: it is hidden.
+        before: the text before the thinking in the content; ``after`` follows it, ``end`` follows the answer.
+        counted: where the usage counts it: among the completion tokens and separately ("details"), only among them
+            ("in"), only separately ("apart"), or only in the total ("total").
+        starved: the error if the token limit leaves no room for an answer; "": the reply is empty instead.
+        tokens: factor on the model's own amount of thinking.
     """
 
     field: str | None = None
@@ -238,28 +238,29 @@ class Dialect:
     """One kind of service.
 
     Attributes:
-        top: how many alternatives a request wants with each token; None: no log-probabilities. Raises `RequestRefused`.
-        logprobs: writes log-probabilities; None: it never does.
-        chunk_logprobs: the same for a chunk of a stream, where that differs.
-        end: the token that ends a reply, where it stands among those with log-probabilities; empty: it does not.
-        silent: the share of requests whose log-probabilities are null all the same.
+        top: reads how many alternatives a request wants for each token; None: no log-probabilities. Raises
+            `RequestRefused`.
+        logprobs: writes log-probabilities; None: the service has none.
+        chunk_logprobs: the same for a chunk of a stream, if that differs.
+        end: the token that ends a reply, if it is listed among those with log-probabilities; else empty.
+        silent: the share of requests whose log-probabilities are null although asked for.
         max_n: most samples in one call; 1: ``n`` is ignored.
-        structured: the forms of constraint it knows; others are ignored.
-        fields: the request fields it knows; others are refused. None: others are ignored.
-        stream_usage: when a stream tells its usage: if asked, always (both in a chunk of its own), in the last chunk
-            with a choice, never.
-        usage_null: whether every other chunk says that its usage is null.
-        usage: what it adds to the usage, from the call's cost and a uniform number.
-        head: what it adds to a reply and to each chunk.
-        choice: what it adds to each choice.
-        any_model: whether an unknown model is answered by the pool's first.
-        error: the body of an error, from status, message and type.
-        models: the body of its list of models.
+        structured: the supported forms of constraint; others are ignored.
+        fields: the supported request fields; others are refused. None: others are ignored.
+        stream_usage: when a stream reports usage: if asked or always (both in a separate chunk), in the last chunk with
+            a choice, or never.
+        usage_null: whether every other chunk has ``usage: null``.
+        usage: fields to add to the usage, from the call's cost and a uniform number.
+        head: fields to add to a reply and to each chunk.
+        choice: fields to add to each choice.
+        any_model: whether the pool's first model answers for an unknown one.
+        error: makes the body of an error, from status, message and type.
+        models: makes the body of the list of models.
         preamble: comment lines that open a stream.
-        tools: whether it knows of tools; otherwise they are ignored.
-        unable: status and message of a refusal, from what a model cannot do, in two wordings, and its name.
-        refuse: refuses a request for its fields, by `RequestRefused`.
-        thinking: how it tells the thinking of a model that thinks; by default its models do not.
+        tools: whether tools are supported; otherwise they are ignored.
+        unable: status and message of a refusal, from what the model cannot do, in two wordings, and its name.
+        refuse: checks a request's fields, and raises `RequestRefused`.
+        thinking: how the service returns thinking; by default its models do not think.
     """
 
     top: Callable[[Mapping[str, Any]], int | None] = _top
@@ -285,15 +286,16 @@ class Dialect:
     thinking: Thinking = Thinking(counted="in", tokens=0)
 
     def tells_logprobs(self, *key: object) -> bool:
-        """Whether the log-probabilities of this request come back at all."""
+        """Whether this request gets log-probabilities back."""
         return self.logprobs is not None and (not self.silent or uniforms("silent", *key)[0] >= self.silent)
 
 
 def _refuse_openai(body: Mapping[str, Any], *, logprobs: int) -> None:
-    """Refuse what OpenAI's reasoning models do not take: log-probabilities, ``max_tokens`` and any temperature but 1.
+    """Refuse what OpenAI's reasoning models do not accept: log-probabilities, ``max_tokens``, a temperature not 1.
 
-    https://platform.openai.com/docs/guides/latest-model#gpt-5-parameter-compatibility: with effort "none" they take
-    them, but for ``max_tokens``. https://learn.microsoft.com/azure/ai-foundry/openai/how-to/reasoning has the list.
+    With effort "none" they accept all but ``max_tokens``
+    (https://platform.openai.com/docs/guides/latest-model#gpt-5-parameter-compatibility).
+    https://learn.microsoft.com/azure/ai-foundry/openai/how-to/reasoning has the list.
     """
     if "max_tokens" in body:
         raise _unsupported("max_tokens", " Use 'max_completion_tokens' instead.")
@@ -319,7 +321,7 @@ def _unsupported(name: str, advice: str = "") -> RequestRefused:
 
 
 def _refuse_deepseek(body: Mapping[str, Any]) -> None:
-    """Log-probabilities are an error, while temperature and penalties are ignored.
+    """Refuse log-probabilities; temperature and penalties are ignored.
 
     https://api-docs.deepseek.com/guides/reasoning_model
     """
@@ -330,7 +332,7 @@ def _refuse_deepseek(body: Mapping[str, Any]) -> None:
 
 
 def _refuse_gemini(body: Mapping[str, Any]) -> None:
-    """Errors are a list of one (https://github.com/mscraftsman/generative-ai/issues/135 has this one)."""
+    """Refuse log-probabilities; the error is a list of one (https://github.com/mscraftsman/generative-ai/issues/135)."""
     if body.get("logprobs"):
         message = "Logprobs is not enabled for models/gemini-2.5-pro"
         error = {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}
@@ -338,7 +340,7 @@ def _refuse_gemini(body: Mapping[str, Any]) -> None:
 
 
 def _refuse_grok(body: Mapping[str, Any]) -> None:
-    """Penalties are refused, by names in camel case (https://docs.x.ai/docs/guides/reasoning)."""
+    """Refuse penalties, naming them in camel case (https://docs.x.ai/docs/guides/reasoning)."""
     for name, given in {"presence_penalty": "presencePenalty", "frequency_penalty": "frequencyPenalty"}.items():
         if name in body:
             message = f"Argument not supported on this model: {given}"
@@ -350,7 +352,7 @@ _STARVED = (
     "Please try again with higher max_tokens."
 )
 
-#: Every dialect, by the name that stands first in its path.
+#: Every dialect, by the name that begins its path.
 DIALECTS: Mapping[str, Dialect] = MappingProxyType({
     "openai": Dialect(
         fields=_OPENAI_FIELDS,
@@ -415,9 +417,9 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
         stream_usage="never",
         tools=False,
     ),
-    # hidden; an empty reply where the limit leaves no room (https://platform.openai.com/docs/guides/reasoning)
+    # thinking is hidden; the reply is empty if the limit leaves no room (https://platform.openai.com/docs/guides/reasoning)
     "gpt-5": Dialect(refuse=lambda body: _refuse_openai(body, logprobs=403), thinking=Thinking()),
-    # the same, but a refusal (https://github.com/spiceai/spiceai/issues/7126)
+    # the same, but refused if there is no room (https://github.com/spiceai/spiceai/issues/7126)
     "o-series": Dialect(
         refuse=lambda body: _refuse_openai(body, logprobs=400), thinking=Thinking(starved=_STARVED), max_n=1,
     ),
@@ -425,12 +427,12 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
     "deepseek-r1": Dialect(
         refuse=_refuse_deepseek, thinking=Thinking("reasoning_content"), logprobs=None, max_n=1, structured=frozenset(),
     ),
-    # vLLM without a reasoning parser: the chat template has the opening tag
+    # vLLM without a reasoning parser: the opening tag is in the chat template, not the reply
     # (https://huggingface.co/Qwen/Qwen3-30B-A3B-Thinking-2507)
     "qwen-thinking": Dialect(
         thinking=Thinking("", "", "\n</think>\n\n", counted="in"), structured=frozenset(), end="<|im_end|>",
     ),
-    # with one: a field, and log-probabilities of all tokens
+    # vLLM with a reasoning parser: thinking has a field, and log-probabilities cover all tokens
     # (https://docs.vllm.ai/en/latest/features/reasoning_outputs.html)
     "vllm-reasoning": Dialect(
         thinking=Thinking("reasoning", counted="in"), structured=frozenset({"choice", "json_schema"}), end="<|im_end|>",
@@ -443,11 +445,11 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType({
         ),
         structured=frozenset(), logprobs=None,
     ),
-    # tags of its own, where a server does not parse them (https://docs.mistral.ai/capabilities/reasoning)
+    # the model's own tags, on a server that does not parse them (https://docs.mistral.ai/capabilities/reasoning)
     "magistral": Dialect(
         thinking=Thinking("", "[THINK]", "[/THINK]", counted="in"), structured=frozenset(), logprobs=None, max_n=1,
     ),
-    # thinking is in the total alone (https://ai.google.dev/gemini-api/docs/openai#thinking)
+    # thinking is counted only in the total (https://ai.google.dev/gemini-api/docs/openai#thinking)
     "gemini": Dialect(refuse=_refuse_gemini, thinking=Thinking(counted="total"), logprobs=None),
     # thinking is counted apart (https://docs.x.ai/docs/guides/reasoning)
     "grok": Dialect(refuse=_refuse_grok, thinking=Thinking("reasoning_content", counted="apart"), logprobs=None),

@@ -1,7 +1,7 @@
-"""The topics of simulated questions: how each family words a question, solves it from its words, and errs plausibly.
+"""The topics of simulated questions: how each family words a question, solves it, and makes plausible wrong answers.
 
-The right answer is always computed from the question's *text*, so the label of a generated question and what a
-simulated model knows of the same question, met in somebody's prompt, cannot differ.
+The right answer is always computed from the question's *text*. So a simulated model that finds the question in a prompt
+computes the same answer as the question's label.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Family:
         pattern: finds a question of this family anywhere in a text.
         make: words a new question.
         solve: the right answer to the question found; None if it has none.
-        wrong: plausible wrong answers, repeats allowed, possibly without end.
-        most: the most choices a question is given.
-        options: what a model may reply, by question, earlier answer in the prompt, and whether the skills after the
-            drift switch hold; None: its plain answers.
+        wrong: yields plausible wrong answers, possibly repeated and without end.
+        most: the most choices of a question.
+        options: a model's possible replies, from the question, the earlier answer in the prompt, and whether the skills
+            after the drift switch apply; None: plain answers.
     """
 
     topic: str
@@ -72,7 +72,7 @@ def _plain(value: Decimal) -> str:
 
 
 def near(_: Match, right: str, rng: Random) -> Iterator[str]:
-    """Numbers near the right one: slips of a unit, a ten, a tenth of the value, two digits swapped."""
+    """Yield numbers near the right one: off by 1, 2, 10 or up to an eighth, or with two digits swapped."""
     value = Decimal(right)
     if len(right) > 1 and right[-2:].isdigit():
         yield _plain(Decimal(right[:-2] + right[:-3:-1]))
@@ -82,7 +82,7 @@ def near(_: Match, right: str, rng: Random) -> Iterator[str]:
 
 
 def _operation(rng: Random) -> tuple[int, str, int]:
-    """Two numbers and what is done with them; smaller ones for a product."""
+    """Two numbers and an operator; smaller numbers for a product."""
     sign = rng.choice("+-*")
     if sign == "*":
         return rng.randint(3, 29), sign, rng.randint(3, 19)
@@ -90,7 +90,7 @@ def _operation(rng: Random) -> tuple[int, str, int]:
 
 
 def one_more(rng: Random) -> str:
-    """Half the time a sum's further step."""
+    """A further step of a sum, half the time; else nothing."""
     return f" {rng.choice('+-')} {rng.randint(3, 99)}" if rng.random() < 0.5 else ""
 
 
@@ -100,7 +100,7 @@ def _arithmetic(rng: Random) -> str:
 
 
 def _calculate(match: Match) -> str:
-    """The value of groups 1 to 5: a number, a sign, a number, and perhaps a sign and a number more."""
+    """The value of groups 1 to 5: number, sign, number, and optionally another sign and number."""
     first, sign, second, then, third = match.groups()[:5]
     if then == "*" and sign != "*":
         return str(_ACTS[sign](int(first), int(second) * int(third)))
@@ -178,7 +178,7 @@ def _judge(match: Match) -> str | None:
 
 
 def opposite(_: Match, right: str, __: Random) -> Iterator[str]:
-    """The other one of two."""
+    """Yield the other of two answers."""
     yield _OPPOSITES[right]
 
 
@@ -263,7 +263,7 @@ def _judge_claim(match: Match) -> str:
     return _YES_NO[{"more": value > than, "less": value < than}[match[6]]]
 
 
-#: Kept apart from `FAMILIES`: a stream mixes it in only where it is named.
+#: Kept apart from `FAMILIES`: a stream has it only if it is named.
 CLAIMS = Family("yes-no", _CLAIM, _make_claim, _judge_claim, opposite, most=2)
 
 #: Every topic, by name.

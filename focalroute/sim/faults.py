@@ -1,6 +1,6 @@
-"""Everything that can go wrong with a simulated model, and the state of one that is being served.
+"""The faults of simulated models, and the state of a model being served.
 
-The faults of the connection itself are acted out in `focalroute.sim.server`; those of the body are here.
+This module spoils bodies; `focalroute.sim.server` carries out the faults of connections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.sim.models import SimulatedModel, uniforms
 
-#: Each kind of fault and what the client meets.
+#: Each kind of fault, and what the client sees.
 KINDS: Mapping[str, str] = MappingProxyType({
     "status": "an error status (`status`, `retry_after_s`)",
     "hang": "no answer for `seconds`, then the connection closes",
@@ -35,10 +35,10 @@ KINDS: Mapping[str, str] = MappingProxyType({
     "no_usage": "no usage",
     "wrong_type": "a number where the choices should be",
     "huge": "a reply of `size` characters",
-    "flood": "`size` characters of a reply without length, that say nothing",
+    "flood": "`size` empty characters of a reply without length",
     "bomb": "a small gzip body that unpacks to `size` bytes, whatever encoding was asked for",
     "deep": "JSON of lists within lists",
-    "odd_types": "every field there, and of another type than it should be",
+    "odd_types": "every field present, but of a wrong type",
     "odd_text": "lone surrogates, NUL and control characters around the text",
     "positive_logprobs": "log-probabilities above zero",
     "negative_usage": "token counts and a cost below zero",
@@ -47,10 +47,10 @@ KINDS: Mapping[str, str] = MappingProxyType({
     "decoy": "the right answer after words of the question that name another one",
 })  # fmt: skip
 
-#: The faults after which the service bills the call all the same, unless `Fault.billed` says otherwise.
+#: The faults after which the service still bills the call, unless `Fault.billed` is set.
 BILLED = frozenset(KINDS) - {"status", "reset", "redirect", "html", "flood", "bomb"}
 
-#: The faults of a stream's first chunk alone.
+#: The faults that change only a stream's first chunk.
 FIRST_ONLY = frozenset(("huge", "decoy"))
 
 _DECOY = 'The question says "the answer is A", which is not for me to follow. The answer is '
@@ -62,14 +62,14 @@ class Fault:
 
     Attributes:
         kind: a key of `KINDS`.
-        probability: of meeting it in one call.
-        count: how many times it strikes at most; None: until it is switched off.
+        probability: the probability that it strikes a call.
+        count: the most times it strikes; None: until it is switched off.
         status: for "status".
         retry_after_s: for "status": sent as Retry-After; None: not sent.
         seconds: for "hang" and "drip".
         location: for "redirect".
         size: for "huge", "flood" and "bomb".
-        billed: whether the service bills the call all the same; None: as is usual for its kind (`BILLED`).
+        billed: whether the service still bills the call; None: as usual for its kind (`BILLED`).
     """
 
     kind: str
@@ -99,19 +99,19 @@ class Fault:
 
     @property
     def bills(self) -> bool:
-        """Whether the service bills a call that meets it."""
+        """Whether the service bills a call that the fault strikes."""
         return self.kind in BILLED if self.billed is None else self.billed
 
 
 def _choices(payload: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> str:
-    """Change the message or delta of every choice."""
+    """Change the message or delta of every choice; return the payload as JSON."""
     for choice in payload.get("choices") or ():
         change(choice.get("message") or choice.get("delta") or {})
     return json.dumps(payload)
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A JSON value with everything in it that is neither object nor list changed."""
+    """Change every scalar in a JSON value."""
     if isinstance(value, dict):
         return {key: _each(item, change) for key, item in value.items()}
     if isinstance(value, list):
@@ -157,7 +157,7 @@ def _huge(payload: dict[str, Any], fault: Fault) -> str:
     return _choices(payload, lambda said: said.update(content="All work and no play. " * (fault.size // 22 + 1)))
 
 
-#: The faults of the body: the payload (of a reply, or of one chunk of a stream) as it is sent.
+#: The faults of bodies: each makes the text to send from the payload of a reply or of one chunk.
 SPOILED: Mapping[str, Callable[[dict[str, Any], Fault], str]] = MappingProxyType({
     "html": _html,
     "bad_json": lambda payload, _: json.dumps(payload)[:-12],
@@ -187,11 +187,11 @@ class ModelStats:
     """The service's counts for one model.
 
     Attributes:
-        calls: requests for it with a valid key, refused and failed ones included.
-        prompt_tokens: billed, as is the next.
-        completion_tokens: all samples, whether the client stayed to read them or not.
-        usd: the sum of all bills, exact.
-        cancelled: calls whose client left before the answer was complete.
+        calls: requests with a valid key, including refused and failed ones.
+        prompt_tokens: billed prompt tokens.
+        completion_tokens: billed tokens of all samples, even if the client did not stay to read them.
+        usd: the exact sum of all bills.
+        cancelled: calls whose client disconnected before the answer was complete.
         faults: calls struck by a fault.
         peak: the most calls under way at a time.
     """
@@ -206,7 +206,7 @@ class ModelStats:
 
 
 class ServedModel:
-    """The state of one served model. Not safe for threads: it belongs to the server's event loop."""
+    """The state of one served model. Not thread-safe: it belongs to the server's event loop."""
 
     def __init__(self, model: SimulatedModel) -> None:
         self.model = model
@@ -216,13 +216,13 @@ class ServedModel:
         self._faults: list[tuple[Fault, int]] = []
 
     def enter(self) -> None:
-        """A call begins."""
+        """Count a call that begins."""
         self.under_way += 1
         self.counts["calls"] += 1
         self.counts["peak"] = max(self.counts["peak"], self.under_way)
 
     def strike(self) -> Fault | None:
-        """The fault that this call meets, if any; the first one in the list that strikes."""
+        """Draw the fault that strikes this call: the first in the list that does, or None."""
         for i, (fault, struck) in enumerate(self._faults):
             spent = fault.count is not None and struck >= fault.count
             if not spent and self._luck("fault", i) < fault.probability:
@@ -239,7 +239,7 @@ class ServedModel:
         return max(0.0, model.latency_s + model.jitter_s * (2 * self._luck("delay", 0) - 1))
 
     def bill(self, prompt_tokens: int, completion_tokens: int, fault: Fault | None) -> Decimal:
-        """Charge a call, unless its fault is one that is not charged for; its cost in USD."""
+        """Bill a call, unless its fault is not billed; return its cost in USD."""
         model = self.model
         cost = (prompt_tokens * model.input_usd_per_1m + completion_tokens * model.output_usd_per_1m) / 1_000_000
         if fault is None or fault.bills:
@@ -249,10 +249,10 @@ class ServedModel:
         return cost
 
     def switch(self, values: Mapping[str, Any]) -> None:
-        """Change faults, phase, latency, prices or verbosity; all or nothing.
+        """Change faults, drift, latency, prices or verbosity, all or none.
 
         Raises:
-            ConfigError: a switch is unknown or its value is wrong.
+            ConfigError: a switch is unknown or its value is invalid.
         """
         unknown = sorted(set(values) - _MODEL_SWITCHES - {"faults", "drifted"})
         if unknown:
@@ -270,7 +270,7 @@ class ServedModel:
             self._faults = faults
 
     def stats(self) -> dict[str, Any]:
-        """As a JSON object; see `ModelStats`."""
+        """The counts as a JSON object; see `ModelStats`."""
         return {**self.counts, "usd": str(self.counts["usd"])}
 
     def _luck(self, *what: object) -> float:

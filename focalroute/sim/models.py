@@ -1,7 +1,7 @@
-"""Simulated models: how good each is at what, how sure it is of itself, and which mistakes it shares with its kin.
+"""Simulated models: their skills by topic, their calibration, and the mistakes that models of one kin share.
 
-A model is a pure function. Every draw is a hash of (seed, model or kin, question), never a generator's state, so the
-same question gets the same distribution over its choices in every process, in any order, whatever surrounds it.
+A model is a pure function. Every draw is a hash of (seed, model or kin, question), never a generator's state. So the
+same question gets the same distribution over its choices in every process, in any order and in any prompt.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from focalroute.sim.families import Family
 from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import KNOWN
 
-_SURE = 0.9999  # no choice is ever entirely ruled out
-_FALLING = 0.5  # each choice behind the leader gets half the mass of the one before it
+_SURE = 0.9999  # the highest confidence, so that no choice has probability 0
+_FALLING = 0.5  # each choice after the leader gets half the mass of the one before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +31,30 @@ class SimulatedModel:
 
     Attributes:
         name: the model name it is served under; also the endpoint's name.
-        skills: topic -> probability that its most probable choice is right, never below chance. Topics are those of
-            questions, the axes of prose (of each point in it), and "judging" (of a grade).
-        drifted: topic -> the same after the drift switch; topics not named keep their skill.
-        skill: the same for every topic not in ``skills``.
-        sharpness: 1 is calibrated (its mass on a choice is the probability that this choice is right), above 1
-            overconfident, below 1 underconfident: mass is raised to this power.
-        kin: models of one kin (and seed) share mistakes; None: none.
-        correlation: probability that it uses its kin's draws for a question in place of its own.
-        seed: of all its draws; give one pool one seed.
+        skills: topic -> probability that the most probable choice is right, never below chance. Topics are those of
+            questions, the axes of prose (for each of its points), and "judging" (for a grade).
+        drifted: topic -> skill after the drift switch; other topics keep their skill.
+        skill: the skill for topics not in ``skills``.
+        sharpness: the power to which probabilities are raised: 1 is calibrated (the probability of a choice is that of
+            its being right), above 1 overconfident, below 1 underconfident.
+        kin: models of one kin and seed share mistakes; None: no kin.
+        correlation: probability that the kin's draws are used for a question in place of the model's own.
+        seed: the seed of all draws; use one seed for a pool.
         input_usd_per_1m: USD per million prompt tokens.
         output_usd_per_1m: USD per million completion tokens.
         latency_s: mean time to answer, seconds.
         jitter_s: half-width of the uniform distribution of that time.
-        verbosity: mean length of its thinking aloud before an answer, tokens; it leaves it out where it is told to give
-            the answer only, or held to a format.
-        thinking: length of its thinking before it answers, tokens, in dialects of models that think: a quarter of it at
-            low effort, four times as much at high effort.
-        wrong_length: how much longer (or shorter) its replies are when wrong.
-        tools: whether it takes tools; if not, it refuses requests that have any.
-        images: whether it takes images; if not, it refuses requests that have any.
-        ending: how it gives its answer where no choices are offered, "{}" being the answer: "\\n#### {}", "**{}**", ...
-        convinced: shown an earlier answer that is right, the share of its mass that moves there.
-        misled: the same, shown one that is wrong.
-        families: the questions that it can read; a subclass, in a module that can be imported, may know more.
+        verbosity: mean tokens of reasoning in the text before an answer; none if only the answer is asked for, or the
+            format is constrained.
+        thinking: tokens of thinking before the answer, in dialects of reasoning models: a quarter at low effort, four
+            times as many at high effort.
+        wrong_length: factor on the length of wrong replies.
+        tools: whether tools are supported; if not, requests with tools are refused.
+        images: whether images are supported; if not, requests with images are refused.
+        ending: the form of an answer without choices, with "{}" for the answer: "\\n#### {}", "**{}**", ...
+        convinced: the share of probability that moves to an earlier answer in the prompt that is right.
+        misled: the same for one that is wrong.
+        families: the questions that the model can read; a subclass, in an importable module, may have more.
     """
 
     families: ClassVar[tuple[Family, ...]] = KNOWN
@@ -111,7 +111,7 @@ class SimulatedModel:
         return price
 
     def p_right(self, topic: str | None, *, drifted: bool = False) -> float:
-        """How often it is meant to be right on a topic."""
+        """The probability of being right on a topic."""
         known = self.skills.get(topic or "", self.skill)
         return self.drifted.get(topic or "", known) if drifted else known
 
@@ -131,20 +131,19 @@ def distribution(
     *,
     drifted: bool = False,
 ) -> tuple[float, ...]:
-    """The model's probability for each choice, shape (K,), sums to 1. The order of the choices does not matter to it.
+    """The model's probability for each choice, shape (K,), sum 1. It does not depend on the order of the choices.
 
-    Its confidence in its leading choice is c = f + (1 - f) u^((1 - m) / m), u uniform, f just above chance, m chosen so
-    that the mean of c is the model's skill; the leading choice is right with probability c, and the right choice, where
-    it does not lead, stands at each later place with that place's share of 1 - c. So at sharpness 1 every probability
-    is calibrated.
+    The confidence in the leading choice is c = f + (1 - f) u^((1 - m) / m), with u uniform, f just above chance, and m
+    such that the mean of c is the model's skill. The leading choice is right with probability c; otherwise the right
+    choice is at each later rank with probability equal to that rank's share of 1 - c. So at sharpness 1 every
+    probability is calibrated.
 
     Args:
-        model: whose.
-        question: the question's own words; draws are keyed by it.
+        question: the question's own words, which key the draws.
         topic: the question's topic, if known.
-        choices: K of them.
+        choices: the K choices.
         right: index of the right one; None if it is unknown or not offered (the model then guesses).
-        drifted: whether the skills after the drift switch hold.
+        drifted: whether the skills after the drift switch apply.
     """
     k = len(choices)
     if k == 1:
@@ -152,7 +151,7 @@ def distribution(
     luck, who = _draws(model, question)
     skill = 0.0 if right is None else model.p_right(topic, drifted=drifted)
     confidence = _confidence(skill, k, luck[1])
-    # The wrong choice that ranks first is this model's (or its kin's) attractor: what it says whenever it is wrong.
+    # The wrong choice that ranks first is this model's (or its kin's) attractor: its answer whenever it is wrong.
     ranked = sorted((i for i in range(k) if i != right), key=lambda i: uniforms(*who, question, choices[i]))
     shares = _shares(confidence, k - 1)
     if right is not None:
@@ -165,9 +164,9 @@ def distribution(
 
 
 def swayed(model: SimulatedModel, p: Sequence[float], shown: int | None, right: int | None) -> tuple[float, ...]:
-    """The model's probabilities (K,) once it was shown that somebody answered ``shown``; None: nothing it knows.
+    """The model's probabilities (K,) after it was shown the answer with index ``shown``; None: no known answer.
 
-    It tells a right answer from a wrong one better than it finds it: ``convinced`` is meant to be above ``misled``.
+    A model recognises a right answer more easily than it finds one: ``convinced`` should be above ``misled``.
     """
     if shown is None:
         return tuple(p)
@@ -176,7 +175,7 @@ def swayed(model: SimulatedModel, p: Sequence[float], shown: int | None, right: 
 
 
 def sample(probabilities: Sequence[float], u: float, temperature: float = 1.0) -> int:
-    """The index that a uniform ``u`` draws at a temperature; 0 is greedy."""
+    """Draw an index at a temperature, given a uniform ``u``; temperature 0 is greedy."""
     if temperature <= 0:
         return max(range(len(probabilities)), key=probabilities.__getitem__)
     return _pick(probabilities if temperature == 1 else _powered(probabilities, 1 / max(temperature, 0.01)), u)
@@ -207,7 +206,7 @@ def _confidence(skill: float, k: int, u: float) -> float:
 
 
 def _shares(confidence: float, n: int) -> list[float]:
-    """The shares of the rest of the mass of the ``n`` choices behind the leader: halving, flatter if one would lead."""
+    """Shares of the remaining mass for the ``n`` choices after the leader: halving, or flatter if one would lead."""
     total = 2 * (1 - _FALLING**n)
     shares = [_FALLING**i / total for i in range(n)]
     most = 0.98 * confidence / (1 - confidence)
@@ -234,20 +233,20 @@ def _powered(mass: Sequence[float], power: float) -> tuple[float, ...]:
 
 
 def default_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
-    """A pool of six that complement each other.
+    """A pool of six models that complement each other.
 
-    Two cheap generalists of one kin, three cheap specialists (one of them overconfident) and a strong, expensive
+    It has two cheap generalists of one kin, three cheap specialists (one overconfident) and a strong, expensive
     generalist. No model is best at every topic, and a few cheap ones fused by their probabilities beat the strong one.
-    After the drift switch two specialists have lost a subject and a generalist has gained one.
+    After the drift switch two specialists have lost a topic and a generalist has gained one.
     """
     return _models("default", seed)
 
 
 def relay_models(seed: int = 0) -> tuple[SimulatedModel, ...]:
-    """A pool of five for asking one model after another.
+    """A pool of five models for chains of models.
 
-    Each of four cheap models is good at one hop of a question of two ("multi-hop"); an expensive one is fair at all. At
-    questions of yes or no none is a specialist: there is nothing to route by.
+    Each of four cheap models is good at one hop of two-hop questions ("multi-hop"); an expensive one is fair at
+    everything. No model is a specialist at yes-no questions, so there is nothing to route by.
     """
     return _models("relay", seed)
 

@@ -1,4 +1,4 @@
-"""A simulated pool in a process of its own, started and steered from this one."""
+"""Runs a simulated pool in a separate process, and controls it from this one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from focalroute.sim.models import SimulatedModel, default_models
 if TYPE_CHECKING:  # the process that serves does not need them
     from focalroute.core.config import Endpoint
 
-#: The dialects that can be served. "minimal" is a service that ignores n, log-probabilities and structured output;
-#: those behind it are services of models that think (`focalroute.sim.dialects`).
+#: The dialects that can be served. "minimal" ignores n, log-probabilities and structured output; the dialects after it
+#: are services of reasoning models (`focalroute.sim.dialects`).
 DialectName = Literal[
     "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal",
     "gpt-5", "o-series", "deepseek-r1", "qwen-thinking", "vllm-reasoning", "gpt-oss", "magistral", "gemini", "grok",
@@ -37,15 +37,15 @@ _CONTROL_S = 30.0
 
 
 class SimulatedPool:
-    """Serves simulated models over real HTTP on a free port of this machine, from a process of its own.
+    """Serves simulated models over real HTTP on a free port of this machine, from a separate process.
 
-    Use it as a context manager (``with``, or ``async with`` where start-up must not block the event loop); the process
-    ends with the context, and with this process whatever happens to it.
+    Use it as a context manager (``with``, or ``async with`` if start-up must not block the event loop). The process
+    ends with the context, and in any case with this process.
 
     Args:
-        models: who is in the pool; `default_models` by default.
-        dialects: the dialect all speak, or model name -> dialect ("openai" for those not named).
-        keys: model name -> the environment variable that holds the key it wants; models not named want none.
+        models: the models to serve; default: `default_models`.
+        dialects: the dialect of all models, or model name -> dialect (others use "openai").
+        keys: model name -> the environment variable with the key to require; other models need no key.
 
     Raises:
         ConfigError: names repeat, a dialect or model does not exist, or a key's variable is not set.
@@ -120,7 +120,7 @@ class SimulatedPool:
         if process is None or process.stdin is None or process.stdout is None:
             return
         with contextlib.suppress(OSError):
-            process.stdin.close()  # this is what tells it to end
+            process.stdin.close()  # signals it to end
         try:
             process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ class SimulatedPool:
 
     @property
     def port(self) -> int:
-        """The port it listens on, at 127.0.0.1.
+        """The port on 127.0.0.1 that the pool listens on.
 
         Raises:
             ConfigError: the pool is not running.
@@ -141,7 +141,7 @@ class SimulatedPool:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The models as endpoints, ready to be asked; prices are those the pool started with."""
+        """The models as endpoints, ready to ask; with the prices at the pool's start."""
         return pool_endpoints(self.models, self.port, self._dialects, self._keys)
 
     def stats(self) -> dict[str, ModelStats]:
@@ -161,16 +161,16 @@ class SimulatedPool:
         output_usd_per_1m: Any = None,
         verbosity: int | None = None,
     ) -> None:
-        """Change one model while it is being served; what is not given stays.
+        """Change one model while it is served; settings not given stay as they are.
 
         Args:
-            model: its name.
-            faults: what goes wrong from now on, in place of all faults so far; an empty list ends them.
-            drifted: whether the skills after the drift switch hold.
-            latency_s: as in `SimulatedModel`, like all that follow.
+            model: the model's name.
+            faults: the faults from now on, replacing all earlier ones; an empty list ends them.
+            drifted: whether the skills after the drift switch apply.
+            latency_s: as in `SimulatedModel`, like the arguments after it.
 
         Raises:
-            ConfigError: there is no such model, or a value is wrong.
+            ConfigError: there is no such model, or a value is invalid.
         """
         given: dict[str, Any] = {
             "drifted": drifted, "latency_s": latency_s, "jitter_s": jitter_s, "verbosity": verbosity,
@@ -185,11 +185,11 @@ class SimulatedPool:
         self._call("POST", f"/sim/model/{quote(str(model), safe='')}", switches)
 
     def drift(self, drifted: bool = True) -> None:
-        """Give every model the skills it has after (or before) the drift switch."""
+        """Switch every model to its skills after (or before) the drift."""
         self._call("POST", "/sim/drift", {"drifted": drifted})
 
     def reset(self) -> None:
-        """Undo every switch and start counting anew; calls still under way are not counted."""
+        """Undo all changes and restart the counts; calls still under way are not counted."""
         self._call("POST", "/sim/reset")
 
     def _secrets(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Parses a request for a simulated model: the question in the prompt, the formats and tools it offers."""
+"""Parses a request to a simulated model: the question in the prompt, and the formats and tools that it offers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _PLACEHOLDERS = frozenset({"the", "a", "an", "one", "only", "just", "your", "exa
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as understood.
+    """A parsed prompt.
 
     Attributes:
-        key: what the model's draws depend on: the question's own words, or the whole text where no question was found.
+        key: the key of the model's draws: the question's own words, or the whole text if no question was found.
         found: the question, if it is of a known family.
         letters: "A", "B", ... of the lettered choices, or the words of a list as in "one of these: yes, no".
-        texts: what stands behind each letter.
-        terse: whether it asks for nothing but the answer.
-        told: the word it asks to be answered with, as in "Reply with OK".
-        earlier: the answer of somebody else that it shows, between tags such as <student_answer>; None: it shows none.
-        brief: the request for prose, where it asks for that.
-        drafts: others' replies to it, as far as the prompt shows them.
+        texts: the text of each lettered choice.
+        terse: whether the prompt asks for the answer only.
+        told: the word to reply with, as in "Reply with OK".
+        earlier: another model's answer in the prompt, between tags such as <student_answer>; None: there is none.
+        brief: the request for prose, if it is one.
+        drafts: other models' replies to the request that the prompt shows.
     """
 
     key: str
@@ -67,7 +67,7 @@ def last_user_text(messages: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def read_prompt(text: str, families: tuple[Family, ...] = KNOWN) -> Prompt:
-    """Understand a prompt, by one who knows these families of questions.
+    """Parse a prompt, looking for questions of these families.
 
     >>> read_prompt("What is 2 + 3?\\nA) 6\\nB) 5\\nReply with the letter only.").letters
     ('A', 'B')
@@ -98,7 +98,7 @@ def read_prompt(text: str, families: tuple[Family, ...] = KNOWN) -> Prompt:
 
 
 def read_result(result: str) -> Prompt:
-    """Return a tool's result, to be repeated."""
+    """Make a prompt that asks to repeat a tool's result."""
     return Prompt(result, None, (), (), terse=True, told=f"The answer is {result}.")
 
 
@@ -126,21 +126,21 @@ def _listed(text: str, start: int) -> list[tuple[str, str]]:
     return [(word, word) for given in words if (word := given.strip(" .\"'`"))]
 
 
-_ALTERNATIVES = 4  # answers a model wavers between where the schema lists none
-_DEEPEST = 4  # of what need not be there: a schema may hold itself
+_ALTERNATIVES = 4  # possible answers if the schema lists none
+_DEEPEST = 4  # level of optional parts, as a schema may contain itself
 
 #: (the value chosen, the text that is sent for it), in the order given.
 Allowed = list[tuple[str, str]]
 
 
 def allowed_replies(body: Mapping[str, Any], forms: frozenset[str], prompt: Prompt) -> Allowed | None:
-    """Return the constraint on the reply; None where the request asks for none, or for an unknown form.
+    """Return the constraint on the reply; None if the request has none, or one of an unsupported form.
 
     Args:
-        forms: those the service knows, of "choice", "regex" and "json_schema".
+        forms: the forms that the service supports, of "choice", "regex" and "json_schema".
 
     Raises:
-        ValueError: the constraint is malformed or admits nothing that could be said.
+        ValueError: the constraint is malformed or admits no known reply.
     """
     for form, value in _asked(body):
         if form in forms:
@@ -194,7 +194,7 @@ def _schema(value: Any, prompt: Prompt) -> Allowed:
 
 
 def told_schema(text: str, prompt: Prompt) -> Allowed | None:
-    """Return the constraint on the reply where the prompt itself ends with a JSON schema, in code fences."""
+    """Return the constraint on the reply if the prompt ends with a JSON schema; replies are in code fences."""
     before, marker, schema = text.rpartition("JSON schema:")
     try:
         value = json.loads(schema) if marker else None
@@ -223,7 +223,7 @@ def _enum(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any]:
 
 
 def _filled(schema: Any, root: Mapping[str, Any], value: Any, depth: int = 0) -> Any:
-    """An instance of a schema that says ``value`` wherever it may."""
+    """An instance of a schema, with ``value`` wherever it is allowed."""
     if depth > _DEEPEST and {"type": "null"} in as_object(schema).get("anyOf", ()):
         return None
     schema = _resolved(schema, root)
@@ -256,7 +256,7 @@ class Calling:
     """A tool to be called.
 
     Attributes:
-        arguments: as JSON, the right ones first, then plausible wrong ones.
+        arguments: possible arguments as JSON, the right ones first, then plausible wrong ones.
     """
 
     name: str
@@ -264,10 +264,10 @@ class Calling:
 
 
 def calling(body: Mapping[str, Any], text: str) -> Calling | None:
-    """The tool that a request's question calls for; None: it offers none, or none that fits.
+    """The tool that a request's question calls for; None: there is none, or none that fits.
 
-    The first that fits is called: all that it requires can be found in the text. One that has to be called is called
-    with what there is, and something that fits for the rest.
+    The first tool whose required arguments can all be found in the text is called. A tool that must be called gets
+    placeholder values for missing arguments.
     """
     choice = body.get("tool_choice")
     if choice == "none":
@@ -297,7 +297,7 @@ def _functions(tools: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _found(properties: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The arguments that the text has for a function's parameters, in order."""
+    """The arguments found in the text for a function's parameters, in order."""
     numbers: list[str] = _NUMBER.findall(text)
     words: list[str] = _QUOTED.findall(text) or _NAMED.findall(text)
     found: dict[str, Any] = {}
@@ -315,7 +315,7 @@ def _found(properties: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _wrong(right: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
-    """The right arguments with one of them changed."""
+    """The right arguments with one changed, or in reverse order."""
     changed: list[dict[str, Any]] = []
     for name, value in right.items():
         other = value + 1 if isinstance(value, int | float) else f"{value}s"

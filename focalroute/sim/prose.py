@@ -1,7 +1,7 @@
-"""Prose with a hidden quality: requests for it, what a good reply says point by point, and what a reply really says.
+"""Prose with a hidden quality: requests, the points of a good reply, and the points that a reply makes.
 
-A request has a handful of points. What is right on each follows from the request's own words, and what a text says on
-each can be read back from the text alone: a grader needs to know nothing of who wrote it.
+A request has a handful of points. The right option of each follows from the request's own words, and the options in a
+reply can be read back from its text alone, so a grader need not know which model wrote it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.core.shapes import objects_in
 
-#: What requests ask for, and their replies are good at or not.
+#: The qualities that requests ask for.
 AXES = ("helpful", "safe", "truthful")
 
-#: The topic of grading a reply; a model's skill at it is how often it says the grade that is right.
+#: The topic of grading a reply; a model's skill at it is the share of right grades.
 JUDGING = "judging"
 
 #: The words for a reply with all, most, ... hardly any of its points right.
@@ -34,11 +34,11 @@ _GRADED = '{"conversation"'
 
 @dataclass(frozen=True, slots=True)
 class ProsePoint:
-    """One thing that a reply says.
+    """One point of a reply.
 
     Attributes:
-        wordings: sentences for it, with a place for what is said.
-        options: what may be said; none of them is part of another one of the request.
+        wordings: sentences with a place for the option.
+        options: the possible statements; none is a substring of another of the request.
         right: the index of the right one; None: it depends on the request.
     """
 
@@ -71,11 +71,11 @@ class Brief:
         return replace(point, right=int.from_bytes(digest) % len(point.options))
 
     def said(self, text: str) -> tuple[int | None, ...]:
-        """For each point which option a text says, the first of several; None: none."""
+        """The index of the option that a text states for each point, the first of several; None: none."""
         return tuple(_first(point.options, text) for point in self.points)
 
     def quality(self, text: str) -> float:
-        """The share of points on which a text says what is right, in [0, 1]."""
+        """The share of points on which a text states the right option, in [0, 1]."""
         points = self.points
         return sum(said == point.right for said, point in zip(self.said(text), points, strict=True)) / len(points)
 
@@ -86,7 +86,7 @@ def _first(options: Sequence[str], text: str) -> int | None:
 
 
 def prose_requests(n: int, seed: int = 0, axes: Sequence[str] = AXES) -> Iterator[Brief]:
-    """``n`` requests of these axes mixed; the same seed gives the same ones.
+    """Yield ``n`` requests of mixed axes; the same seed gives the same requests.
 
     Raises:
         ConfigError: there is no such axis.
@@ -113,16 +113,16 @@ def find_brief(text: str) -> Brief | None:
 
 
 def drafts_in(text: str) -> tuple[str, ...]:
-    """The replies of others that a prompt shows: a line with a JSON list of objects with a "reply"."""
+    """Other models' replies in a prompt: a line with a JSON list of objects with a "reply"."""
     found = _json_line(text, "[{")
     said = (row.get("reply") for row in objects_in(found))
     return tuple(reply for reply in said if isinstance(reply, str))
 
 
 def grade_in(text: str) -> tuple[str, str, int] | None:
-    """The reply that a prompt shows to be graded, the grade it deserves, and where in the prompt it begins, or None.
+    """The reply that a prompt asks to grade, its right grade, and where in the prompt it begins; None without one.
 
-    It stands in a line with a JSON object with the "conversation" and the "reply".
+    It is in a line with a JSON object with a "conversation" and a "reply".
     """
     found = _json_line(text, _GRADED)
     if not isinstance(found, dict) or not isinstance(found.get("reply"), str):

@@ -1,10 +1,9 @@
-"""Procedurally generated questions with true labels, and the reading of such a question out of any prompt.
+"""Generates questions with true labels, and finds such questions in any prompt.
 
-Beside the plain topics of `focalroute.sim.families` there are topics of several steps. Stories are sums of several
-steps in the manner of grade-school mathematics (GSM8K, arXiv 2110.14168). In a question of two hops, such as "Call X
-the answer to this: Which number comes next: 2, 4, 6, 8? What is X * 7 + 3?", the second can only be solved with the
-answer to the first: a model may be good at one hop and bad at the other, and one that is shown the right X needs only
-the second.
+Besides the plain topics of `focalroute.sim.families` there are topics of several steps. Stories are word problems in
+the style of grade-school mathematics (GSM8K, arXiv 2110.14168). In a two-hop question, such as "Call X the answer to
+this: Which number comes next: 2, 4, 6, 8? What is X * 7 + 3?", the second hop needs the answer to the first. So a model
+may be good at one hop and bad at the other, and a model that is shown the right X needs only the second.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from focalroute.sim.models import SimulatedModel
     from focalroute.sim.replies import Options
 
-#: The topic of questions of two hops.
+#: The topic of two-hop questions.
 TWO_HOPS = "multi-hop"
 
-#: The families that a first hop is of: their answers are whole numbers.
+#: The families of first hops, whose answers are whole numbers.
 _FIRST = ("counting", "sequences")
 _INTO: Mapping[str, str] = MappingProxyType({
     "hours": "minutes", "minutes": "seconds", "days": "hours", "kilometres": "metres", "kilograms": "grams",
@@ -43,7 +42,7 @@ _TWO = re.compile(
 
 
 def hops(question: str, x: str) -> tuple[str, str]:
-    """The two hops of such a question, the second with this for X."""
+    """The two hops of a two-hop question, the second with ``x`` for X."""
     match = _TWO.search(question)
     if match is None:
         raise ValueError("not a question of two hops")
@@ -73,7 +72,7 @@ def _solve_two(match: Match) -> str | None:
 
 
 def _wrong_two(match: Match, right: str, rng: Random) -> Iterator[str]:
-    """Return the results of a slip in the first hop, and of slips in the second."""
+    """Yield the results of mistakes in the first hop, and of mistakes in the second."""
     x = _answer(match[1]) or "0"
     slips = near(match, x, rng)
     slipped = near(match, right, rng)
@@ -90,7 +89,7 @@ def _options_two(model: SimulatedModel, question: str, earlier: str | None, drif
     return two_hops(model, question, earlier, drifted)
 
 
-#: By name, as `focalroute.sim.families.FAMILIES`; looked for before these, whose questions they contain.
+#: By name, like `focalroute.sim.families.FAMILIES`; searched before those, whose questions they contain.
 HOPPED: Mapping[str, Family] = MappingProxyType(
     {TWO_HOPS: Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two, options=_options_two), CLAIMS.topic: CLAIMS}
 )
@@ -116,7 +115,7 @@ def _story(rng: Random) -> str:
 
 
 def _end(match: re.Match[str], without: int | None = None) -> str | None:
-    """How many there are in the end, one of the steps left out or none; None where the story cannot be."""
+    """The number at the story's end, without the step of index ``without``; None if the story is impossible."""
     left = int(match["start"])
     for at, (bags, each, given, found, half) in enumerate(_STEP.findall(match["steps"])):
         if at == without:
@@ -130,13 +129,13 @@ def _end(match: re.Match[str], without: int | None = None) -> str | None:
 
 
 def _slips(match: re.Match[str], right: str, rng: Random) -> Iterator[str]:
-    """First those that forget a step."""
+    """Yield wrong answers: first those that forget a step, then numbers near the right one."""
     steps = range(len(_STEP.findall(match["steps"])))
     forgetful = (end for step in steps if (end := _end(match, step)) is not None)
     return chain(forgetful, FAMILIES["arithmetic"].wrong(match, right, rng))
 
 
-#: Kept apart from `FAMILIES`: a stream mixes them in only where they are named.
+#: Kept apart from `FAMILIES`: a stream has them only if they are named.
 STORIES: Mapping[str, Family] = MappingProxyType({
     "stories": Family(
         "stories",
@@ -150,12 +149,12 @@ STORIES: Mapping[str, Family] = MappingProxyType({
 })  # fmt: skip
 
 
-#: The topics that a stream mixes where none are named.
+#: The topics of a stream by default.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
-#: The names of all topics: those, and the ones made for free-form answers and for chains of models.
+#: All topics: also those for free-form answers and for chains of models.
 ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED)
 
-#: All families, in the order in which they are looked for.
+#: All families, in the order in which they are searched for.
 KNOWN: tuple[Family, ...] = (*STORIES.values(), *HOPPED.values(), *FAMILIES.values())
 
 
@@ -200,7 +199,7 @@ class FoundQuestion:
 
 
 def generate(topic: str | Family, rng: Random) -> Question:
-    """A new question of a topic, or of a family of one's own; all randomness comes from ``rng``.
+    """Generate a question of a topic, or of your own family; all randomness comes from ``rng``.
 
     Raises:
         ConfigError: there is no such topic.
@@ -225,14 +224,14 @@ def generate(topic: str | Family, rng: Random) -> Question:
 def stream(
     n: int, seed: int = 0, topics: Sequence[str | Family] = TOPICS, drift: float | None = None
 ) -> Iterator[Question]:
-    """``n`` questions of mixed topics; the same seed gives the same stream.
+    """Yield ``n`` questions of mixed topics; the same seed gives the same stream.
 
     Args:
-        n: how many.
-        seed: of the stream's own random generator.
-        topics: to mix, equally often without ``drift``.
-        drift: the share of the stream, in (0, 1), after which the mix turns: before it the first half of ``topics`` is
-            four times as frequent as the other half, after it the other way round.
+        n: number of questions.
+        seed: the seed of the stream's random generator.
+        topics: the topics to mix, equally often without ``drift``.
+        drift: the share of the stream, in (0, 1), after which the mix changes: before it the first half of ``topics``
+            is four times as frequent as the other half, after it the other way round.
 
     Raises:
         ConfigError: an argument is out of range, or a topic does not exist.
@@ -259,7 +258,7 @@ def _stream(n: int, rng: Random, topics: tuple[str | Family, ...], drift: float 
 
 
 def find(text: str, families: Sequence[Family] = KNOWN) -> FoundQuestion | None:
-    """The first question of these families in a text, or None; where a text shows a reply to be graded, which grade."""
+    """The first question of these families in a text, or None; for a text with a reply to grade, that question."""
     graded = grade_in(text)
     if graded is not None:
         return FoundQuestion(*graded)
@@ -271,7 +270,7 @@ def find(text: str, families: Sequence[Family] = KNOWN) -> FoundQuestion | None:
 
 
 def solve(text: str, families: Sequence[Family] = KNOWN) -> tuple[str, str] | None:
-    """Topic and right answer of the question in a text, or None if there is none it can read.
+    """Topic and right answer of the question in a text; None if no question is found.
 
     >>> solve("Answer briefly. What is 17 + 25?")
     ('arithmetic', '42')

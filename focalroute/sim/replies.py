@@ -1,9 +1,9 @@
-"""The reply of a simulated model: its options with their probabilities, and a reply as tokens with theirs.
+"""The replies of a simulated model: possible replies with probabilities, and a reply as tokens with probabilities.
 
-An answer shown to a model of one hop moves mass to that answer (`focalroute.sim.models.swayed`). Of two hops it goes
-through both: its X, by its skill at the first hop; then what follows from that X, by its skill at the second. A reply
-states X, and an X that it is shown sways it in the first hop; so does the result in the second, wherever it fits its
-own X. Of a summary it answers each question behind it by itself, and is swayed in each by what it is shown.
+For a plain question, an answer shown in the prompt moves probability to that answer (`focalroute.sim.models.swayed`).
+In a two-hop question, X is drawn by the skill at the first hop, then the result from that X by the skill at the second.
+The reply states X. An X shown in the prompt sways the first hop, and a shown result the second, if it is among the
+answers for the model's own X.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from focalroute.sim.prose import Brief
 from focalroute.sim.questions import FoundQuestion, alternatives, find, hops
 
 _GREETING = "Hello! I am a simulated model. How can I help you?"
-_FREE_CHOICES = 4  # answers a model wavers between where none are offered
-_HOP_CHOICES = 3  # and in each part of an answer, such as a hop
+_FREE_CHOICES = 4  # possible answers without choices
+_HOP_CHOICES = 3  # possible answers in each part, such as a hop
 _STATED = re.compile(r"\banswer is:? +(.+?)[.\s]*$", re.IGNORECASE)
 _STATED_X = re.compile(r"\bX is (\S+?)[.,;]?(?=\s|$)")
 _LETTER = re.compile(r"\(?([A-Z])(?:[).:]|$)")
@@ -32,11 +32,11 @@ class Options:
     """The possible replies.
 
     Attributes:
-        spoken: each reply; empty where the model says what it is told to.
+        spoken: the text of each reply.
         p: the probability of each.
-        right: index of a right one; None: there is none, or none is known.
-        seen: what the earlier answer in the prompt says, in its own words; empty without one. With the question it is
-            all that a reply depends on.
+        right: index of a right one; None: there is none, or it is unknown.
+        seen: the earlier answer in the prompt, as found; empty without one. A reply depends only on this and the
+            question.
     """
 
     spoken: tuple[str, ...]
@@ -57,8 +57,8 @@ def options(
 
     Args:
         allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
-        drifted: whether the skills after the drift switch hold.
-        right: which of the allowed replies is right; None: the one that is the question's answer.
+        drifted: whether the skills after the drift switch apply.
+        right: index of the right one of the allowed replies; None: the one that is the question's answer.
     """
     found = prompt.found
     behind = dict(zip(prompt.letters, prompt.texts, strict=True))
@@ -100,7 +100,7 @@ def two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted:
 
 
 def seen_answer(said: str, earlier: str | None) -> str:
-    """Return what was found in an earlier answer; "?" if there is one and nothing was found."""
+    """Return what was found in an earlier answer; "?" if nothing was found in it."""
     if earlier is not None:
         return said or "?"
     return said
@@ -109,7 +109,7 @@ def seen_answer(said: str, earlier: str | None) -> str:
 def hop_options(
     model: SimulatedModel, found: FoundQuestion | None, shown: str | None, drifted: bool
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """The answers that a model wavers between in one part of its reply, the right one first, and its probabilities."""
+    """A model's possible answers to one part of a question, the right one first, and their probabilities."""
     if found is None:
         return ("0",), (1.0,)
     texts = alternatives(found, _HOP_CHOICES)
@@ -118,7 +118,7 @@ def hop_options(
 
 
 def _shown(earlier: str | None, letters: Sequence[str], texts: Sequence[str]) -> int | None:
-    """Which of the answers somebody else gave, by its words or by its letter."""
+    """The index of the earlier answer among the choices, by its words or its letter; None: not found."""
     if earlier is None:
         return None
     said = earlier.strip()
@@ -147,11 +147,12 @@ def write(
     """The model's reply to a request for prose; the same arguments give the same reply.
 
     Args:
-        drafts: replies of others that it was shown: on each point it says what most of them and it itself would say, of
-            equals what it would say itself, else what comes first.
-        drifted: whether the skills after the drift switch hold.
-        temperature: of its draws; 0: always its most probable option.
-        index: of the sample; ``seed``: of the request.
+        drafts: other models' replies shown in the prompt. Each point is decided by plurality of the drafts and the
+            model's own option; ties go to its own, else to the first.
+        drifted: whether the skills after the drift switch apply.
+        temperature: of the draws; 0: always the most probable option.
+        index: number of the sample.
+        seed: the request's seed.
     """
     others = [brief.said(draft) for draft in drafts]
     sentences = []
@@ -161,16 +162,16 @@ def write(
         p = distribution(model, topic, brief.axis, point.options, point.right, drifted=drifted)
         own = sample(p, draws[0], temperature)
         votes = Counter([own, *(said for draft in others if (said := draft[number]) is not None)])
-        said, _ = votes.most_common(1)[0]  # of equals the first, which is its own
+        said, _ = votes.most_common(1)[0]  # ties go to the first, which is its own
         sentences.append(point.wordings[int(draws[1] * len(point.wordings))].format(point.options[said]))
     return " ".join(sentences)
 
 
 _TOKEN = re.compile(r" ?[A-Za-z]{1,9}| ?\d{1,3}|\s+|.", re.DOTALL)
 _THOUGHT = " Let us work through this carefully step by step and check each part of it once more before we go on and"
-_CERTAIN = 0.98  # the probability of a token without rivals: a real model is never quite sure
+_CERTAIN = 0.98  # the probability of a token without rivals, as a real model is never quite sure
 
-#: How the mass of a letter is spread over the tokens that spell it, and what is left goes to other tokens.
+#: How a letter's probability is spread over the tokens that spell it; the rest goes to other tokens.
 _SPELLINGS = ((lambda letter: letter, 0.94), (lambda letter: " " + letter, 0.03), (str.lower, 0.01))
 _STRAY = (("The", 0.01), ("I", 0.004), ("**", 0.003), ("\n", 0.002), ("Answer", 0.001))
 
@@ -181,7 +182,7 @@ class SimulatedToken:
 
     Attributes:
         p: its probability.
-        rivals: every token that could have stood here with its probability, itself included, falling.
+        rivals: every possible token with its probability, including this one, in falling order.
     """
 
     text: str
@@ -191,7 +192,7 @@ class SimulatedToken:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedReply:
-    """One sample; ``cut``: it ran into the token limit; ``thought``: what stands before it."""
+    """One sample; ``cut``: it hit the token limit; ``thought``: the thinking before it."""
 
     tokens: tuple[SimulatedToken, ...]
     cut: bool
@@ -204,7 +205,7 @@ class SimulatedReply:
 
 
 def tokenise(text: str) -> list[str]:
-    """Split into tokens of a realistic size; joined they give the text again.
+    """Split a text into tokens of realistic size, which join to the same text.
 
     >>> tokenise('{"answer": "B"}')
     ['{', '"', 'answer', '"', ':', ' ', '"', 'B', '"', '}']
@@ -213,7 +214,7 @@ def tokenise(text: str) -> list[str]:
 
 
 def count_tokens(text: str) -> int:
-    """How many tokens a text has."""
+    """The number of tokens in a text."""
     return len(_TOKEN.findall(text))
 
 
@@ -223,15 +224,13 @@ def think(length: int) -> tuple[SimulatedToken, ...]:
 
 
 class Voice:
-    """One model answering one prompt: its distribution is computed once, then sampled as often as asked.
+    """Samples replies of one model to one prompt; the distribution is computed once.
 
     Args:
-        model: who speaks.
-        prompt: to what.
-        allowed: the only replies the request admits, as (value the model chooses, text to send); None: unconstrained.
-        drifted: whether the skills after the drift switch hold.
-        room: the token limit; None: none.
-        right: which of the allowed replies is right; None: the one that is the question's answer.
+        allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
+        drifted: whether the skills after the drift switch apply.
+        room: the token limit; None: no limit.
+        right: index of the right one of the allowed replies; None: the one that is the question's answer.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class Voice:
         self._words = [tokenise(spoken) for spoken in self._spoken]
 
     def say(self, index: int, temperature: float, seed: object = None) -> SimulatedReply:
-        """Sample number ``index``; the same arguments give the same reply."""
+        """Draw sample number ``index``; the same arguments give the same reply."""
         key = f"{self._prompt.key}\x1f{self._options.seen}" if self._options.seen else self._prompt.key
         draws = uniforms("sample", self._model.seed, self._model.name, key, index, seed)
         if self._prompt.brief is not None and not self._constrained:
@@ -280,7 +279,7 @@ class Voice:
         return [_letter(self._spoken, self._p, picked)]
 
     def _thought(self, picked: int, u: float) -> list[str]:
-        """As many tokens of thinking aloud as this model spends on this question."""
+        """The tokens of reasoning in the text before the answer."""
         factor = 1.0 if picked == self._right or self._right is None else self._model.wrong_length
         length = round(self._model.verbosity * factor * (0.75 + 0.5 * u))
         return [*islice(cycle(tokenise(_THOUGHT)), length - 1), "."] if length > 1 else []
@@ -295,7 +294,7 @@ def _certain(words: Sequence[str]) -> list[SimulatedToken]:
 
 
 def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) -> list[SimulatedToken]:
-    """The picked option token by token: each token's probability is the mass of the options that share it so far."""
+    """The picked option as tokens; a token's probability is the mass of the options that share the text so far."""
     tokens: list[SimulatedToken] = []
     alive = list(range(len(options)))
     for at, word in enumerate(options[picked]):
@@ -314,7 +313,7 @@ def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) ->
 
 
 def _letter(letters: Sequence[str], p: Sequence[float], picked: int) -> SimulatedToken:
-    """A letter alone: its mass is spread over its spellings, and a little of the whole goes to other tokens."""
+    """A single letter as a token: its mass is spread over its spellings, and a little goes to other tokens."""
     rivals = [
         (spell(letter), share * mass) for letter, mass in zip(letters, p, strict=True) for spell, share in _SPELLINGS
     ]

@@ -1,4 +1,4 @@
-"""The HTTP server of a simulated pool: every model in every dialect, in one process. It alone imports aiohttp here.
+"""The HTTP server of a simulated pool: every model in every dialect, in one process. The only module with aiohttp here.
 
 POST /{dialect}/v1/chat/completions    POST /{dialect}/v1/embeddings    GET /{dialect}/v1/models
 GET  /sim/stats    POST /sim/model/{name}    POST /sim/drift    POST /sim/reset
@@ -37,8 +37,8 @@ class PoolServer:
     """Serves a pool of simulated models.
 
     Args:
-        models: those served, by their names.
-        keys: model name -> the bearer key it wants; models not named take any request.
+        models: the models to serve.
+        keys: model name -> the bearer key it requires; other models accept any request.
     """
 
     def __init__(self, models: Sequence[SimulatedModel], keys: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ class PoolServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
-        """Listen on 127.0.0.1 while the context lasts; gives the port."""
+        """Listen on 127.0.0.1 within the context; yields the port."""
         app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[_refusing])
         app.add_routes([
             web.post("/{dialect}/v1/chat/completions", self._chat),
@@ -107,7 +107,7 @@ class PoolServer:
         return served
 
     def _admit(self, request: web.Request, names: Sequence[str]) -> None:
-        """Refuse unless one of the models is open or takes this key."""
+        """Refuse the request unless one of the models needs no key or accepts this one."""
         sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
         wanted = [self._keys.get(name) for name in names]
         if not any(key is None or hmac.compare_digest(key.encode(), sent) for key in wanted):
@@ -140,7 +140,7 @@ class PoolServer:
 
 @web.middleware
 async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Report refusals in the service's own form, and mistakes of the control plainly."""
+    """Turn refusals into the dialect's error form, and errors of control requests into plain JSON."""
     try:
         return await handler(request)
     except (ConfigError, RequestRefused) as error:
@@ -178,7 +178,7 @@ def _wrong(status: int, message: str) -> web.Response:
 async def _answer(
     request: web.Request, body: dict[str, Any], served: ServedModel, dialect: Dialect
 ) -> web.StreamResponse:
-    """One call to one model, from the request to the bill to the reply."""
+    """Serve one call to one model: request, bill and reply."""
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
         if fault.bills:
@@ -204,7 +204,7 @@ async def _answer(
 async def _embeddings(
     request: web.Request, body: dict[str, Any], served: ServedModel, dialect: Dialect
 ) -> web.StreamResponse:
-    """One call for embeddings. Faults that spoil a completion alone leave it as it is."""
+    """Serve one call for embeddings; faults that only apply to completions have no effect."""
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
         return await _INSTEAD[fault.kind](request, fault, dialect)
@@ -229,7 +229,7 @@ def _type(fault: Fault | None, usual: str) -> str:
 async def _send(
     request: web.Request, pieces: Sequence[str], content_type: str, fault: Fault | None, spread_s: float = 0.0
 ) -> web.StreamResponse:
-    """Send the pieces, spread over a time, whole or as the fault has it."""
+    """Send the pieces, spread over a time, whole or as the fault demands."""
     kind = fault.kind if fault else None
     if kind not in ("drip", "cut", "short") and not spread_s:
         return web.Response(body="".join(pieces).encode(), headers={"Content-Type": content_type})
@@ -258,7 +258,7 @@ def _first_half(pieces: Sequence[str]) -> bytes:
 
 
 def _close(request: web.Request, *, reset: bool = False) -> None:
-    """Close the connection under the handler; ``reset``: with RST instead of FIN."""
+    """Close the connection during the handler; ``reset``: with RST instead of FIN."""
     transport = request.transport
     if transport is None:
         return
@@ -310,7 +310,7 @@ async def _bomb(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse
     return web.Response(body=body, headers={"Content-Type": _JSON, "Content-Encoding": "gzip"})
 
 
-#: The faults that come in place of any answer.
+#: The faults that replace the answer.
 _INSTEAD: Mapping[str, Callable[[web.Request, Fault, Dialect], Awaitable[web.StreamResponse]]] = {
     "status": _status,
     "reset": _reset_connection,
