@@ -45,7 +45,7 @@ def test_an_example_runs_and_writes_no_errors(
     assert err == ""
 
 
-def test_what_each_prints_stands_beside_it() -> None:
+def test_the_output_shown_for_an_example_is_what_it_prints() -> None:
     page = (EXAMPLES[0].parents[1] / "docs" / "examples.md").read_text("utf-8")
     shown = dict(re.findall(r"^`(\w+)`:\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     assert [path.stem for path in EXAMPLES if path.stem not in shown] == []

@@ -233,7 +233,7 @@ def test_a_service_that_echoes_all_it_got_is_not_repeated(said: Said, tmp_path: 
     said.files(tmp_path)
 
 
-def test_what_is_wrong_with_an_argument_is_said_without_it(said: Said, tmp_path: Path) -> None:
+def test_an_error_about_an_argument_does_not_repeat_it(said: Said, tmp_path: Path) -> None:
     """Params, choices and messages that cannot be; a function of the caller's that fails; a store that is closed."""
 
     def fails(text: str) -> str:

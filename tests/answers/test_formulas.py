@@ -136,7 +136,7 @@ def test_different_answers_have_different_forms(one: str, other: str) -> None:
         "(x-y)/(x^{60}-y^{60})", "x^{" * 100 + "2" + "}" * 100, "\\pm 1 \\pm 2", "{" * 200, "1,2;3 or and 4",
     ],
 )  # fmt: skip
-def test_what_is_too_much_or_no_formula_is_compared_as_text(text: str) -> None:
+def test_too_large_formulas_and_other_texts_are_compared_as_text(text: str) -> None:
     """Nothing of it is evaluated as code, and none takes long: a slow one would be seen in the fuzzing runs."""
     with pytest.raises(NotMath):
         canonical_formula(text)

@@ -136,7 +136,7 @@ OBJECTS = st.fixed_dictionaries({}, optional={"a": VALUES, "b": VALUES, "p": st.
 
 
 @given(st.lists(st.tuples(OBJECTS, st.floats(0.01, 1)), min_size=1, max_size=6))
-def test_what_is_elected_has_the_most_mass_in_every_field(votes: list[tuple[dict[str, Any], float]]) -> None:
+def test_the_elected_value_of_every_field_has_the_most_mass(votes: list[tuple[dict[str, Any], float]]) -> None:
     """By brute force over the candidates' values; the last resort is always a whole candidate."""
     candidates, masses = [value for value, _ in votes], [mass for _, mass in votes]
     fields = (("a",), ("b",))
@@ -194,7 +194,7 @@ def test_a_model_reads_what_pydantic_reads_and_gives_its_own_instance() -> None:
     assert ticket('{"team": "billing"}') is None
 
 
-def test_a_model_that_writes_other_names_than_it_reads_is_kept_as_it_came() -> None:
+def test_the_value_of_a_model_that_writes_other_names_than_it_reads_is_kept_unchanged() -> None:
     class Odd(BaseModel):
         inner: Literal["x"] = Field(validation_alias="reads", serialization_alias="writes")
 
@@ -230,7 +230,7 @@ class Doubles(BaseModel):
         (Thinks, '{"done":true,"thought":"so"}', Thinks(thought="so", done=True)),
     ],
 )
-def test_what_a_model_would_read_otherwise_is_kept_as_it_came(
+def test_values_that_a_model_would_read_differently_are_kept_unchanged(
     service: Service, server: Server, model: Any, said: str, value: BaseModel
 ) -> None:
     """The name that it wrote was ignored in reading, so that the default was the answer; a validator was run twice."""

@@ -78,7 +78,7 @@ def test_the_whole_file_costs_no_more_than_it_may(
     assert "BudgetExceeded" in capsys.readouterr().out
 
 
-def test_what_failed_asks_cost_counts_to_the_file_in_later_runs_too(
+def test_the_cost_of_failed_asks_counts_towards_the_file_in_later_runs_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They were paid for, and the sum and --max-usd knew nothing of it."""
@@ -166,7 +166,7 @@ def test_a_command_that_was_wrong_can_be_given_again(
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
 
 
-def test_what_is_not_a_file_is_named_and_stays(
+def test_something_else_than_a_file_is_named_and_left_alone(
     pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo("pipe")
@@ -186,7 +186,7 @@ def test_a_second_run_does_not_take_the_file_from_the_first(
     assert run(monkeypatch, *batch) == 0
 
 
-def test_a_file_beside_it_stays(pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_neighbouring_file_is_left_alone(pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "out.jsonl.part").write_text("mine")
     assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.part"]

@@ -121,7 +121,7 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["nonsense"], "nonsense"),
     ],
 )
-def test_what_the_user_can_correct_is_named_with_exit_code_2(
+def test_mistakes_of_the_user_are_named_with_exit_code_2(
     pool_file: Path,
     arguments: list[str],
     says: str,
@@ -211,7 +211,7 @@ def test_a_check_that_learns_makes_the_store_that_has_it(pool_file: Path, tmp_pa
 
 
 @pytest.mark.parametrize("paid", [("check", "--learn"), ("probe",)], ids=str)
-def test_what_was_paid_to_know_is_kept_in_the_pool_file_s_store(
+def test_paid_findings_are_kept_in_the_pool_file_s_store(
     pool_file: Path, tmp_path: Path, paid: tuple[str, ...]
 ) -> None:
     """Without --store it was lost, though pages say that such a check is made ahead."""
@@ -306,7 +306,7 @@ def test_policies_are_shown_and_rolled_back(told: Path) -> None:
         (["rollback", "p", "9"], "version 9 is not kept; give one of 1"),
     ],
 )
-def test_what_is_wrong_with_a_policy_command_is_named(told: Path, arguments: list[str], says: str) -> None:
+def test_wrong_arguments_of_a_policy_command_are_named(told: Path, arguments: list[str], says: str) -> None:
     result = focalroute("policy", *arguments, cwd=told)
     assert result.returncode == 2
     assert says in result.stderr

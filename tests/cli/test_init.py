@@ -49,7 +49,7 @@ def test_your_own_server_becomes_a_pool_that_is_checked_and_asked(
     assert "is there already" in capsys.readouterr().err
 
 
-def test_what_cannot_be_asked_is_said(
+def test_endpoints_that_cannot_be_asked_are_named(
     local: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "init") == 2

@@ -132,7 +132,7 @@ def test_a_public_list_does_not_show_whether_the_key_is_accepted(
     assert (found.state, found.listed, found.accepted) == ("ok", True, None)
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_an_unreachable_server_is_named() -> None:
     gone = check("http://127.0.0.1:1/v1")
     assert (gone.state, gone.reachable) == ("unreachable", False)
     assert gone.remedy == "check base_url: 127.0.0.1:1 could not be reached; is its server running?"
@@ -213,7 +213,7 @@ def test_an_unknown_price_is_not_a_failure_and_where_to_find_it_is_said(open_poo
     assert found.remedy.startswith("look its price up with focalroute pool prices --write")
 
 
-def test_what_the_file_says_of_its_features_is_found(open_pool: SimulatedPool) -> None:
+def test_features_declared_in_the_file_are_found(open_pool: SimulatedPool) -> None:
     said = {"logprobs": True, "top_logprobs": 5, "n": True, "structured_choice": False, "stream_usage": True}
     found = check(open_pool.endpoints[0].base_url, "swift-8b", **said)
     assert found.source == "pool file"

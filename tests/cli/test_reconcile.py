@@ -106,7 +106,7 @@ def test_a_balance_that_cannot_be_read_is_built_anew(engine: Engine) -> None:
         assert store.reserve(hold(2, "0.5"), LIMITS).result(10).granted
 
 
-def test_what_is_reserved_by_a_process_that_is_gone_is_settled_when_its_time_is_over(engine: Engine) -> None:
+def test_a_dead_processs_reservations_are_settled_once_their_calls_must_have_ended(engine: Engine) -> None:
     spend(engine)
     damage(engine)
     with closing(engine.open()) as store:

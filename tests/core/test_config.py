@@ -443,7 +443,7 @@ def nested(depth: int, inner: object) -> object:
 
 @pytest.mark.parametrize("inner", [None, 1, True, 1.5, "ö\ud800", (1, 2), {1: "number"}, {}, []])
 @pytest.mark.parametrize("depth", [0, 1, 15])
-def test_what_json_can_hold_is_taken(inner: object, depth: int) -> None:
+def test_values_that_json_can_hold_are_accepted(inner: object, depth: int) -> None:
     require_json("params", {"a": 1, "b": nested(depth, inner)})
 
 
@@ -451,6 +451,6 @@ def test_what_json_can_hold_is_taken(inner: object, depth: int) -> None:
     "inner", [{1, 2}, b"bytes", float("nan"), float("inf"), {("a",): 1}, object(), nested(9999, 1)]
 )
 @pytest.mark.parametrize("depth", [0, 1, 15])
-def test_what_json_cannot_hold_is_refused(inner: object, depth: int) -> None:
+def test_values_that_json_cannot_hold_are_refused(inner: object, depth: int) -> None:
     with pytest.raises(ConfigError, match="params: b: cannot be sent as JSON"):
         require_json("params", {"a": 1, "b": nested(depth, inner)})

@@ -27,7 +27,7 @@ with Ensemble([only]) as ensemble:
 
 
 @pytest.mark.parametrize("level", ["", pytest.param("info", marks=pytest.mark.slow), "debug", "nonsense"])
-def test_what_is_logged_on_standard_error(level: str) -> None:
+def test_the_log_on_standard_error(level: str) -> None:
     async def say(request: web.Request, body: Any) -> web.StreamResponse:
         return json_reply(completion("That it is salty."))
 

@@ -12,7 +12,7 @@ from focalroute.core.pool import validate_pool
 from focalroute.core.services import SERVICES
 
 
-def test_one_string_says_what_to_call() -> None:
+def test_one_string_names_service_and_model() -> None:
     """Service and model, at the first slash; no key and no network are needed to say so."""
     mini = Endpoint("openai/gpt-5-mini")
     assert (mini.name, mini.model, mini.base_url) == ("openai/gpt-5-mini", "gpt-5-mini", "https://api.openai.com/v1")
@@ -21,7 +21,7 @@ def test_one_string_says_what_to_call() -> None:
     assert (llama.model, llama.spoken) == ("meta-llama/Llama-3.3-70B-Instruct-Turbo", "together")
 
 
-def test_what_is_given_stays() -> None:
+def test_given_fields_are_not_overwritten() -> None:
     own = Endpoint(
         "q", service="vllm", model="m", base_url="http://10.0.0.5:9/v1", api_key_env="MY_KEY", logprobs=False
     )

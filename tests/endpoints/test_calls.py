@@ -37,7 +37,7 @@ def endpoints(url: str, count: int = 1) -> list[Endpoint]:
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
-def test_what_may_pass_is_repeated_and_counted_on_the_receipt(status: int) -> None:
+def test_transient_failures_are_retried_and_counted_on_the_receipt(status: int) -> None:
     with saying((status, {})) as server, Ensemble(endpoints(server.url)) as ensemble:
         answer = ensemble.ask("?", answer="number")
         assert answer.value == 42
@@ -46,7 +46,7 @@ def test_what_may_pass_is_repeated_and_counted_on_the_receipt(status: int) -> No
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 307])
-def test_what_will_not_pass_is_not_repeated(status: int) -> None:
+def test_permanent_failures_are_not_retried(status: int) -> None:
     with saying((status, {})) as server, Ensemble(endpoints(server.url)) as ensemble:
         with pytest.raises(PoolError) as caught:
             ensemble.ask("?", answer="number")
@@ -59,7 +59,7 @@ def dated(seconds: float) -> str:
 
 
 @pytest.mark.parametrize("header", ["Retry-After", "retry-after-ms", "a date that is past"])
-def test_a_service_is_not_called_again_before_it_wants_to_be(header: str) -> None:
+def test_a_service_is_not_called_again_before_its_retry_after(header: str) -> None:
     value = {"Retry-After": "0.5", "retry-after-ms": "500"}.get(header)
     asked = {"Retry-After": dated(-5)} if value is None else {header: value}
     with saying((429, asked)) as server, Ensemble(endpoints(server.url)) as ensemble:

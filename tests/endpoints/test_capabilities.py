@@ -97,7 +97,7 @@ def test_a_service_that_takes_everything_is_known_after_two_calls() -> None:
         assert all(received.body["max_tokens"] <= 48 for received in server.received)
 
 
-def test_what_is_silently_ignored_is_not_there() -> None:
+def test_a_silently_ignored_feature_counts_as_missing() -> None:
     """A 200 alone proves nothing: no logprobs, one sample, an answer outside the set, no usage in the stream."""
     with serving(Service(NONE)) as server:
         assert probe(server) == (NONE, None)

@@ -578,7 +578,7 @@ def test_256_calls_at_a_time_all_get_through() -> None:
         assert len(using(server.url, crowd)) == 256
 
 
-def test_what_cannot_be_sent_or_reached_is_a_config_error() -> None:
+def test_a_request_or_address_that_cannot_be_sent_is_a_config_error() -> None:
     """Params that are no JSON; no address; an address that is none."""
     bad = Request(REQUEST.messages, 8, params={"x": object()})
     with pytest.raises(ConfigError, match="JSON"):
@@ -664,7 +664,7 @@ def test_no_proxy_leads_to_this_machine(monkeypatch: pytest.MonkeyPatch, host: s
         assert fetch_models(Endpoint("e", model="m", base_url=url), 10)
 
 
-def test_whose_certificates_are_believed_is_said_as_to_httpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_certificates_are_set_as_in_httpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service whose certificate nobody vouches for is not spoken to, and a file without certificates is named."""
     certificate, key = self_signed(tmp_path)
     good = {"SSL_CERT_FILE": str(certificate)}

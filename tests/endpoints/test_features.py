@@ -24,7 +24,7 @@ LOOK: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What i
 HELD = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
 
 
-def test_what_a_query_needs() -> None:
+def test_the_features_that_a_query_needs() -> None:
     for little in (
         make_query("?"),
         make_query("?", params={"tools": [], "response_format": {"type": "json_object"}}),
@@ -68,7 +68,7 @@ def test_only_what_surely_exceeds_a_context_length_is_said_to(prompt: str, excee
         ("", None),
     ],
 )
-def test_what_a_service_says_it_cannot_do(message: str, feature: str | None) -> None:
+def test_the_features_that_a_service_says_it_lacks(message: str, feature: str | None) -> None:
     assert unsupported(message) == feature
 
 
@@ -225,9 +225,7 @@ SIGNED: dict[str, Any] = {
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("service", [None, "gemini", "openrouter", "deepseek", "openai"])
 @pytest.mark.parametrize("signer", SIGNED)
-def test_what_a_service_signs_tool_calls_with_goes_back_to_it_alone(
-    signer: str, service: str | None, stream: bool
-) -> None:
+def test_signatures_of_tool_calls_go_back_only_to_their_service(signer: str, service: str | None, stream: bool) -> None:
     """It refuses a conversation without the signature; services that know no such field may refuse one with it."""
     on_message, on_call = SIGNED[signer]
     call: dict[str, Any] = {"id": "a1b2c3d4e", "type": "function", "function": {"name": "look", "arguments": "{}"}}

@@ -216,7 +216,7 @@ ENDLESS: Mapping[str, tuple[bytes, bytes, set[FailureKind]]] = {
 
 
 @pytest.mark.parametrize("part", ENDLESS)
-def test_what_does_not_end_around_a_body_takes_neither_memory_nor_longer_than_the_call_may(part: str) -> None:
+def test_endless_headers_and_trailers_take_neither_memory_nor_longer_than_the_call_may(part: str) -> None:
     begin, more, kinds = ENDLESS[part]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -239,7 +239,7 @@ class Endless(httpx.AsyncByteStream):
 
 @pytest.mark.parametrize(("pause_s", "kind"), [(0.0, "protocol"), (30.0, "timeout")])
 @pytest.mark.parametrize("ready", [False, True])
-def test_what_a_transport_gives_is_bounded_in_size_and_time(pause_s: float, kind: str, ready: bool) -> None:
+def test_a_transports_reply_is_bounded_in_size_and_time(pause_s: float, kind: str, ready: bool) -> None:
     body = Endless(pause_s)
     http: Any = mocked(lambda _: httpx.Response(200, stream=body))
     one = endpoint(http_client=http, timeout_s=1.5)
@@ -355,7 +355,7 @@ def test_headers_and_extra_body_go_with_every_call(tmp_path: Path) -> None:
         ({"extra_headers": ["x"]}, "params: give at most 100 names"),
     ],
 )
-def test_what_openai_s_client_takes_and_cannot_be_sent_is_refused_by_name(params: Any, said: str) -> None:
+def test_arguments_of_openai_s_client_that_cannot_be_sent_are_refused_by_name(params: Any, said: str) -> None:
     def never(_: httpx.Request) -> httpx.Response:
         raise AssertionError
 
@@ -391,7 +391,7 @@ def test_a_connection_that_cannot_be_is_refused_by_name(settings: Any, said: str
     assert KEY not in str(caught.value)
 
 
-def test_what_may_hold_a_key_is_in_no_repr() -> None:
+def test_fields_that_may_hold_a_key_are_not_in_a_repr() -> None:
     one = endpoint(headers={"x-key": KEY}, proxy=f"http://me:{KEY}@proxy:3128")
     assert KEY not in f"{one!r} {one}"
 
@@ -424,7 +424,7 @@ def tls_server(folder: Path) -> Iterator[tuple[str, str, str]]:
         yield server.url, str(certificate), str(key)
 
 
-def test_whose_certificates_are_believed_and_its_own_are_an_endpoint_s_settings(tmp_path: Path) -> None:
+def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path) -> None:
     """From a pool file, too; files that cannot be used are said before anything is asked."""
     with tls_server(tmp_path) as (url, certificate, key):
         assert failed(endpoint(base_url=url, cert=(certificate, key))).failure.kind == "connection"

@@ -81,7 +81,7 @@ def test_every_choice_is_written_behind_the_whole_conversation() -> None:
         {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
     ],
 )
-def test_what_is_more_than_text_is_asked_for_by_letter(message: dict[str, Any]) -> None:
+def test_a_question_with_more_than_text_is_asked_by_letter(message: dict[str, Any]) -> None:
     assert write_out_choices((message,), CHOICES) is None
     query = make_query([{"role": "user", "content": "?"}, message], choices=CHOICES)
     assert plan(query, WHOLE).method == "parsed"
@@ -145,7 +145,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_no_log_probabilities_break_it(logprobs: object) -> None:
+def test_any_log_probabilities_are_read_without_an_error(logprobs: object) -> None:
     choices = [{"index": index, "text": "x", "logprobs": logprobs} for index in range(2)]
     for choice in decode_scored(json.dumps({"choices": choices}).encode(), 2).choices:
         assert choice.tokens is None or all(token.logprob <= 0 for token in choice.tokens)
@@ -172,7 +172,7 @@ def endpoint_of(server: Server) -> Endpoint:
     return Endpoint("e", model="m", base_url=server.url, input_usd_per_1m=2, output_usd_per_1m=4)
 
 
-def test_what_it_may_cost_covers_a_prompt_for_every_choice() -> None:
+def test_the_upper_bound_covers_a_prompt_for_every_choice() -> None:
     async def handle(request: web.Request, body: Any) -> web.StreamResponse:
         return json_reply(scored(body))
 

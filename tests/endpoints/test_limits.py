@@ -75,7 +75,7 @@ def test_a_call_that_would_wait_beyond_the_deadline_is_refused_at_once() -> None
     turns(work, requests_per_minute=2)
 
 
-def test_tokens_count_as_they_were_used_and_not_as_they_were_feared() -> None:
+def test_tokens_count_as_used_and_not_as_reserved() -> None:
     async def work(throttle: Throttle) -> None:
         for _ in range(6):
             throttle.leave(await throttle.enter(50, within_s=1), 10, None)
@@ -231,7 +231,7 @@ def test_the_wait_for_a_place_counts_towards_the_time_that_a_wait_is_worth() -> 
     ],
     ids=lambda value: str(value)[:100],
 )
-def test_what_a_service_says_is_left_is_understood(headers: dict[str, str], seconds: float) -> None:
+def test_remaining_limits_in_headers_are_understood(headers: dict[str, str], seconds: float) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert pause_of(raw, now=1_700_000_000) == pytest.approx(seconds)
 

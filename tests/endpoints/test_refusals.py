@@ -351,7 +351,7 @@ def test_something_else_than_a_web_service_is_named(raw: bytes, said: str) -> No
         ("max_tokens must be an integer", None),
     ],
 )  # fmt: skip
-def test_what_a_service_does_not_take_is_read_from_its_words(message: str, lacks: str | None) -> None:
+def test_refused_fields_are_read_from_the_services_message(message: str, lacks: str | None) -> None:
     """Of the statuses that stand for a refusal; of no other."""
     body = {"error": {"message": message}}
     for status in (400, 403, 404, 422):

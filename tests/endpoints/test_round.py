@@ -432,7 +432,7 @@ def test_a_member_silent_until_a_deadline_is_ejected_if_that_is_long_for_it_and_
 
 @pytest.mark.parametrize("budget", [None, Budget(usd_total=1)], ids=["no budget", "a budget"])
 @pytest.mark.parametrize("rule", [{"early_stop": True}, {"hedge_after": 0.95}], ids=str)
-def test_what_was_cancelled_is_said_to_be_saved_and_settled_to_the_same_cents_everywhere(
+def test_a_cancelled_calls_saving_and_bill_agree_everywhere(
     service: Service, server: Server, tmp_path: Path, rule: dict[str, Any], budget: Budget | None
 ) -> None:
     """Without a budget nothing bounds what the cancelled call can have cost, so it is unknown everywhere."""

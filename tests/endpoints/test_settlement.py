@@ -106,7 +106,7 @@ def until_settled(path: Path) -> None:
 
 @pytest.mark.parametrize("breaks", ["status", "cut", "hang"])
 @pytest.mark.parametrize("client", ["own", "httpx", "openai"])
-def test_the_cost_that_the_service_tells_replaces_the_estimate(
+def test_the_cost_that_the_service_reports_replaces_the_estimate(
     gateway: Gateway, server: Server, tmp_path: Path, breaks: str, client: str
 ) -> None:
     gateway.breaks, path = breaks, tmp_path / "s.db"
@@ -151,7 +151,7 @@ def test_a_cost_beyond_what_was_reserved_is_not_believed(gateway: Gateway, serve
 
 
 @pytest.mark.parametrize("why", ["another service", "no name", "an odd name", "no limit"])
-def test_nothing_is_looked_up_where_nothing_is_to_be_learned(
+def test_nothing_is_looked_up_without_a_limit_or_a_proper_id_of_the_call(
     gateway: Gateway, server: Server, tmp_path: Path, why: str
 ) -> None:
     gateway.name = {"no name": "", "an odd name": "../credits?x=1"}.get(why, "gen-1")
@@ -165,7 +165,7 @@ def test_nothing_is_looked_up_where_nothing_is_to_be_learned(
 
 
 @pytest.mark.parametrize("told", [{"data": {}}, {"data": {"total_cost": "soon"}}, [], {"data": {"total_cost": -1}}])
-def test_what_the_service_does_not_tell_stays_an_estimate(
+def test_a_cost_that_the_service_does_not_report_stays_an_estimate(
     gateway: Gateway, server: Server, tmp_path: Path, told: Any
 ) -> None:
     gateway.told = told

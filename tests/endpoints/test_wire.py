@@ -196,7 +196,7 @@ def test_an_incredible_cost_is_unknown(cost: Any) -> None:
         ({"cost_details": {"upstream_inference_cost": 0.01}}, None),
     ],
 )
-def test_what_an_own_key_was_charged_upstream_is_part_of_the_cost(usage: dict[str, Any], cost: str | None) -> None:
+def test_the_upstream_charge_to_your_own_key_is_part_of_the_cost(usage: dict[str, Any], cost: str | None) -> None:
     """OpenRouter reports it beside its fee; where either is incredible the sum is unknown."""
     found = decode(reply(usage={"prompt_tokens": 1, "completion_tokens": 2} | usage)).usage
     assert found == Usage(1, 2, cost_usd=None if cost is None else Decimal(cost))
@@ -417,7 +417,7 @@ def test_tool_calls_are_told_apart_however_they_are_numbered(pieces: list[Any], 
     assert found == [{"name": "f", "arguments": call} for call in calls]
 
 
-def test_what_openrouter_wants_back_is_put_together() -> None:
+def test_fields_that_openrouter_wants_back_are_assembled() -> None:
     """Text joined, with its signature; what is encrypted stays apart, and what is none of it is left out."""
     text = {"type": "reasoning.text", "index": 0, "format": "anthropic-claude-v1"}
     pieces: list[Any] = [

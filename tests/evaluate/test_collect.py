@@ -336,7 +336,7 @@ def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
     assert collected.usd == Decimal(0)
 
 
-def test_what_failed_in_an_outage_is_asked_again(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+def test_questions_that_failed_in_an_outage_are_asked_again(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
     """All of it stayed in the log as failed, though it was said that resuming goes on from there."""
     questions, out = read_dataset(dataset)[:12], tmp_path / "log.jsonl"
     for endpoint in pool.endpoints[:2]:

@@ -89,7 +89,7 @@ def test_half_a_character_in_a_context_is_a_question_mark(tmp_path: Path) -> Non
         ({"target": "1"}, "target: acc"),
     ],
 )
-def test_what_is_not_of_that_shape_is_refused_whole(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
+def test_files_of_another_shape_are_refused_as_a_whole(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
     file = written(tmp_path / "samples_t.jsonl", sample(0), sample(1, **changed))
     with pytest.raises(ConfigError, match=rf"samples_t\.jsonl:2: {field}"):
         import_samples({"a": [file]}, tmp_path / "log.jsonl")

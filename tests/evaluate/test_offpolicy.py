@@ -157,7 +157,7 @@ def test_a_policy_may_know_the_endpoints_in_another_order(
     assert one.b.changed == other.b.changed > 0
 
 
-def test_what_a_bare_reward_leaves_open_is_counted(old: Learner, policies: tuple[Policy, Policy]) -> None:
+def test_answers_that_a_bare_reward_leaves_open_are_counted(old: Learner, policies: tuple[Policy, Policy]) -> None:
     """Another answer than one that got a full 1 is wrong; than one that got a -1, only likely right."""
     log = log_of(old, 300, 7, label=False)
     one = compare_policies(log, *policies)
@@ -233,7 +233,7 @@ def test_answers_in_which_a_policys_choice_was_never_made_are_not_evidence(old: 
     assert not cheap.enough
 
 
-def test_what_cannot_be_compared_is_said(old: Learner, policies: tuple[Policy, Policy]) -> None:
+def test_the_error_says_what_cannot_be_compared(old: Learner, policies: tuple[Policy, Policy]) -> None:
     log = log_of(old, 60, 13)
     with pytest.raises(ConfigError, match="both are the same"):
         compare_policies(log, cold(), cold())

@@ -46,7 +46,7 @@ def test_the_curve_is_linear_between_its_points_and_level_beyond(cost: float, he
     assert found.ci95[1] >= found.difference - 1e-12
 
 
-def test_what_costs_less_than_every_point_stands_beside_none() -> None:
+def test_a_method_that_costs_less_than_every_point_is_not_compared() -> None:
     assert beside_curve(scored(0.6, 0.09), [played(0.6, 0.09)], POINTS, RUNS) is None
 
 

@@ -35,7 +35,7 @@ def test_exact_match_and_f1_as_in_squad(answer: str, reference: str, exact: floa
 
 
 @given(PROSE, PROSE)
-def test_they_lie_in_0_to_1_and_are_1_of_the_same(one: str, other: str) -> None:
+def test_metrics_are_within_0_and_1_and_1_for_equal_texts(one: str, other: str) -> None:
     for quality in (exact_match, token_f1, rouge("rouge-1"), rouge("rouge-l")):
         assert 0 <= quality(one, other) <= 1
     assert exact_match(one, one) == token_f1(one, one) == 1

@@ -309,7 +309,7 @@ def test_a_log_as_arrays_by_hand(tmp_path: Path) -> None:
     assert log.vectors.any(axis=1).tolist() == [True, False, False]
 
 
-def test_what_is_published_serves_and_can_be_learned_on_from(table: LogTable, tmp_path: Path) -> None:
+def test_a_published_policy_serves_and_can_be_learned_on_from(table: LogTable, tmp_path: Path) -> None:
     trained = train_on(table, np.arange(100), seed=3, settings=SMALL)
     assert publish_trained(tmp_path, trained, settings=SMALL) == 1
     policy = load(tmp_path)

@@ -89,6 +89,6 @@ def test_a_wrong_dataset_is_named(tmp_path: Path, content: str, says: str) -> No
         (POOL, "majority", "did you mean 'plurality'"),
     ],
 )
-def test_what_cannot_be_submitted_is_said(pool: Any, policy: str | None, says: str) -> None:
+def test_the_error_says_what_cannot_be_submitted(pool: Any, policy: str | None, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ArenaRouter(pool, policy)

@@ -60,7 +60,7 @@ def test_a_number_of_samples_is_checked(samples: Any) -> None:
         make_query(QUESTION, samples=samples)
 
 
-def test_one_request_draws_them_where_the_endpoint_can_do_that() -> None:
+def test_one_request_draws_all_samples_if_the_endpoint_supports_that() -> None:
     drawn = plan(asked(), ABLE)
     assert (drawn.method, drawn.request.n, drawn.request.top_logprobs) == ("samples", 5, None)
     assert drawn.request.temperature is not None
@@ -71,7 +71,7 @@ def test_one_request_draws_them_where_the_endpoint_can_do_that() -> None:
         assert one.request == single.request
 
 
-def test_of_a_closed_question_they_are_drawn_only_where_samples_stand_in_for_log_probabilities() -> None:
+def test_for_a_closed_question_samples_are_drawn_only_in_place_of_log_probabilities() -> None:
     def request(samples: int | None, able: Capabilities) -> tuple[str, int]:
         made = plan(make_query("?", choices=["x", "y"], samples=samples), able, samples=10)
         return made.method, made.request.n

@@ -267,7 +267,7 @@ def test_a_change_is_noted_with_its_query(tmp_path: Path) -> None:
     assert change.after < change.before - 0.3
 
 
-def test_what_probes_cost_is_paid(tmp_path: Path) -> None:
+def test_probes_are_paid_for(tmp_path: Path) -> None:
     """Once all are known at most the share of what the asks cost, and part of what was played; the same every time."""
     table = table_of(tmp_path, stream(250, SKILLS), PRICES)
     before = play(Serving(cold(), table.endpoints, seed=0, probe_share=0.1), table, np.arange(100))

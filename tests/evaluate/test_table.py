@@ -48,7 +48,7 @@ def test_a_failed_call_is_neither_right_nor_wrong(tmp_path: Path) -> None:
     assert table.candidate[1, 0] == -1
 
 
-def test_what_the_call_cost_wins_over_price_times_tokens(tmp_path: Path) -> None:
+def test_a_recorded_cost_wins_over_price_times_tokens(tmp_path: Path) -> None:
     line = closed(1, {}) | {"outputs": {"a": output(0), "b": output(0, cost_usd=0.5)}}
     table = table_of(tmp_path, [line], PRICES)
     assert table.usd[0].tolist() == pytest.approx([110e-6, 0.5, 0])

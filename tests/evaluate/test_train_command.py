@@ -99,7 +99,7 @@ def test_json_tells_of_every_seed_and_the_best_is_published(
         assert printed.strip().startswith(warned) == page.lead.startswith(warned) == bool(seen)
 
 
-def test_what_is_wrong_is_said_before_anything_is_done(given: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wrong_options_are_named_before_anything_is_done(given: tuple[Path, Path], tmp_path: Path) -> None:
     log, pool = given
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="at least 1"):

@@ -53,14 +53,14 @@ def test_too_little_to_learn_from_is_reported(tmp_path: Path) -> None:
     assert (report.status, report.version, report.comparison, report.diagnostics) == ("insufficient", 1, None, None)
 
 
-def test_what_fails_there_is_raised_here(tmp_path: Path) -> None:
+def test_failures_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
     file = stored(tmp_path)
     (tmp_path / "policy" / "v000001" / "fusion.onnx").write_bytes(b"broken")
     with pytest.raises(PolicyError, match=r"could not be updated: .*v000001"):
         update_in_subprocess(file, tmp_path / "policy")
 
 
-def test_what_lies_about_in_the_working_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder named like a rule of ours is a folder, and a module named like one of Python's is not found."""
     file = stored(tmp_path)
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong one')")

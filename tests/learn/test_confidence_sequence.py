@@ -6,7 +6,7 @@ import pytest
 from focalroute.learn.gate import lower_bound
 
 
-def test_of_no_values_nothing_is_known() -> None:
+def test_without_values_nothing_is_known() -> None:
     assert lower_bound(np.zeros(0), np.zeros(0), alpha=0.05) == pytest.approx(-1)
 
 
@@ -19,7 +19,7 @@ def test_however_often_one_looks_it_is_hardly_ever_above_the_mean() -> None:
     assert wrong <= 0.05 * 60 + 3.4  # two standard errors
 
 
-def test_it_finds_a_mean_that_is_surely_higher_and_comes_closer_with_every_value() -> None:
+def test_it_finds_a_significantly_higher_mean_and_tightens_with_every_value() -> None:
     rng = np.random.default_rng(0)
     values = rng.uniform(-1, 1.2, 4000)  # mean .1
     early, late = (lower_bound(values[:n], np.ones(n), alpha=0.025) for n in (100, 4000))

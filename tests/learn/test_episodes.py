@@ -40,7 +40,7 @@ def test_an_unknown_cost_is_the_typical_one_and_a_call_never_made_costs_nothing(
     assert Costs(USD).shares(answer, ANSWER.trajectory) == pytest.approx((0.3,))
 
 
-def test_what_was_reserved_for_a_call_that_was_given_up_is_not_taken_for_its_cost() -> None:
+def test_the_reservation_of_a_call_that_was_given_up_is_not_taken_for_its_cost() -> None:
     """Of one whose service never says its usage it is the best that is known."""
     given_up = call("left", 1, "50", cost_source="reserved", error={"kind": "cancelled"})
     silent = call("right", 1, "0.3", cost_source="reserved")

@@ -81,7 +81,7 @@ def test_a_policy_compared_with_itself_gains_exactly_nothing(old: Learner) -> No
         assert found.high - found.low < 6
 
 
-def test_a_policy_that_is_worse_is_surely_so(old: Learner, new: Learner) -> None:
+def test_a_worse_policy_is_found_significantly_worse(old: Learner, new: Learner) -> None:
     assert compared(new, old, tried(new, old, 600, 0), CHALLENGER_SHARE).high < 0
     assert compared(new, old, play(new, 600, 0, version=1)).high < 0
 

@@ -50,7 +50,7 @@ def test_the_fusions_gradient_is_that_of_finite_differences(penalty: float) -> N
             assert abs(found[b, k] - expected) < 1e-6 * max(1, abs(expected))
 
 
-def test_what_tells_nothing_moves_nothing() -> None:
+def test_uninformative_feedback_has_no_gradient() -> None:
     """Neither a label that no candidate has, nor padding."""
     z = np.random.default_rng(0).standard_normal((B, K))
     found = fusion_loss(z, told(), ROWS, log_posterior(z, told().offered), penalty=0.5).d_logits

@@ -107,7 +107,9 @@ def test_an_empty_folder_gets_the_shipped_policy_and_a_challenger(store: Store, 
     assert bundle.challenger(tmp_path) == 2
 
 
-def test_what_is_learned_goes_on_trial_and_is_published_once_it_is_surely_better(store: Store, tmp_path: Path) -> None:
+def test_a_learned_policy_goes_on_trial_and_is_published_once_significantly_better(
+    store: Store, tmp_path: Path
+) -> None:
     put(tmp_path, linear_learner())
     fill(store, play(linear_learner(), 500, 0, version=1))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
@@ -176,7 +178,7 @@ def test_a_challenger_that_is_not_better_is_dropped_at_the_end_of_its_trial(stor
     assert counts[-1] >= PATIENCE
 
 
-def test_what_took_over_and_is_surely_worse_is_rolled_back(store: Store, tmp_path: Path) -> None:
+def test_a_published_policy_that_is_significantly_worse_is_rolled_back(store: Store, tmp_path: Path) -> None:
     """The world changed, or chance had deceived: the same test, on the answers of what serves."""
     good, bad = learned(3, 0), learned(1, 0)
     put(tmp_path, good)
@@ -192,7 +194,7 @@ def test_what_took_over_and_is_surely_worse_is_rolled_back(store: Store, tmp_pat
     assert [entry["outcome"] for entry in read_trial(tmp_path, 1, None).record] == ["rolled back"]
 
 
-def test_what_took_over_is_watched_until_the_one_before_will_not_be_shown_to_be_better(
+def test_a_published_policy_is_watched_until_its_predecessor_cannot_be_shown_to_be_better(
     store: Store, tmp_path: Path
 ) -> None:
     good = learned(3, 0)
@@ -406,7 +408,7 @@ def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Stor
         update_policy(store, tmp_path, settings=SETTINGS, seed=3)
 
 
-def test_what_is_packed_is_unpacked_if_it_fits() -> None:
+def test_a_packed_learner_is_unpacked_if_it_fits() -> None:
     learner = linear_learner()
     arrays = pack(learner)
     again = unpack(arrays, learner.decider, learner.fusion)

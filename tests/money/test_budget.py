@@ -101,7 +101,7 @@ def test_a_bill_that_cannot_be_stored_is_in_the_log(caplog: pytest.LogCaptureFix
     assert line.getMessage().startswith("2 calls of the-answer, which cost $0.25, are not in the ledger: ")
 
 
-def test_what_is_reserved_is_settled_in_the_ledger_at_once(store: SqliteStore) -> None:
+def test_a_reservation_is_settled_in_the_ledger_at_once(store: SqliteStore) -> None:
     ask_budget = guard(store, usd_total=1).ask_budget(None, "x", ["t"])
     spend(ask_budget, "0.5", "0.125")
     assert ask_budget.unwritten == []
@@ -319,7 +319,7 @@ def test_members_that_reserve_at_a_time_stay_within_the_cap_together(store: Sqli
     assert ask_budget.reserved == Decimal("0.8")
 
 
-def test_what_a_broken_call_may_have_cost_besides_is_held_and_by_its_own_ask_to_the_end(store: SqliteStore) -> None:
+def test_the_possible_further_cost_of_a_broken_call_is_held_and_by_its_ask_to_the_end(store: SqliteStore) -> None:
     ask_budget = guard(store, usd_total=1).ask_budget("0.75", "x")
     held = hold(ask_budget, "0.5")
     assert held is not None
@@ -338,7 +338,7 @@ def test_what_a_broken_call_may_have_cost_besides_is_held_and_by_its_own_ask_to_
         ((("b", "0.5", "1"),), "4", ("2", "2")),  # the pool's, where it was never paid
     ],
 )
-def test_what_a_call_usually_costs(
+def test_the_usual_cost_of_a_call(
     store: SqliteStore, paid: tuple[tuple[str, str, str], ...], bound: str, usual: tuple[str, str] | None
 ) -> None:
     keeper = guard(store)

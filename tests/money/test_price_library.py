@@ -180,7 +180,7 @@ def test_a_service_by_name_brings_the_price_and_what_is_given_stays(monkeypatch:
     assert mine == given
 
 
-def test_what_it_ships_knows_how_long_a_prompt_of_a_well_known_model_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_data_has_the_context_lengths_of_well_known_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with Ensemble([Endpoint("openai/gpt-5-mini"), Endpoint("openai/gpt-4o", context_tokens=5000)]) as ensemble:
         mini, given = ensemble.endpoints

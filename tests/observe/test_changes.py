@@ -86,7 +86,7 @@ def test_only_what_is_known_counts_and_only_once() -> None:
     assert not observer.unsettled
 
 
-def test_what_a_policy_brings_along_of_an_endpoint_that_changed_is_given_up() -> None:
+def test_the_experience_with_an_endpoint_that_changed_is_dropped() -> None:
     """Its long run and its memory are of what it was; the others keep theirs."""
     vector = np.eye(1, 4, dtype=np.float32)
     accuracy, unknown = np.array([0.9, 0.5, 0.4], np.float32), np.full(3, np.nan, np.float32)

@@ -41,7 +41,7 @@ def test_a_change_is_found_soon_and_described(before: float, after: float) -> No
     assert statistics.median(change.after for change in changes) == pytest.approx(after, abs=0.15)
 
 
-def test_what_was_before_is_forgotten() -> None:
+def test_outcomes_before_the_change_are_forgotten() -> None:
     """Of two in three right before and none since not more than a block's width of the old is left, and it is said."""
     detector = Detector()
     assert not any(detector.push(n % 3 > 0) for n in range(300))
@@ -92,7 +92,7 @@ def test_among_steady_peers_its_own_change_is_found() -> None:
     assert 300 < found < 400
 
 
-def test_what_is_kept_is_logarithmic() -> None:
+def test_its_memory_is_logarithmic() -> None:
     detector = Detector()
     for n in range(20_000):
         detector.push(n % 2 == 0)

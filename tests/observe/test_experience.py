@@ -76,7 +76,7 @@ def test_it_comes_back_from_its_arrays_within_their_precision() -> None:
         assert array.dtype == np.float32
 
 
-def test_what_came_back_comes_back_the_same_for_ever_and_anything_else_is_not() -> None:
+def test_an_experience_read_from_arrays_is_equal_after_every_further_round_trip() -> None:
     made = experience()
     back = Experience.of(made.arrays())
     assert Experience.of(back.arrays()).same(back)
@@ -91,7 +91,7 @@ def test_what_came_back_comes_back_the_same_for_ever_and_anything_else_is_not() 
     assert not made.same(replace(made, vectors=made.vectors.reshape(15, 12)))
 
 
-def test_what_calls_cost_on_a_text_comes_back_and_is_remembered() -> None:
+def test_costs_on_a_text_survive_the_round_trip_and_are_remembered() -> None:
     made = experience()
     x, dear = made.vectors[0], np.full((30, 3), np.nan, np.float32)
     dear[0], dear[1:] = 5, 1

@@ -51,7 +51,7 @@ def test_another_process_with_another_hash_seed_agrees() -> None:
     assert done.stdout.strip() == text_features(SENTENCE, 8).tobytes().hex()
 
 
-def test_what_repeats_counts_by_its_logarithm() -> None:
+def test_repeated_features_count_by_their_logarithm() -> None:
     """In one bucket a sum s counts as log(1 + |s|): the ratio of two such buckets shows it."""
     sums = np.log1p([10, 2])
     features = text_features("a" * 12, 4096)  # "aaa" 10 times and "aaaaa" 8; four n-grams that hold a space, and four

@@ -52,7 +52,7 @@ def test_the_kernel_is_the_third_power_of_what_is_positive() -> None:
     assert kernel(np.array([-1, 0, 0.5, 1], np.float32)).tolist() == [0, 0, 0.125, 1]
 
 
-def test_what_calls_cost_on_such_texts_by_hand() -> None:
+def test_costs_on_similar_texts_by_hand() -> None:
     """Of a four times its usual cost on X's like, the usual one on Y's; of b nothing is known."""
     memory = Memory(2)
     memory.add("1", X, [1.0, 0.0], [4.0, UNKNOWN])
@@ -294,7 +294,9 @@ def test_a_new_kind_of_text_surprises_little_however_often_it_is_asked() -> None
 
 
 @pytest.mark.parametrize(("stretches", "surprising"), [((36, 20), False), ((28, 28), True)])
-def test_what_differs_from_stretch_to_stretch_surprises_little(stretches: tuple[int, int], surprising: bool) -> None:
+def test_outcomes_that_vary_from_stretch_to_stretch_surprise_little(
+    stretches: tuple[int, int], surprising: bool
+) -> None:
     """Right on 12 of 40 like texts after ten stretches of 40, in which as many were right all along, or now more."""
     memory = Memory(1)
     for stretch, right in enumerate([*stretches * 5, 12]):

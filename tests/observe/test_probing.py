@@ -74,7 +74,7 @@ def test_the_ask_that_pays_is_not_the_one_whose_query_is_probed() -> None:
     assert probe.endpoints == (1,)
 
 
-def test_what_a_probe_really_cost_is_paid_back_before_the_next() -> None:
+def test_the_true_cost_of_a_probe_is_paid_back_before_the_next() -> None:
     watched = observer()
     learn(watched, "a", 1)
     probing = Probing(watched, 0.5)
@@ -105,7 +105,7 @@ def test_the_number_of_probes_falls_with_the_square_root_of_the_price() -> None:
     assert probed[0] + 11 == pytest.approx(2 * (probed[1] + 10), abs=3)
 
 
-def test_what_is_known_well_needs_no_probe() -> None:
+def test_a_well_known_endpoint_needs_no_probe() -> None:
     watched = observer()
     learn(watched, "a", 50)
     learn(watched, "b", 49)
@@ -120,7 +120,7 @@ def test_without_prices_calls_are_counted(prices: Sequence[float | None]) -> Non
     assert run(Probing(watched, 0.1), 101, Cost(7.0, 3), [1, 2, 3]).total() == 30
 
 
-def test_what_is_free_among_others_is_not_probed_for_ever() -> None:
+def test_a_free_endpoint_among_others_is_not_probed_for_ever() -> None:
     watched = observer((0.0, 1.0, 1.0, 2.0))
     learn(watched, "b", 1)
     assert run(Probing(watched, 0.02), 101, Cost(1.0, 1), [0]).total() == 20  # as if at a tenth of the mean

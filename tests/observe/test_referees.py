@@ -124,7 +124,7 @@ def test_labels_say_how_far_verdicts_are_off() -> None:
     assert not referees.comparisons()[0].any()  # labels have taken their place
 
 
-def test_what_is_forgotten_of_an_endpoint_leaves_no_trace() -> None:
+def test_forgetting_an_endpoint_leaves_no_trace() -> None:
     referees = Referees(2, 10)
     for n in range(30):
         referees.add(str(n), verdict([0, 0]))
@@ -214,7 +214,7 @@ def test_copies_count_as_one_voice() -> None:
     assert not np.isnan(judge(np.arange(1), np.array([0]), CHOICES, alone, np.zeros(1)).sums).any()
 
 
-def test_what_feedback_said_of_endpoints_is_kept_when_they_are_taken_for_copies() -> None:
+def test_feedback_about_endpoints_is_kept_when_they_are_taken_for_copies() -> None:
     """Their credit for agreeing with each other is not kept: their votes had counted twice."""
     learned = observer(3)
     text = text_features("What is the capital of France?")

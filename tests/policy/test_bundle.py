@@ -86,7 +86,7 @@ def test_a_published_policy_loads_as_it_was_written(root: Path) -> None:
     assert "onnx" not in repr(policy)
 
 
-def test_what_is_served_at_a_weight_is_what_did_best_near_it(root: Path) -> None:
+def test_the_policy_served_at_a_weight_is_the_one_that_did_best_near_it(root: Path) -> None:
     """Between two weights that serve different ways the nearer one; without a curve only asking everybody is out."""
     policy = load(root)
     assert policy.served(0.02) == (0.02, False)
@@ -111,7 +111,7 @@ def test_what_is_served_at_a_weight_is_what_did_best_near_it(root: Path) -> None
         assert curved.served(weight) == served
 
 
-def test_of_an_earlier_curve_the_nets_serve_the_weights_they_are_trained_for(root: Path) -> None:
+def test_with_a_curve_of_an_earlier_format_the_nets_serve_their_trained_weights(root: Path) -> None:
     curve = [{"cost_weight": weight, "served": weight} for weight in (1.0, 4.0, 8.0)]
     policy = replace(load(root), metrics={"curve": curve})
     assert [policy.served(weight)[1] for weight in (1.0, 2.0, 4.0, 5.0, 7.0, 100.0)] == [False] * 4 + [True] * 2

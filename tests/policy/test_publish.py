@@ -69,7 +69,7 @@ def test_a_version_that_is_not_there_is_a_policy_error(tmp_path: Path) -> None:
         load(tmp_path, 9)
 
 
-def test_only_the_last_versions_are_kept_but_never_is_the_parent_dropped(tmp_path: Path) -> None:
+def test_only_the_last_versions_are_kept_but_the_parent_is_never_dropped(tmp_path: Path) -> None:
     for _ in range(4):
         again(tmp_path, keep=3)
     assert versions(tmp_path) == (2, 3, 4)
@@ -152,7 +152,7 @@ def test_a_damaged_current_version_can_be_left_by_naming_another(tmp_path: Path)
     assert rollback(tmp_path, 1) == load(tmp_path).version == 1
 
 
-def test_what_a_publisher_left_that_died_at_any_step_is_ignored_and_cleaned(tmp_path: Path) -> None:
+def test_the_remains_of_a_publisher_that_died_at_any_step_are_ignored_and_removed(tmp_path: Path) -> None:
     again(tmp_path)
     files = bundle_files(
         version=2, parent=1, created_at=0.0, decider=DECIDER, fusion=FUSION, names=(), hyperparameters={}, metrics={}

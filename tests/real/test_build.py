@@ -28,7 +28,7 @@ def test_an_unknown_server_is_refused(tmp_path: Path) -> None:
     assert "llama-server, litellm" in done.stderr
 
 
-def test_what_is_not_there_is_named_without_building_it(tmp_path: Path) -> None:
+def test_a_missing_server_is_named_without_building_it(tmp_path: Path) -> None:
     done = run("--check", "litellm", XDG_CACHE_HOME=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "litellm: not built\n")
     assert not list(tmp_path.iterdir())

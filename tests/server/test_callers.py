@@ -73,7 +73,7 @@ def bearing(key: str) -> dict[str, str]:
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\n[[key]]\nname = 'b'\nkey_env = 'FR_LONG'", "the same key"),
     ],
 )
-def test_what_is_wrong_with_a_file_of_keys_is_said_without_a_key(
+def test_errors_in_a_file_of_keys_do_not_show_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     for name, value in {"FR_SHORT": "sk-secret", "FR_LONG": KEY, "FR_OTHER": OTHER}.items():
@@ -295,7 +295,7 @@ def test_a_limit_that_renews_itself_is_429(pool: SimulatedPool) -> None:
             assert (told, got["error"]["type"]) == (status, "insufficient_quota")
 
 
-def test_what_others_spend_is_shown_to_a_key_that_may_see_it(pool: SimulatedPool, keys: Path) -> None:
+def test_metrics_of_all_callers_are_shown_only_to_a_key_that_may_read_them(pool: SimulatedPool, keys: Path) -> None:
     keys.write_text(table("alice", KEY) + table("prometheus", OTHER, "metrics = true"))
     with served(pool.endpoints, callers=Callers.from_toml(keys)) as url:
         assert post(f"{url}/v1/chat/completions", ask(), **bearing(KEY))[0] == 200

@@ -107,7 +107,7 @@ def bare(url: str) -> Endpoint:
                     stream_usage=False)  # fmt: skip
 
 
-def test_what_the_field_means_is_asked_and_the_answer_is_an_object_again() -> None:
+def test_the_fields_description_joins_the_question_and_the_answer_is_an_object_again() -> None:
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply(completion("B"))
 

@@ -136,14 +136,14 @@ def test_at_the_highest_cost_weight_the_cheapest_is_asked_alone_until_one_answer
     assert [round_.decision.log_mu for round_ in ask.rounds] == [0.0, 0.0, None]
 
 
-def test_of_endpoints_that_are_as_cheap_the_one_is_asked_that_the_text_favours() -> None:
+def test_of_equally_cheap_endpoints_the_one_that_the_text_favours_is_asked() -> None:
     """Within 2 % of each other, "b" is right on such texts."""
     ask = begun(known=True, prices=[0.3, 0.101, 0.4, 0.1])
     assert one_round(ask, lambda name: Reply(name, error=FAILED), cost_weight=HIGHEST_WEIGHT) == (1,)
     assert one_round(ask, answered, cost_weight=HIGHEST_WEIGHT) == (3,)
 
 
-def test_beyond_the_trained_weights_the_one_is_asked_that_the_text_favours() -> None:
+def test_beyond_the_trained_weights_the_endpoint_that_the_text_favours_is_asked() -> None:
     """On such texts "b" is right, "d" is the cheapest; where nothing is known of the text the nets decide."""
     assert one_round(begun(known=True), answered, cost_weight=5.0) == (1,)
     assert one_round(begun(known=True), answered, cost_weight=50.0) == (3,)
@@ -157,7 +157,7 @@ def test_beyond_the_trained_weights_the_one_is_asked_that_the_text_favours() -> 
     assert one_round(unknown, answered, cost_weight=5.0) == one_round(begun(), answered, cost_weight=4.0)
 
 
-def test_what_a_call_costs_on_such_a_text_counts() -> None:
+def test_the_cost_of_calls_on_similar_texts_counts() -> None:
     """On both "b" is right, but on green it is dear."""
     first = {colour: begun(known=True, text=f"Red or {colour}?").view.by_text(5.0) for colour in ("pink", "green")}
     assert [order[0] for order in first.values() if order is not None] == [1, 3]
@@ -195,7 +195,7 @@ def test_the_fallback_does_not_explore() -> None:
         assert one_round(ask, lambda name: Reply(name, choice=1)) == ()
 
 
-def test_what_is_stored_holds_the_texts_features() -> None:
+def test_the_stored_answer_has_the_texts_features() -> None:
     ask = begun()
     one_round(ask, lambda name: Reply(name, choice=0))
     _, stored = make_answer(ask, store_text=False)

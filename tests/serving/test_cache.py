@@ -213,7 +213,7 @@ def test_it_is_off_by_default_and_ends_in_time(pool: SimulatedPool) -> None:
         Ensemble(pool.endpoints, cache_ttl_s=0)
 
 
-def test_what_is_kept_is_bounded(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used goes first."""
     monkeypatch.setattr("focalroute.serving.cache._MOST_CHARACTERS", 12_000)
     with Ensemble(pool.endpoints, cache_ttl_s=60) as ensemble:

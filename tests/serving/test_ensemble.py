@@ -317,7 +317,7 @@ def test_a_store_that_stays_locked_past_the_deadline_is_not_the_endpoints_fault(
     assert not any(reply.sent for reply in caught.value.replies)
 
 
-def test_what_has_arrived_by_the_deadline_is_fused(tmp_path: Path) -> None:
+def test_replies_that_arrived_by_the_deadline_are_fused(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
     models = [SimulatedModel("quick"), SimulatedModel("slow")]
     with SimulatedPool(models) as pool, Ensemble(pool.endpoints, **settings) as ensemble:
@@ -599,7 +599,7 @@ def test_running_low_narrows_the_set_before_anything_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("fault", "estimated"), [("hang", True), ("cut", True), ("no_usage", True), ("status", False)])
-def test_what_a_failed_call_may_have_cost_stands_and_what_it_surely_did_not_is_free(
+def test_a_failed_call_that_may_have_been_billed_is_charged_and_one_that_was_not_is_free(
     fault: str, estimated: bool
 ) -> None:
     """A service that says nothing may have billed: never less is on the ledger than it did."""
@@ -693,7 +693,7 @@ def test_decisions_are_sampled_where_something_learns_from_it(
     assert (first.probability is not None) is sampled
 
 
-def test_what_the_store_holds_is_remembered_on_top_of_what_the_policy_brings_along(
+def test_the_stores_answers_are_remembered_on_top_of_the_policys_experience(
     pool: SimulatedPool, tmp_path: Path
 ) -> None:
     """The store's answers came later than the experience, which so must not take their place."""
@@ -835,7 +835,9 @@ def test_asks_under_way_during_swaps_of_the_policy_have_one_version_each(
     kept.close()
 
 
-def test_what_another_process_publishes_or_rolls_back_is_served(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_a_version_that_another_process_publishes_or_rolls_back_to_is_served(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
     async def run() -> list[int]:
         first = publish_linear(tmp_path)
         second = publish_linear(tmp_path, parent=first)

@@ -47,7 +47,7 @@ def installed(module: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_what_the_page_says_runs(framework: str) -> None:
+def test_the_code_on_the_page_runs(framework: str) -> None:
     if not installed(FRAMEWORKS[framework]):
         pytest.skip(f"{framework} is not installed")
     with SimulatedPool() as pool, served(pool.endpoints, local_only=True) as url:

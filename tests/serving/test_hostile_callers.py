@@ -125,7 +125,7 @@ def test_under_a_limit_what_nothing_bounds_is_refused_before_anything_is_paid(
     assert sum(stats.calls for stats in simulated_pool.stats().values()) == 0
 
 
-def test_what_an_endpoint_itself_is_given_may_be_given_to_an_ask(simulated_pool: SimulatedPool) -> None:
+def test_a_parameter_that_an_endpoint_has_may_be_given_to_an_ask(simulated_pool: SimulatedPool) -> None:
     """It is the operator's word that it costs nothing."""
     endpoints = [replace(endpoint, params={"safe_prompt": False}) for endpoint in simulated_pool.endpoints]
 
@@ -139,7 +139,7 @@ def test_what_an_endpoint_itself_is_given_may_be_given_to_an_ask(simulated_pool:
     asyncio.run(ask())
 
 
-def test_what_is_nested_too_deep_to_be_sent_is_refused(simulated_pool: SimulatedPool) -> None:
+def test_parameters_nested_too_deep_to_be_sent_are_refused(simulated_pool: SimulatedPool) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

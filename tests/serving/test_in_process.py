@@ -153,7 +153,7 @@ def test_the_one_model_is_listed(ensemble: Ensemble) -> None:
         client.models.retrieve("gpt-5")
 
 
-def test_what_an_ensemble_cannot_do_is_said(ensemble: Ensemble) -> None:
+def test_requests_that_an_ensemble_cannot_answer_are_errors_that_say_so(ensemble: Ensemble) -> None:
     with pytest.raises(openai.NotFoundError, match="chat completions"):
         ensemble.as_openai().embeddings.create(model="focalroute", input="text")
 
@@ -220,7 +220,7 @@ def test_a_closed_ensemble_is_a_server_that_is_closing(pool: SimulatedPool) -> N
     asyncio.run(main())
 
 
-def test_of_a_closed_synchronous_ensemble_too_the_errors_are_those_of_the_openai_library(pool: SimulatedPool) -> None:
+def test_a_closed_synchronous_ensemble_raises_errors_of_the_openai_library(pool: SimulatedPool) -> None:
     """It raised its own."""
     with Ensemble(pool.endpoints) as made:
         client, in_async = made.as_openai(), made.as_async_openai()

@@ -76,7 +76,7 @@ def test_an_endpoint_reads_the_quality_back_from_the_text(endpoints: tuple[Endpo
         assert said[answer.id].label is None
 
 
-def test_what_it_costs_stands_apart_from_the_asks(endpoints: tuple[Endpoint, ...], tmp_path: Path) -> None:
+def test_the_cost_of_a_judge_is_kept_apart_from_the_asks(endpoints: tuple[Endpoint, ...], tmp_path: Path) -> None:
     *writers, grader = endpoints
     store = tmp_path / "s.db"
     with Ensemble(writers, judge=Judge(grader, share=1.0), store=store, seed=0) as ensemble:
@@ -250,7 +250,7 @@ def test_the_reply_is_shown_as_data_with_the_grades_in_either_order(grader: Grad
     assert all(shown.startswith("{") and "\n" not in shown for shown, *_ in lines)
 
 
-def test_what_fails_is_logged_and_never_raised(
+def test_failures_of_a_judge_are_logged_and_never_raised(
     endpoints: tuple[Endpoint, ...], pool: SimulatedPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A dead judge, a function that fails, and one that says nonsense. The question is not repeated in the log."""
@@ -353,7 +353,7 @@ def test_judging_stays_within_the_budget(endpoints: tuple[Endpoint, ...], pool: 
             assert judged(ensemble) == calls
 
 
-def test_what_is_wrong_with_a_judge_is_said_at_once(endpoints: tuple[Endpoint, ...]) -> None:
+def test_wrong_settings_of_a_judge_are_named_at_once(endpoints: tuple[Endpoint, ...]) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"by": "gpt"}, "by:"),
         ({"by": print, "share": 2}, "share:"),

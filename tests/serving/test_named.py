@@ -162,7 +162,7 @@ def test_a_published_router_learns_from_feedback_which_endpoint_to_ask(pool: Sim
     assert Counter(name for (name,) in served[-40:]).most_common(1)[0][0] == "small"
 
 
-def test_what_log_linear_learned_is_learned_again_after_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
+def test_log_linear_weights_are_learned_again_after_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
     posteriors = []
     for n in (40, 0):
         with Ensemble(pool.endpoints, policy="log-linear-online", store=tmp_path / "s.db") as ensemble:

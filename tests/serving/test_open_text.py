@@ -462,7 +462,9 @@ def test_a_reward_for_a_synthesis_is_shared_and_teaches_the_fusion_nothing(
     assert kept.probabilities[-1] == 0
 
 
-def test_what_cannot_be_synthesised_is_said_before_anybody_is_asked(three: dict[str, Any], server: Server) -> None:
+def test_a_request_that_cannot_be_synthesised_is_refused_before_any_endpoint_is_asked(
+    three: dict[str, Any], server: Server
+) -> None:
     nobody = {**three, "synthesiser": None}
     with Ensemble(**nobody) as ensemble:
         with pytest.raises(ConfigError, match="name it with synthesiser="):

@@ -171,7 +171,7 @@ def test_without_user_text_it_is_empty(messages: list[dict[str, Any]]) -> None:
     assert text_of(*messages) == ""
 
 
-def test_what_the_caller_edits_later_does_not_reach_the_query() -> None:
+def test_later_edits_by_the_caller_do_not_reach_the_query() -> None:
     messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Which?"}]}]
     made = make_query(messages)
     messages[0]["content"][0]["text"] = "edited"
@@ -180,7 +180,7 @@ def test_what_the_caller_edits_later_does_not_reach_the_query() -> None:
     assert made.messages == ({"role": "user", "content": [{"type": "text", "text": "Which?"}]},)
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_is_reserved() -> None:
+def test_a_request_that_cannot_be_sent_is_refused_before_anything_is_reserved() -> None:
     with pytest.raises(ConfigError, match="params: seed: cannot be sent as JSON"):
         make_query("Which?", params={"top_k": 5, "seed": object()})
     with pytest.raises(ConfigError, match="params: temperature: cannot be sent as JSON"):

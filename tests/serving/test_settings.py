@@ -105,7 +105,7 @@ def test_an_ensemble_shows_every_setting_with_its_type_and_default(ensemble: typ
 
 
 @pytest.mark.parametrize("method", ["ask", "ask_many", "feedback"])
-def test_what_is_to_be_awaited_says_so(method: str) -> None:
+def test_methods_to_be_awaited_are_coroutine_functions(method: str) -> None:
     """A background task of FastAPI called it, and dropped what it gave: the feedback was lost."""
     assert inspect.iscoroutinefunction(getattr(AsyncEnsemble, method))
     assert not inspect.iscoroutinefunction(getattr(Ensemble, method))

@@ -240,7 +240,7 @@ def dialects() -> Iterator[SimulatedPool]:
 
 
 @pytest.mark.parametrize("dialect", get_args(DialectName)[:7])
-def test_what_it_costs_is_what_the_service_bills(dialects: SimulatedPool, dialect: DialectName) -> None:
+def test_a_streams_cost_is_the_services_bill(dialects: SimulatedPool, dialect: DialectName) -> None:
     """Where it tells of a stream's usage at all."""
     (endpoint,) = [endpoint for endpoint in dialects.endpoints if endpoint.name == dialect]
     with Ensemble([endpoint]) as ensemble, ensemble.stream("What is 17 + 25?") as stream:

@@ -123,7 +123,7 @@ def test_if_caches_are_always_equally_warm_nothing_is_scaled() -> None:
     assert caches.factors(query("first")) is None
 
 
-def test_what_was_seen_is_forgotten_in_time_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_prompts_are_forgotten_in_time_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = WarmCaches(made_pool())
     caches.learn(query("first"), [reply("a", 50)])
     assert factors(caches, query("first"))[0] < 1

@@ -49,7 +49,7 @@ def test_the_masses_of_members_that_answer_are_probabilities_over_the_choices(po
         np.testing.assert_array_equal(given.argmax(axis=1), log.candidate[log.usable])
 
 
-def test_they_are_of_many_kinds(pools: list[RecordedLog]) -> None:
+def test_synthetic_pools_are_of_many_kinds(pools: list[RecordedLog]) -> None:
     sizes = {len(log.names) for log in pools}
     assert min(sizes) == 3
     assert max(sizes) >= 14

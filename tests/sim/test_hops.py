@@ -63,7 +63,7 @@ def test_a_family_of_one_s_own_says_what_may_be_replied_whatever_its_name() -> N
 
 
 @pytest.mark.parametrize(("text", "answer"), KNOWN)
-def test_they_are_solved_from_their_text(text: str, answer: str) -> None:
+def test_questions_of_two_hops_are_solved_from_their_text(text: str, answer: str) -> None:
     found = solve(f"Think.\n{text}\nBe brief.")
     assert found is not None
     assert found[1] == answer

@@ -45,7 +45,7 @@ def pool(http: httpx.Client) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("text", "answer"), KNOWN)
-def test_they_are_solved_from_their_text(text: str, answer: tuple[str, str] | None) -> None:
+def test_questions_on_a_report_are_solved_from_their_text(text: str, answer: tuple[str, str] | None) -> None:
     assert solve(f"Think.\n{text}\nBe brief.", PassageModel.families) == answer
 
 

@@ -95,7 +95,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
         "",
     ],
 )
-def test_what_has_no_answer_is_not_answered(text: str) -> None:
+def test_a_question_without_an_answer_is_not_answered(text: str) -> None:
     assert solve(text) is None
 
 

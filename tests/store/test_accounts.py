@@ -190,7 +190,7 @@ def test_threads_of_several_stores_that_only_reserve_fill_the_limit_exactly(engi
         assert stores[0].verify() == ()
 
 
-def test_what_a_killed_process_had_reserved_stands(engine: Engine) -> None:
+def test_the_reservations_of_a_killed_process_stand(engine: Engine) -> None:
     """kill -9 between the reservation and the bill: the next process starts with it."""
     where = engine.where
     code = """
@@ -315,7 +315,7 @@ def test_a_call_by_a_clock_that_is_far_ahead_moves_no_period_for_the_others(engi
         assert store.verify() == ()
 
 
-def test_what_was_reserved_by_a_clock_far_ahead_is_not_held_for_years(engine: Engine) -> None:
+def test_a_reservation_by_a_clock_far_ahead_is_not_held_for_years(engine: Engine) -> None:
     limits = {TOTAL: Decimal(9)}
     with closing(engine.open()) as store:
         store.open_accounts(limits)
@@ -381,7 +381,7 @@ def test_a_balance_that_its_rows_do_not_add_up_to_is_found(damage: str) -> None:
         assert any("its rows add up to" in problem for problem in store.verify())
 
 
-def test_what_a_dead_process_had_reserved_is_settled_as_an_estimate_once_its_call_must_be_over(engine: Engine) -> None:
+def test_a_dead_processs_reservation_is_settled_as_an_estimate_once_its_call_must_be_over(engine: Engine) -> None:
     timed = Reservation("r1", "x", "a", Decimal("0.5"), ("team",), timeout_s=30)
     with closing(engine.open()) as store:
         store.open_accounts(LIMITS)
@@ -441,7 +441,7 @@ def amounts(store: Any) -> set[tuple[Decimal, Decimal]]:
     return {(one.spent, one.reserved) for one in store.balances(LIMITS).result(10).values()}
 
 
-def test_what_is_in_doubt_stays_held_by_the_same_write_that_settles_the_reservation(engine: Engine) -> None:
+def test_money_in_doubt_stays_held_by_the_same_write_that_settles_the_reservation(engine: Engine) -> None:
     with closing(engine.open()) as store, closing(engine.open()) as other:
         store.open_accounts(LIMITS)
         estimated(store)
@@ -464,7 +464,7 @@ def test_a_cost_that_becomes_known_replaces_the_estimate_and_what_is_held_beside
         assert store.verify() == ()
 
 
-def test_what_is_in_doubt_is_released_after_a_day_and_the_estimate_stands(engine: Engine) -> None:
+def test_money_in_doubt_is_released_after_a_day_and_the_estimate_stands(engine: Engine) -> None:
     with closing(engine.open()) as store:
         store.open_accounts(LIMITS)
         row = estimated(store)
@@ -498,7 +498,9 @@ def test_a_process_that_was_only_asleep_may_estimate_what_was_estimated_for_it(e
         assert asleep.verify() == ()
 
 
-def test_what_is_overdue_is_settled_while_the_store_is_open(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overdue_reservations_are_settled_while_the_store_is_open(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for kind in ("sqlite", "redis"):
         monkeypatch.setattr(f"focalroute.store.{kind}.store.SETTLE_EVERY_S", 0.05)
     with closing(engine.open(poll_s=0.02)) as store:

@@ -224,7 +224,7 @@ def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
         assert store.verify() == ()
 
 
-def test_what_others_write_is_checkpointed_too(tmp_path: Path) -> None:
+def test_writes_of_other_processes_are_checkpointed_too(tmp_path: Path) -> None:
     """One store that writes nothing itself, and is never the last to close, does not let the log grow for ever."""
     path = tmp_path / "s.db"
     with closing(SqliteStore(path)):
@@ -291,7 +291,7 @@ def check_mixed(store: Store, outcomes: Sequence[BaseException | None]) -> None:
     assert store.verify() == ()
 
 
-def test_of_calls_that_are_queued_as_one_each_fails_alone(store: SqliteStore) -> None:
+def test_calls_that_are_queued_together_fail_one_by_one(store: SqliteStore) -> None:
     """Others of the same commit are as they would be without."""
     store.write(answer("x"), judge("x")).result(10)
     with held(store):
@@ -306,7 +306,7 @@ def test_of_calls_that_are_queued_as_one_each_fails_alone(store: SqliteStore) ->
     alone.result(10)
 
 
-def test_of_calls_that_go_to_redis_together_each_fails_alone(redis_server: RedisServer) -> None:
+def test_calls_that_go_to_redis_together_fail_one_by_one(redis_server: RedisServer) -> None:
     with closing(RedisStore(place(redis_server.url))) as store:
         store.write(answer("x"), judge("x")).result(10)
         queued = store.write_calls(MIXED)

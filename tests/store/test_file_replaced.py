@@ -74,7 +74,7 @@ def test_no_reservation_is_made_in_a_file_that_is_gone(
 
 
 @BY
-def test_what_is_written_and_read_fails_within_a_second(
+def test_writes_and_reads_fail_within_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None], happened: str
 ) -> None:
     monkeypatch.setattr(database, "_FILE_CHECK_S", 0.0)  # the second is over

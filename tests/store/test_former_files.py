@@ -83,7 +83,7 @@ def older_rows(store: Store) -> list[str]:
     return [problem.partition(" rows are older than checksums;")[0] for problem in store.verify()]
 
 
-def test_what_is_older_than_checksums_is_said(store: Store) -> None:
+def test_verify_says_which_rows_are_older_than_checksums(store: Store) -> None:
     assert older_rows(store) == ["answers: 25", "feedback: 13", "probes: 1", "ledger: 55"]
 
 

@@ -117,7 +117,7 @@ def test_the_latest_answers_are_read_in_parts_and_come_in_order() -> None:
     assert [[one.answer_id for one in said] for _, said in found] == [[str(i)] * (i % 2) for i in range(10, 130)]
 
 
-def test_what_an_earlier_process_left_is_pruned(tmp_path: Path) -> None:
+def test_rows_of_an_earlier_process_are_pruned(tmp_path: Path) -> None:
     """Processes that write a little each do not add up to a file without bounds."""
     for process in range(5):
         with closing(SqliteStore(tmp_path / "s.db", keep=20)) as store:

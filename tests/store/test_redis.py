@@ -51,7 +51,7 @@ def where(redis_server: RedisServer) -> str:
         ("redis://host/0?password_env=NOT_SET", "NOT_SET is not set"),
     ],
 )
-def test_what_is_wrong_with_an_address_is_said(where: str, said: str) -> None:
+def test_errors_in_an_address_are_named(where: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RedisAddress.of(where)
 
@@ -196,7 +196,7 @@ def command(server: RedisServer, *words: object) -> Any:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_is_read_back_bit_for_bit(where: str) -> None:
+def test_written_rows_are_read_back_bit_for_bit(where: str) -> None:
     """Floats, text, trajectories, the latest of capabilities and health, sums."""
     odd = replace(
         answer("ö {x}\n", steps=trajectory()), created_at=0.1 + 0.2, probabilities=(1 / 3, 2 / 3), texts='["é"]'

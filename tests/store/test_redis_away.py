@@ -164,7 +164,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_dead_workers_left_in_a_journal_is_taken_over(server: RedisServer, journal: Path) -> None:
+def test_the_journal_of_dead_workers_is_taken_over(server: RedisServer, journal: Path) -> None:
     """Two on one folder, killed while Redis is away; the third starts without it, and brings all of it."""
     where = f"{server.url}?journal={journal}"
     command = [sys.executable, "-c", DYING, where]
@@ -193,7 +193,7 @@ def test_what_dead_workers_left_in_a_journal_is_taken_over(server: RedisServer, 
     assert list(journal.iterdir()) == []
 
 
-def test_a_redis_that_forgot_what_it_had_gets_all_that_comes_after(
+def test_a_redis_that_lost_its_data_gets_all_later_writes(
     server: RedisServer, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a failover to a replica that was behind: the calls it has lost are lost, no others are."""

@@ -57,7 +57,7 @@ def ids(store: SqliteStore) -> list[str]:
     return [row.id for row, _ in store.recent(1000)]
 
 
-def test_what_was_written_is_read_back(store: SqliteStore) -> None:
+def test_written_rows_are_read_back(store: SqliteStore) -> None:
     """Answers with feedback, the latest probe, the ledger."""
     probe = CapabilityRow("service model", 2.0, {"logprobs": True})
     done(store.write(answer("x"), answer("y"), bill(), probe))
@@ -76,7 +76,7 @@ def test_what_was_written_is_read_back(store: SqliteStore) -> None:
     assert store.verify() == ()
 
 
-def test_of_an_endpoints_health_the_latest_news_are_kept(store: SqliteStore) -> None:
+def test_the_latest_news_of_an_endpoints_health_are_kept(store: SqliteStore) -> None:
     out, back = HealthRow("k", 12.0, 2, 10.0), HealthRow("k", None, 2, 11.0)
     for row in (out, back, out):
         done(store.write(row))
@@ -156,7 +156,7 @@ def test_a_row_that_cannot_be_stored_fails_its_call_only(bad: Row) -> None:
         assert store.answer("bad") is None
 
 
-def test_nothing_of_a_text_is_in_an_error() -> None:
+def test_an_error_does_not_repeat_stored_texts() -> None:
     """Prompts and replies do not get into exceptions."""
     with closing(SqliteStore()) as store:
         error = store.write(replace(answer("x"), texts="secret \ud800 secret")).exception(10)

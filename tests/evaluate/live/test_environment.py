@@ -88,7 +88,7 @@ def test_the_same_seed_learns_the_same() -> None:
     assert not np.array_equal(nets[0].out, nets[2].out)
 
 
-def test_what_a_step_is_paid_is_the_published_reward() -> None:
+def test_a_steps_reward_is_the_published_one() -> None:
     environment, _ = relay(2)
     settings = DerSettings(max_steps=2, alpha=0.5, beta=2.0, level=True, threshold=0.5, bonus=0.25)
     plan = [[0, 1], [2, 1]]  # the first query right in two steps, the second never

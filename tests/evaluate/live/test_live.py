@@ -223,7 +223,7 @@ def test_a_query_that_cannot_be_asked_or_scored_is_refused(tmp_path: Path, line:
         read_queries(path)
 
 
-def test_what_the_command_lacks_is_named(tmp_path: Path) -> None:
+def test_missing_options_of_the_command_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--queries"):
         live_command("sim", None)
     with pytest.raises(ConfigError, match="train_fraction"):

@@ -166,7 +166,7 @@ def test_a_missing_extra_is_named_before_anything_is_played(tmp_path: Path, monk
         ({"equal_cost": {}}, "of eval --live"),
     ],
 )
-def test_what_is_wrong_with_a_report_is_named(report_json: Any, change: dict[str, Any], says: str) -> None:
+def test_errors_in_a_report_are_named(report_json: Any, change: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"it: .*{says}"):
         read_eval({**report_json, **change}, "it")
     with pytest.raises(ConfigError, match="it: is not a report"):

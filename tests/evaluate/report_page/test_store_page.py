@@ -276,7 +276,7 @@ def test_the_command_writes_page_and_drawings(written: dict[str, Any]) -> None:
         ({"store": "s.db", "png": "text"}, "text: cannot be made"),
     ],
 )
-def test_what_is_wrong_is_named(
+def test_wrong_options_are_named(
     given: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

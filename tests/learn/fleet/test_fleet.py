@@ -42,7 +42,7 @@ def test_an_ensemble_asks_gets_feedback_and_learns_through_redis(redis_server: R
     assert "team,1," in spent.output
 
 
-def test_what_reads_a_store_takes_the_address_of_one(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_commands_that_read_a_store_take_a_redis_address(redis_server: RedisServer, tmp_path: Path) -> None:
     where, file, page = place(redis_server.url), tmp_path / "pool.toml", tmp_path / "page.html"
     other = str(ask_everybody(tmp_path / "everybody"))
     with SimulatedPool([SimulatedModel("a"), SimulatedModel("b")]) as pool:
@@ -69,7 +69,7 @@ def _listed(endpoint: Endpoint) -> str:
 
 
 @pytest.mark.slow
-def test_a_fleet_in_little() -> None:
+def test_a_small_fleet_loses_and_doubles_nothing() -> None:
     """Two workers, a learner killed once, Redis restarted once; it checks everything itself."""
     got = run(asks=160, workers=2, kills=1)
     got.check(versions=0, refused=0)  # too little to learn from, and chance whether the limit is met

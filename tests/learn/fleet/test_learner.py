@@ -291,7 +291,7 @@ def test_the_command_follows_until_it_is_told_to_end(where: str, store: RedisSto
     assert FleetPolicy(store).lease("take", "next", 5.0)  # it gave it up
 
 
-def test_what_redis_does_not_keep_is_in_the_archive_once(where: str, tmp_path: Path) -> None:
+def test_answers_that_redis_no_longer_keeps_are_in_the_archive_once(where: str, tmp_path: Path) -> None:
     """As long as there is an archive, workers leave it twice as much; and taking over twice doubles nothing."""
     row = LedgerRow("x", "a", 3.5, Usage(1, 2), Decimal("0.001"), "price", ("team",))
     path = tmp_path / "archive.db"

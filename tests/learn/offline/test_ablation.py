@@ -52,7 +52,7 @@ def test_the_default_is_what_offline_training_gives(log: RecordedLog) -> None:
             np.testing.assert_array_equal(array, getattr(other, name), name)
 
 
-def test_what_is_hidden_makes_no_difference(log: RecordedLog) -> None:
+def test_hidden_parts_make_no_difference(log: RecordedLog) -> None:
     """Neither to the Decider nor to what the Fusion sees, while what is not hidden does."""
     variant = ablation.VARIANTS["no-standing"]
     rng = np.random.default_rng(0)

@@ -134,7 +134,7 @@ def test_a_rollout_asks_each_endpoint_once_and_none_that_is_absent() -> None:
     np.testing.assert_array_equal(picks, (played.first | played.later).astype(int))
 
 
-def test_what_is_paid_and_what_it_is_worth() -> None:
+def test_costs_and_worth_of_a_rollout() -> None:
     log = random_history(60)
     played = _rolled(_seen(log), _nets(4), samples=3, rng=np.random.default_rng(0))
     of = np.repeat(np.arange(60), 3)

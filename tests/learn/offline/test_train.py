@@ -126,7 +126,7 @@ def test_where_no_two_answers_can_be_compared_the_text_chooses_one() -> None:
     assert one.accuracy > 0.85
 
 
-def test_what_chance_does_as_well_is_not_served() -> None:
+def test_an_option_that_a_random_mixture_of_others_equals_is_not_served() -> None:
     """Of five ways: all, two between, of which one is as good as chance and one surely better, and the cheapest."""
     rng = np.random.default_rng(0)
     cost = np.array([1.0, 0.6, 0.4, 0.2, 0.1])
@@ -285,7 +285,7 @@ train(log, seed=1, settings=SMALL, keep=keep)
     assert same(train(log, seed=1, settings=SMALL, progress=progress), uninterrupted)
 
 
-def test_what_is_kept_comes_back_and_holds_no_pickle(tmp_path: Path) -> None:
+def test_a_checkpoint_survives_the_round_trip_and_holds_no_pickle(tmp_path: Path) -> None:
     log = random_history(80)
     checkpoint = _checkpoint(tmp_path, log)
     assert checkpoint.read() is None

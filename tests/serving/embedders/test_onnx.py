@@ -69,7 +69,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path, made: dict[str, Any]
         OnnxEmbedder(*write_encoder(tmp_path, **made))
 
 
-def test_what_is_wrong_with_the_files_is_said(tmp_path: Path) -> None:
+def test_errors_in_the_files_are_named(tmp_path: Path) -> None:
     model, tokenizer = write_encoder(tmp_path)
     with pytest.raises(ConfigError, match=r"none\.onnx: cannot be read"):
         OnnxEmbedder(tmp_path / "none.onnx", tokenizer)

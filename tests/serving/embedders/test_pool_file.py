@@ -61,7 +61,7 @@ def test_files_are_relative_to_it(tmp_path: Path) -> None:
         ('[ensemble]\nembedder = "e5"', "unknown key 'embedder'"),
     ],
 )
-def test_what_is_wrong_with_it_is_named(tmp_path: Path, table: str, says: str) -> None:
+def test_errors_in_the_table_are_named(tmp_path: Path, table: str, says: str) -> None:
     path = tmp_path / "pool.toml"
     path.write_text(f"{table}\n{ENDPOINT}" if table.startswith("embedder") else f"{ENDPOINT}\n{table}\n")
     with pytest.raises(ConfigError, match=says) as raised:
@@ -69,7 +69,7 @@ def test_what_is_wrong_with_it_is_named(tmp_path: Path, table: str, says: str) -
     assert str(path) in str(raised.value)
 
 
-def test_one_given_in_code_wins(tmp_path: Path) -> None:
+def test_an_embedder_given_in_code_wins(tmp_path: Path) -> None:
     path = pool_of(tmp_path, '[embedder]\nonnx = "missing.onnx"\ntokenizer = "missing.json"')
     with Ensemble.from_toml(path, embedder=lambda text: [1.0]) as ensemble:
         assert ensemble._async._embedding.name.endswith("<lambda>")

@@ -164,7 +164,7 @@ def test_metrics_count_calls_tokens_and_dollars(pool: SimulatedPool) -> None:
     assert points[names.CALL_SECONDS][0].explicit_bounds == names.SECONDS_BOUNDS
 
 
-def test_what_fails_is_marked_and_says_how(pool: SimulatedPool) -> None:
+def test_failures_are_marked_with_their_kind(pool: SimulatedPool) -> None:
     """Members that fail beside one that answers; then all of them."""
     seen = Seen()
 
@@ -283,7 +283,7 @@ def test_messages_have_the_shape_of_the_conventions(pool: SimulatedPool) -> None
     ]
 
 
-def test_what_a_service_sends_back_as_a_name_is_recorded_nowhere_and_makes_no_series_of_its_own(
+def test_a_service_cannot_inject_text_or_series_through_the_names_it_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The key or the prompt as model, id and finish reason of a reply, plain or within longer names."""
@@ -361,7 +361,7 @@ print(any(name.split(".")[0] == "opentelemetry" for name in sys.modules))
     assert python(code) == "False"
 
 
-def test_what_is_missing_or_wrong_is_said() -> None:
+def test_missing_packages_and_wrong_settings_are_named() -> None:
     endpoint = Endpoint("e", model="m", base_url="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="telemetry: give True, False or a Telemetry, got str"):
         Ensemble([endpoint], telemetry="yes")  # type: ignore[arg-type]
