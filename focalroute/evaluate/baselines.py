@@ -1,6 +1,7 @@
-"""The baselines under their stable names, each made from the training part alone, and what no strategy could reach.
+"""The baselines by their stable names, each fitted on the training part only, and upper bounds known in hindsight.
 
-Here are those that ask one endpoint a query: the same, in turns, by chance, by their record, or by the query's text.
+The baselines in this module ask one endpoint for each query: always the same, in turn, at random, by record, or by the
+query's text.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from focalroute.policy.routers import ROUTERS, TextRouter
 
 
 class OneEndpoint(Strategy, ABC):
-    """A baseline that asks one endpoint a query: the first of its order that can be asked."""
+    """A baseline that asks one endpoint for each query: the first available one in its order."""
 
-    _last = -1  # whom it asked last
+    _last = -1  # the endpoint asked last
 
     def answer(self, turn: Turn) -> int:
-        """That one's answer; -1 if none can be asked."""
+        """The endpoint's answer; -1 if none is available."""
         for endpoint in self._order(turn):
             if endpoint in turn.available:
                 self._last = endpoint
@@ -58,7 +59,7 @@ class OneEndpoint(Strategy, ABC):
 
 
 class First(OneEndpoint):
-    """``best-single-train``, ``best-single-hindsight``: always the same endpoint; the next best where it is missing.
+    """``best-single-train``, ``best-single-hindsight``: always the same endpoint; the next best if it is unavailable.
 
     Args:
         order: endpoints, most wanted first.
@@ -72,7 +73,7 @@ class First(OneEndpoint):
 
 
 class RandomOf(OneEndpoint):
-    """``random``, ``random-select``: one of the given endpoints, each as likely; anybody where none is there."""
+    """``random``, ``random-select``: one of the given endpoints, uniformly; any endpoint if none is available."""
 
     def __init__(self, endpoints: Sequence[int], seed: int) -> None:
         self._endpoints = tuple(endpoints)
@@ -84,7 +85,7 @@ class RandomOf(OneEndpoint):
 
 
 class ReplayedRoundRobin(OneEndpoint):
-    """``round-robin``: everyone in turn, in pool order; who is missing is passed over."""
+    """``round-robin``: the endpoints in turn, in pool order; unavailable ones are skipped."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -94,10 +95,10 @@ class ReplayedRoundRobin(OneEndpoint):
 
 
 class ReplayedLatestCorrect(OneEndpoint):
-    """``latest-correct`` (the paper's greedy control): the member that was right most recently.
+    """``latest-correct`` (the paper's greedy control): the endpoint that was right most recently.
 
-    Ranked by `focalroute.policy.baselines.RecencyRanking` among those that were asked; it starts from the training
-    part's last rows, and accuracy there breaks ties.
+    `focalroute.policy.baselines.RecencyRanking` ranks the endpoints, starting from the training part, whose accuracy
+    breaks ties.
     """
 
     def __init__(self, training: Training) -> None:
@@ -109,7 +110,7 @@ class ReplayedLatestCorrect(OneEndpoint):
             self._recency.record({i: float(table.value[row, i]) for i in known.nonzero()[0].tolist()})
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Note who was right."""
+        """Record which endpoints were right."""
         self._recency.record(revealed.values)
 
     def _order(self, turn: Turn) -> Sequence[int]:
@@ -117,23 +118,23 @@ class ReplayedLatestCorrect(OneEndpoint):
 
 
 def random_select(training: Training) -> RandomOf:
-    """``random-select`` (the paper's greedy control): a random one of the training part's top k.
+    """``random-select`` (the paper's greedy control): a random one of the top k endpoints of the training part.
 
-    k is chosen on its last fifth.
+    k is chosen on the last fifth of that part.
     """
     sizes = range(2, max(3, len(training.table.endpoints) // 2 + 1))
     k = best_setting(training, sizes, lambda part, k: RandomOf(part.rank[:k], part.seed))
     return RandomOf(training.rank[:k], training.seed)
 
 
-_WARM = 500  # training rows by which a pacer settles
+_WARM = 500  # training rows on which a pacer settles
 
 
 class Routed(OneEndpoint):
-    """One of `focalroute.policy.routers`, as it serves by its name, held to a cost by the ensemble's pacer.
+    """One of `focalroute.policy.routers`, which the ensemble's pacer holds to a cost.
 
     Args:
-        usd_per_query: to hold; None: money weighs `PRICE_OF_MONEY`.
+        usd_per_query: the target cost; None: the cost weight is `PRICE_OF_MONEY`.
     """
 
     def __init__(self, router: TextRouter, embed: Embedder, usd_per_query: float | None) -> None:
@@ -142,7 +143,7 @@ class Routed(OneEndpoint):
         self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), PRICE_OF_MONEY)
 
     def answer(self, turn: Turn) -> int:
-        """Ask, and count what it cost."""
+        """Ask an endpoint, and give its cost to the pacer."""
         turn.memo = unit_vector(self._embed(turn.query.text))
         said = super().answer(turn)
         self._pacer.end(Decimal(sum(reply.usd for reply in turn.replies.values())))
@@ -152,7 +153,7 @@ class Routed(OneEndpoint):
         return self._router.order(turn.memo, self._pacer.begin())
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Take in what it was worth."""
+        """Update the router with the values and costs of the answers."""
         self._router.add(turn.memo, revealed.values, {i: reply.usd for i, reply in turn.replies.items()})
 
 
@@ -168,7 +169,7 @@ def fitted(name: str, training: Training) -> TextRouter:
 
 
 def routed(router: TextRouter, training: Training) -> Routed:
-    """A fitted router with its pacer settled on the last of the training part."""
+    """A fitted router whose pacer has settled on the last rows of the training part."""
     strategy = Routed(router, training.table.embed, training.usd_per_query)
     play(strategy, training.table, training.rows[-_WARM:], feedback="none", show_task=training.show_task)
     return strategy
@@ -195,11 +196,11 @@ def has_text(training: Training) -> bool:
 class TextVectors:
     """TF-IDF of hashed words, fitted on the training part; Euclidean norm 1.
 
-    A word weighs (1 + ln tf) (ln((1 + n) / (1 + df)) + 1), n texts of which df hold it (Salton & Buckley 1988); hashed
-    with signs to 512 columns (Weinberger et al. 2009). Of a long text the first 4,000 characters are read.
+    A word's weight is (1 + ln tf) (ln((1 + n) / (1 + df)) + 1), where df of n texts contain it (Salton & Buckley 1988).
+    Words are hashed with signs to 512 columns (Weinberger et al. 2009). Only the first 4,000 characters are read.
 
     Attributes:
-        rows: float32 (n, 512), the training texts themselves.
+        rows: float32 (n, 512), the vectors of the training texts.
     """
 
     def __init__(self, training: Training) -> None:
@@ -228,12 +229,12 @@ def _words(text: str) -> list[str]:
 
 
 class ThresholdPair(OneEndpoint):
-    """``threshold-pair``, RouteLLM's shape: the cheap endpoint where the strong one is not likely enough to do better.
+    """``threshold-pair``, after RouteLLM: the strong endpoint if its predicted gain is high enough, else the cheap one.
 
     Args:
-        rank: the endpoints, best first, for where both are missing.
-        predicted: the gain of the strong one by text.
-        threshold: the gain from which on a query goes to the strong one.
+        rank: all endpoints, best first, in case both are unavailable.
+        predicted: predicts the gain of the strong endpoint from the text.
+        threshold: the least gain for which a query goes to the strong endpoint.
     """
 
     def __init__(self, rank: Sequence[int], predicted: Gain, threshold: float) -> None:
@@ -242,7 +243,7 @@ class ThresholdPair(OneEndpoint):
         self._threshold = threshold
 
     def _order(self, turn: Turn) -> Sequence[int]:
-        """The strong one where the predicted gain passes the threshold, else the cheap one."""
+        """The strong endpoint first if the predicted gain reaches the threshold, else the cheap one."""
         cheap, strong = self._predicted.pair
         if self._predicted(turn.query.text) >= self._threshold:
             return strong, cheap, *self._rank
@@ -250,7 +251,7 @@ class ThresholdPair(OneEndpoint):
 
 
 class Gain:
-    """How much more the strong endpoint's answer is worth than the cheap one's: ridge regression on the text's vector.
+    """Predicts how much more the strong endpoint's answer is worth than the cheap one's, by ridge regression on text.
 
     Attributes:
         pair: (cheap, strong).
@@ -272,13 +273,13 @@ class Gain:
 
 
 def threshold_pair(training: Training, pair: tuple[int, int] | None = None) -> ThresholdPair | First:
-    """``threshold-pair``: strong is the most accurate on the training part, cheap the best of those at half its cost.
+    """``threshold-pair``: the most accurate endpoint on the training part, and the best of those at half its cost.
 
-    The gain is learned from the first four fifths; the threshold, a quantile of the gains predicted for the last fifth,
-    is chosen there. Where none is that cheap, the strong one alone.
+    The gain is fitted on the first four fifths of that part. The threshold is the best quantile of the predicted gains
+    on the last fifth. If no endpoint is that cheap, the strong one is always asked.
 
     Args:
-        pair: (cheap, strong) instead.
+        pair: (cheap, strong) to use instead.
     """
     pair = pair or _pair(training)
     if pair is None:
@@ -299,7 +300,7 @@ def _pair(training: Training) -> tuple[int, int] | None:
     return None if cheap is None else (cheap, strong)
 
 
-#: Name -> how it is made. Those that look at the test part, `IN_HINDSIGHT`, are not among them.
+#: Name -> factory, without the baselines that see the test part (`IN_HINDSIGHT`).
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "best-single-train": lambda training: First(training.rank),
     "random": lambda training: RandomOf(range(len(training.table.endpoints)), training.seed),
@@ -316,23 +317,23 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "query-weights": query_weights,
     **ROUTED,
 }
-#: The papers' own methods, likewise.
+#: The papers' methods: name -> factory.
 PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}
-#: Those that need the text of the queries.
+#: The baselines that need the text of the queries.
 TEXTUAL = frozenset({"query-weights", "threshold-pair", *ROUTED})
-#: Those that draw lots: every seed plays them anew.
+#: The baselines that are random: they are run again with every seed.
 BY_CHANCE = frozenset({"avengers-pro", "irt-router", "query-weights", "random", "random-select", "thompson"})
-#: Not attainable: left out of Pareto comparisons.
+#: Not attainable, so left out of Pareto comparisons.
 IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 
 
 def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
-    """Those that make sense for this log: all, but without text the ones that read none."""
+    """The baselines for this log: all, or without text those that do not need it."""
     return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
 
 
 def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
-    """The presets named, as rows of a report: ``preset-rl-focal``, ``preset-der``; one named twice is one row.
+    """The named presets by their rows in a report: ``preset-rl-focal``, ``preset-der``.
 
     Raises:
         ConfigError: there is no such preset.
@@ -344,12 +345,12 @@ def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
 
 
 def best_in_hindsight(table: LogTable, test: I64) -> First:
-    """``best-single-hindsight``: the endpoint that turns out best on the test part."""
+    """``best-single-hindsight``: the endpoint with the best results on the test part."""
     return First(table.rank(test))
 
 
 def oracle(table: LogTable, test: I64) -> ReplayResult:
-    """``oracle``: of every query the best answer that anybody gave, from the cheapest that gave it."""
+    """``oracle``: the best answer of any endpoint to each query, from the cheapest endpoint that gave it."""
     asked = np.zeros((len(test), len(table.endpoints)), bool)
     worth, usd, seconds = np.zeros((3, len(test)))
     for n, row in enumerate(test.tolist()):

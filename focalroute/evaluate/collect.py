@@ -35,15 +35,15 @@ from focalroute.serving.query import make_query
 from focalroute.store import open_store
 
 _Outputs = Mapping[str, Mapping[str, Any]]
-#: A question that is to be asked, and whom: indexes into the pool.
+#: A question to ask, and the indices of the endpoints to ask.
 _Waiting = tuple[LabelledQuestion, Sequence[int]]
-#: A question that was asked: its id, and by endpoint what the log says of it.
+#: The id of a question that was asked, and the log's output for each endpoint.
 _Asked = tuple[str, _Outputs]
 
 _PICO = Decimal("1e-12")
-_SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # of a question, as of an ensemble
+_SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # for a question, as in an ensemble
 _SPENT = "the budget leaves too little for another question"
-_IN_VAIN = 10  # questions in a row of which every call failed: then it stops
+_IN_VAIN = 10  # it stops after this many consecutive questions of which every call failed
 
 
 @dataclass(slots=True)
@@ -51,10 +51,10 @@ class Collected:
     """The result of collecting.
 
     Attributes:
-        before: questions that every endpoint had been asked at the start; ``asked``: those that were asked now.
-        usd: what was paid now, as far as it is known; trying out what an endpoint can do is part of it.
-        right: by endpoint, how many of its answers were right; ``answered``: of how many; ``failed``: its failed calls.
-        stopped: why it ended before the last question; None if it did not.
+        before: questions that every endpoint had been asked before; ``asked``: questions asked now.
+        usd: the known cost of this run, including capability checks.
+        right: right answers by endpoint; ``answered``: all answers; ``failed``: failed calls.
+        stopped: why it stopped before the last question; None if it did not.
     """
 
     before: int
@@ -67,23 +67,23 @@ class Collected:
 
 
 class LogFile:
-    """The log under way: each line is written as soon as its question is answered, and put in order at the end.
+    """The log being written: a line is added as soon as its question is answered; closing sorts the lines.
 
-    A question that other endpoints have been asked gets a further line, and the two are one at the end.
+    If a question was put to other endpoints before, it gets another line, and closing merges the two.
 
     Args:
         path: a ``.jsonl`` file.
-        questions: what is asked, in order.
-        pool: the names of those who are asked.
-        resume: go on with what is there; else nothing may be.
+        questions: the questions to ask, in order.
+        pool: the names of the endpoints to ask.
+        resume: whether to continue an existing file, which is otherwise an error.
         advance: called with the number of questions done.
 
     Attributes:
-        spent: USD that the questions whose lines are there cost when the log was opened, as far as it is known.
-        collected: what came of it so far.
+        spent: USD of the lines that were there when the log was opened, as far as known.
+        collected: the result so far.
 
     Raises:
-        ConfigError: it is there and not to be resumed, holds other questions, is being written, or cannot be.
+        ConfigError: the file exists without ``resume``, has other questions, or cannot be written now.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class LogFile:
 
     @property
     def waiting(self) -> list[_Waiting]:
-        """The questions that are not in the log yet, or not with an answer of everybody."""
+        """The questions that some endpoint has not been asked yet, with those endpoints."""
         waiting: list[_Waiting] = []
         for id_, question in self._questions.items():
             asked = self._asked.get(id_, ())
@@ -147,7 +147,7 @@ class LogFile:
         return waiting
 
     def take(self, asked: _Asked) -> None:
-        """Write the line of a question, and count."""
+        """Write a question's line, and count its outputs."""
         id_, outputs = asked
         question = self._questions[id_]
         with naming(self._path):
@@ -169,7 +169,7 @@ class LogFile:
         self._file.close()
 
     def _put_in_order(self) -> bool:
-        """One line for each question, in order; whether it is another file now, which at any moment holds all lines."""
+        """Sort and merge lines into a new file that replaces the log atomically; return whether that was needed."""
         order = {id_: number for number, id_ in enumerate(self._questions)}
         with naming(self._path):
             self._file.seek(0)
@@ -196,7 +196,7 @@ def _in_vain(query: LoggedQuery) -> bool:
 
 
 def _content(question: LabelledQuestion | LoggedQuery) -> bytes:
-    """Return what a question asks, and its label, as a line of the log can hold them."""
+    """Return a question's content and label in the log's encoding."""
     asked = [question.messages, question.choices, question.label]
     return json.dumps(asked, ensure_ascii=False, sort_keys=True, default=dict).encode("utf-8", "replace")
 
@@ -215,14 +215,14 @@ def _encoded(row: Mapping[str, Any]) -> bytes:
 
 
 def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
-    """A reply as the log has it: the ``answer`` (the index of the choice, or the text in normal form; None: there is
-    none in it), or the ``error`` of a call that came to nothing."""
+    """A reply in the log's format: its ``answer`` (the index of the choice, or the text in normal form; None: it has
+    none), or the ``error`` of a failed call."""
     usage = reply.usage or Usage(0, 0)
     output: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     output["latency_s"] = round(reply.latency_s, 4)
     if reply.cost is not None:
         output["cost_usd"] = float(reply.cost)
-    if reply.error is not None and reply.error.kind != "unusable":  # a reply that holds no answer is one
+    if reply.error is not None and reply.error.kind != "unusable":  # a reply without a usable answer still is a reply
         return {"error": f"{reply.error.kind}: {reply.error.message}", **output}
     if reply.probabilities is not None:
         output["probabilities"] = reply.probabilities
@@ -246,32 +246,31 @@ def collect(
     advance: Callable[[int], object] = lambda _: None,
     engine: Engine = HERE,
 ) -> Collected:
-    """Ask every endpoint every question, and write what they answered as an outcome log.
+    """Ask every endpoint every question, and write the answers as an outcome log.
 
-    A call that fails is written as failed and counts neither right nor wrong; one whose reply holds no answer is wrong.
-    No paid answer is lost, whatever ends it; what ended early can be resumed. It ends early, and says so, where the
-    budget leaves too little, and where every call of ten questions in a row failed.
+    A failed call is logged as failed and counts neither as right nor wrong; a reply without an answer is wrong. No paid
+    answer is lost if the run is interrupted, and it can be resumed. It stops early if too little of the budget is left,
+    or if every call of ten consecutive questions failed.
 
-    Every machine of an engine asks a share of the questions; the log is written here. What may be spent is shared out
-    as well, so that all of them together keep to it without asking each other; what their shares left over is spent by
-    one of them in the end. Each machine takes the keys from its own environment, and keeps the pool's limits of calls
-    for itself.
+    Every machine of an engine asks a share of the questions within a share of the budget, so machines need not
+    coordinate; one of them spends what the shares left over at the end. The log is written here. Each machine takes the
+    keys from its own environment, and keeps the pool's rate limits by itself.
 
     Args:
         endpoints: the pool.
-        questions: in the order that the log is to have.
+        questions: the questions, in the log's order.
         out: a ``.jsonl`` file.
-        kind: of free-form answers, as for ``ask(answer=)``.
+        kind: the kind of free-form answers, as for ``ask(answer=)``.
         concurrency: questions at a time, on each machine.
-        max_usd: what the whole log may cost, with what is there already; it stops in time.
-        resume: go on after what is there; an endpoint that is new in the pool is asked the questions before, too.
+        max_usd: the most that the whole log may cost, including earlier runs.
+        resume: continue an existing log; an endpoint new in the pool is asked the earlier questions, too.
         advance: called with the number of questions done.
-        engine: whose machines ask.
+        engine: the engine whose machines ask.
 
     Raises:
-        ConfigError: an argument is wrong, or the file is not this dataset's log.
-        FocalrouteError: a machine was lost. What it had answered is in the log, so resuming asks the rest; what it
-            had under way may have been paid.
+        ConfigError: an argument is invalid, or the file is not this dataset's log.
+        FocalrouteError: a machine was lost. Its answers are in the log, so resuming asks the rest; its calls under way
+            may have been paid.
     """
     way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
     if max_usd is not None:
@@ -299,7 +298,7 @@ def collect(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How questions are asked; see `collect`.
+    """The settings of asking; see `collect`.
 
     Raises:
         ConfigError: ``concurrency`` is below 1.
@@ -317,9 +316,9 @@ class _Way:
 def _share(
     way: _Way, share: tuple[Sequence[_Waiting], Decimal | None], tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
-    """The questions of one machine, as a job; why it ended before the last one (None: it did not), and USD paid.
+    """Ask one machine's share of the questions; return why it stopped early (None: it did not), and the USD paid.
 
-    That is more than the questions cost: what an endpoint can do is tried out first.
+    That includes the cost of capability checks.
     """
     return asyncio.run(_ask_all(way, *share, tell))
 
@@ -342,7 +341,7 @@ async def _ask_all(
         finally:
             await pool.aclose()
         noted = sum((total.cost for total in store.totals().values()), Decimal(0))
-    if left is None:  # then these are the probes alone
+    if left is None:  # then the store holds only the probes
         noted += work.spent
     return work.stopped, noted
 
@@ -352,9 +351,10 @@ class _Asking:
     """The state that the workers share.
 
     Attributes:
-        left: USD at the start; None: no limit. ``promised``: the most that the questions under way can cost.
-        settled: is notified when a question is paid.
-        in_vain: questions in a row, up to now, of which every call failed.
+        left: USD at the start; None: no limit.
+        promised: the most that the questions under way can cost.
+        settled: notified when a question is paid.
+        in_vain: the latest consecutive questions of which every call failed.
     """
 
     way: _Way
@@ -369,7 +369,7 @@ class _Asking:
     stopped: str | None = None
 
     async def run(self, waiting: Iterator[_Waiting]) -> None:
-        """Ask one after the other of those that are waiting."""
+        """Ask waiting questions one after the other."""
         for question, members in waiting:
             if self.stopped is None:
                 await self._one(question, members)
@@ -400,7 +400,7 @@ class _Asking:
             self.stopped = f"of {_IN_VAIN} questions in a row every call failed"
 
     async def _affordable(self, bound: Decimal) -> bool:
-        """Promise this much, once it is sure to fit; what others were promised they will not all spend."""
+        """Promise an amount once it fits, waiting for other questions to settle; False if it never can."""
         if self.left is None:
             return True
         async with self.settled:
@@ -426,15 +426,15 @@ def collect_command(
     engine: str = "local",
     as_json: bool = False,
 ) -> bool:
-    """Collect with a progress bar and print what came of it; whether every question was asked.
+    """Collect with a progress bar and print the result; return whether every question was asked.
 
     Args:
         dataset: see `read_dataset`; ``columns`` are of the form FIELD=COLUMN.
-        limit: only this many questions from the start.
+        limit: only the first ``limit`` questions.
         engine: see `focalroute.evaluate.job_engine.open_engine`.
 
     Raises:
-        ConfigError: an argument, the dataset, the pool or the log is wrong, or there is no such engine.
+        ConfigError: an argument, the dataset, the pool or the log is invalid, or there is no such engine.
         FocalrouteError: see `collect`.
     """
     endpoints = load_pool(pool).endpoints
@@ -456,7 +456,7 @@ def collect_command(
 
 
 def import_command(samples: Sequence[str], out: Path, *, skip_bad_rows: bool = False, as_json: bool = False) -> None:
-    """Import files of per-choice log-likelihoods, each given as MODEL=FILE, and print what came of it.
+    """Import files of per-choice log-likelihoods, each given as MODEL=FILE, and print the result.
 
     Raises:
         ConfigError: see `import_samples`.

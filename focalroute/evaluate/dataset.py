@@ -1,4 +1,4 @@
-"""Reads questions with known answers: JSONL, CSV, or a Hugging Face dataset where `datasets` is installed."""
+"""Reads labelled questions from JSONL, CSV, or a Hugging Face dataset if `datasets` is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from focalroute.core.errors import ConfigError, locating
 from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines
 from focalroute.serving.query import make_query
 
-#: What is read of a row, and the columns that it is looked for in, in this order.
+#: The fields of a question, and the columns in which each is looked for, in order.
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "id": ("id",),
     "prompt": ("prompt", "question", "query"),
@@ -30,7 +30,7 @@ _HUGGING_FACE = "hf:"
 
 
 class _Cell(str):
-    """Of a CSV file: nothing says whether digits are a number or a text."""
+    """A cell of a CSV file, which does not say whether digits are a number or a text."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class LabelledQuestion:
 
     Attributes:
         messages: OpenAI chat messages.
-        prompt: the text that ``messages`` were made of; None: they were given.
+        prompt: the text that ``messages`` were made from; None: messages were given.
         choices: the closed set of answers; None: a free-form question.
         label: the right answer: index into the choices, or text in normal form.
     """
@@ -57,17 +57,18 @@ class LabelledQuestion:
 def read_dataset(
     source: str | Path, *, columns: Mapping[str, str] | None = None, kind: AnswerKind | None = None
 ) -> tuple[LabelledQuestion, ...]:
-    """Read a dataset whole.
+    """Read a whole dataset.
 
     Args:
         source: a ``.jsonl`` or ``.csv`` file (or ``.gz`` of one), or ``hf:NAME[:CONFIG][:SPLIT]``.
-        columns: field -> column, where a column is not named as in `FIELDS`.
-        kind: of free-form answers; labels are brought to its normal form.
+        columns: field -> column, for columns not named as in `FIELDS`.
+        kind: the kind of free-form answers; labels are brought to its normal form.
 
     Raises:
-        ConfigError: the kind is unknown, it cannot be read, or a row is wrong; the message names row and field.
+        ConfigError: the kind is unknown, the dataset cannot be read, or a row is invalid; the message names row and
+            field.
     """
-    normaliser(kind)  # one that is unknown is an error, even where every question has choices
+    normaliser(kind)  # raises for an unknown kind, even if every question has choices
     chosen = dict(columns or {})
     unknown = sorted(set(chosen) - set(FIELDS))
     if unknown:
@@ -88,7 +89,7 @@ def read_dataset(
 
 
 def _rows(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every row, and where it stands."""
+    """Yield every row with its place in the source."""
     if isinstance(source, str) and source.startswith(_HUGGING_FACE):
         return _hugging_face(source)
     path = Path(source)
@@ -101,7 +102,7 @@ def _rows(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every object of a ``.jsonl`` file (or ``.gz`` of one), and where it stands.
+    """Yield every object of a ``.jsonl`` file (or ``.gz`` of one) with its place.
 
     Raises:
         ConfigError: it cannot be read, or a line is not an object.
@@ -119,7 +120,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Rows by the names in the first one; an empty cell is not a value."""
+    """Yield rows by the column names in the first row; empty cells are left out."""
     reader = csv.DictReader(line for _, line in numbered_lines(path))
     before = csv.field_size_limit(LONGEST_LINE)  # of the process
     try:
@@ -146,7 +147,7 @@ def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     config, _, split = rest.rpartition(":")
     try:
         rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(name, config or None, split=split or "test")
-    except Exception as error:  # noqa: BLE001 - whatever the library raises: it is the name that is wrong, or the network
+    except Exception as error:  # noqa: BLE001 - the library may raise anything for a wrong name or a network failure
         raise ConfigError(f"{source}: cannot be loaded: {error}") from None
     return ((f"{source}[{number}]", row) for number, row in enumerate(rows))
 
@@ -182,12 +183,12 @@ def _question(
 
 
 def _is_missing(value: object) -> bool:
-    """Whether a cell holds nothing: None, or pandas' nan."""
+    """Whether a cell is empty: None, or pandas' nan."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The choices, and the labels that the dataset has for them: a list, JSON of one, or ``{"text", "label"}``."""
+    """The choices and the dataset's labels for them, from a list, a JSON list, or ``{"text", "label"}``."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -204,7 +205,7 @@ def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
 
 
 def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:
-    """The index that a label means: a number is one, a text a choice's own or the dataset's letter for it."""
+    """The index that a label means: a number is an index, a text is a choice or the dataset's letter for one."""
     text, number = str(label), isinstance(label, int) and not isinstance(label, bool)
     named = [names.index(text) for names in (choices, letters) if names.count(text) == 1 and not number]
     counted = [int(text)] if text.isdecimal() and int(text) < len(choices) else []

@@ -1,4 +1,4 @@
-"""Makes the page of an evaluation."""
+"""Makes the report page of an evaluation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UPDATES = "An evaluation is of one policy, without updates; those of a folder: 
 
 
 def eval_page(report: Report, updates: Section | None = None) -> Page:
-    """Describe all that the report can show, with a section about a policy folder's ``updates``."""
+    """Make the page of a report, with a section about a policy folder's ``updates``."""
     return Page(
         title=f"focalroute on {Path(report.log).name}",
         facts=_facts(report),
@@ -74,7 +74,7 @@ def _lead(report: Report) -> str:
 
 
 def _is_free(report: Report) -> bool:
-    """Whether nothing is known to have cost anything."""
+    """Whether no call has a known cost above zero."""
     return not any(row.cost_ratio for row in (*report.focalroute, *report.methods))
 
 
@@ -104,7 +104,7 @@ def _curve(report: Report) -> Section:
 
 
 def _played(report: Report, figures: Figures) -> dict[str, Section]:
-    """Return the figures of the played rows."""
+    """Return the sections with figures of the replayed rows."""
     return {
         "over-time": _over_time(report, figures.over_time),
         "errors": _errors(report, figures),

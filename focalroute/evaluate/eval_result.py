@@ -1,4 +1,4 @@
-"""The result of an evaluation: what it is of, the rows of its table, and what its page draws; read back from JSON."""
+"""The result of an evaluation: its options, the rows of its table and the figures of its page; read back from JSON."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.table import SplitKind
 from focalroute.serving.query import MOST_USD_PER_SECOND
 
-#: The methods that focalroute is set beside.
+#: The methods that focalroute is compared with in figures.
 BESIDE = ("best-single-train", "plurality")
 _SHOWN = 0.2  # the target of the operating point that is shown
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """As the JSON report has them under "figures"; all of the operating point that is shown.
+    """The JSON report's "figures", all at the operating point that is shown.
 
     Attributes:
-        shown: its place in the list of operating points.
-        tasks: None: the log names none.
-        tasks_left: how many tasks are left out, the smallest.
+        shown: index of that operating point.
+        tasks: None: the log names no tasks.
+        tasks_left: how many of the smallest tasks are left out.
     """
 
     shown: int
@@ -47,10 +47,10 @@ class Figures:
 
 
 def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
-    """Everything that is drawn.
+    """Make all figures.
 
     Args:
-        name: of the operating point that is shown.
+        name: the name of the operating point that is shown.
         scored: "accuracy" or "score".
     """
     names = replayed.table.names
@@ -77,14 +77,14 @@ def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
 
 
 def calibration(replayed: EvaluationRuns, point: int, scored: str = "accuracy") -> drawings.Calibration:
-    """How right the answers at an operating point are by their confidence, all seeds together."""
+    """The accuracy of an operating point's answers by their confidence, over all seeds."""
     runs = replayed.ours[point]
     confidence = np.concatenate([run.confidence for run in runs])
     return drawings.measure_calibration(confidence, np.concatenate([run.played.worth for run in runs]), scored)
 
 
 def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> drawings.OverTime:
-    """Rolling means, all seeds; the changes of endpoints are those that the first seed noticed."""
+    """Rolling means over all seeds; the changes of endpoints are those noticed with the first seed."""
     runs = replayed.ours[replayed.shown]
     width = drawings.rolling_width(len(replayed.test))
     at, lines = drawings.rolling_series(means, width)
@@ -109,7 +109,7 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> d
 
 
 def asked_by_round(replayed: EvaluationRuns) -> F64:
-    """(R, N) share of the queries on which a round asked an endpoint, over all seeds; R the most rounds there were."""
+    """The share of queries on which each round asked each endpoint, (R, N), over all seeds; R: the most rounds."""
     runs = replayed.ours[replayed.shown]
     rounds = max((len(plan) for run in runs for plan in run.plan), default=0)
     found = np.zeros((max(rounds, 1), len(replayed.table.endpoints)))
@@ -117,15 +117,15 @@ def asked_by_round(replayed: EvaluationRuns) -> F64:
         for plan in run.plan:
             for number, picked in enumerate(plan):
                 found[number, list(picked)] += 1
-    last = int(np.flatnonzero(found.any(axis=1)).max(initial=0))  # a round that asked nobody is none
+    last = int(np.flatnonzero(found.any(axis=1)).max(initial=0))  # trailing rounds that asked no endpoints are dropped
     share: F64 = found[: last + 1] / (len(runs) * len(replayed.test))
     return share
 
 
 def asked_by_task(replayed: EvaluationRuns) -> tuple[drawings.Heatmap | None, int]:
-    """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
+    """The share of each task's queries on which each endpoint was asked, and how many tasks are left out.
 
-    Probes are not counted: they are not asked for an answer.
+    Probes are not counted, as they do not contribute to the answer.
     """
     named = [replayed.table.queries[row].task for row in replayed.test.tolist()]
     runs = replayed.ours[replayed.shown]
@@ -142,10 +142,10 @@ class OperatingPoint(Score):
     """focalroute at one operating point.
 
     Attributes:
-        target_cost_ratio: what it was to hold; None: nothing (the cold start's own).
-        expected_calibration_error: of its confidence, of all seeds together (see
-            `focalroute.evaluate.report_page.drawings.measure_calibration`); None: it answered nothing.
-        minus: by method, this point's accuracy minus the method's.
+        target_cost_ratio: the target; None: none (the cold start's own cost).
+        expected_calibration_error: that of the confidence, over all seeds (see
+            `focalroute.evaluate.report_page.drawings.measure_calibration`); None: there was no answer.
+        minus: this point's accuracy minus that of each method.
     """
 
     target_cost_ratio: float | None = None
@@ -165,8 +165,8 @@ class Method(Score):
     """A baseline or control.
 
     Attributes:
-        curve_minus: focalroute's cost-quality curve at this method's cost minus the method; None: it costs less than
-            every operating point.
+        curve_minus: focalroute's cost-quality curve at this method's cost, minus the method; None: the method costs
+            less than every operating point.
     """
 
     curve_minus: PairedDifference | None = None
@@ -185,13 +185,13 @@ class ReplayOptions:
     """The options of an evaluation that its report states.
 
     Attributes:
-        train_fraction: share of the queries in the first part.
-        seed: of everything random, the first of ``seeds``.
-        seeds: how often everything is trained and played; figures are means over them.
-        feedback: what is revealed of a query once it is answered.
-        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, and so those that follow.
+        train_fraction: share of the queries used for training.
+        seed: the first random seed.
+        seeds: how often everything is trained and replayed, each with its own seed; figures are means over them.
+        feedback: the kind of feedback after each answer.
+        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, also for the options below.
         show_task: whether the strategies see the task's name.
-        usd_per_second: what a second until the answer is worth, as in `focalroute.AsyncEnsemble`.
+        usd_per_second: the price of a second until the answer, as in `focalroute.AsyncEnsemble`.
     """
 
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -207,7 +207,7 @@ class ReplayOptions:
 
     @property
     def feedback_plan(self) -> FeedbackPlan:
-        """Return what is revealed when, the same for all methods and seeds."""
+        """Return which feedback is revealed when, the same for all methods and seeds."""
         return FeedbackPlan(
             self.feedback, self.feedback_share, self.feedback_delay, self.feedback_noise, self.feedback_bias, self.seed
         )
@@ -219,20 +219,20 @@ class Report(ReplayOptions):
 
     Attributes:
         log: the log's path as given.
-        split: cut once, or every task.
-        scored: "accuracy", or "score" where the log has no labels.
-        policy: "trained", "cold", or the version of the one given.
-        embedder: what made the features of the texts, by its name.
+        split: whether the whole log or each of its tasks was split.
+        scored: "accuracy", or "score" if the log has no labels.
+        policy: "trained", "cold", or the version of the given policy.
+        embedder: the name of the embedder of the texts.
         bad_rows: lines of the log that were left out.
         modelled_seconds: whether the log has no latencies, so that `evaluate.table.call_seconds` models them.
-        unpriced: endpoints whose calls count as free, since their price is unknown.
+        unpriced: endpoints of unknown price, whose calls count as free.
         methods: the baselines and controls.
-        focalroute: its operating points.
-        seen: test queries that the policy given was trained on.
-        unfused: by preset with a Fusion of fixed size, test questions with too many choices, answered by plurality; of
-            all seeds.
-        figures: what its page draws.
-        runs: what was played, row by row; it is not in the JSON.
+        focalroute: focalroute's operating points.
+        seen: test queries that the given policy was trained on.
+        unfused: by preset with a Fusion of fixed size, test questions with too many choices, which plurality answered;
+            over all seeds.
+        figures: the figures of the page.
+        runs: the results row by row; not in the JSON.
     """
 
     log: str
@@ -254,18 +254,18 @@ class Report(ReplayOptions):
 
     @property
     def shown(self) -> OperatingPoint:
-        """The operating point that stands for focalroute: the one whose target is nearest to a fifth of the cost."""
+        """The operating point that represents focalroute: the one with the target nearest to a fifth of the cost."""
         return self.focalroute[self.figures.shown]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the JSON report has it."""
+        """The report as in JSON."""
         found = dataclasses.asdict(dataclasses.replace(self, runs=None))
         del found["runs"]
         return found
 
 
 def beside(row: Row, shown: OperatingPoint) -> tuple[str, PairedDifference | None, PairedDifference | None]:
-    """The last cells of a row: its calibration error; what the point that is shown, and the curve, have above it."""
+    """The last cells of a row: its calibration error, and the shown point and the curve minus the row."""
     if isinstance(row, Method):
         return "", shown.minus.get(row.name), row.curve_minus
     if row.expected_calibration_error is None:
@@ -274,15 +274,15 @@ def beside(row: Row, shown: OperatingPoint) -> tuple[str, PairedDifference | Non
 
 
 def nearest(targets: Sequence[float | None]) -> int:
-    """Which of the operating points with these targets is shown: the one nearest to a fifth of the cost."""
+    """Index of the operating point to show: the one with the target nearest to a fifth of the cost."""
     return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
 
 
 def read_eval(found: object, name: str) -> Report:
-    """Check a JSON report; ``name`` stands in messages.
+    """Read and check a JSON report; ``name`` is for messages.
 
     Raises:
-        ConfigError: it is something else; the message says what is wrong with it.
+        ConfigError: it is not such a report; the message says why.
     """
     if isinstance(found, Mapping) and "equal_cost" in found:
         raise ConfigError(f"{name}: is of eval --live, which has no page; give the JSON of focalroute eval LOG")

@@ -1,9 +1,9 @@
-"""Imports what leaderboards publish of multiple-choice tasks: the log-likelihood of every whole choice, by model.
+"""Imports the log-likelihoods of choices that leaderboards publish for multiple-choice tasks, by model.
 
 The files are those of lm-evaluation-harness (``samples_TASK_DATE.jsonl``, written with ``--log_samples``; leaderboards
-publish them as details): one object a question, whose ``filtered_resps`` holds [log-likelihood, greedy] for each
-choice, and whose ``arguments`` the context and the choice that it was taken of. The probability of a choice is that of
-all its tokens, normalised over the choices, as RL-Focal elicits it (arXiv 2502.04492).
+publish them as details). They have one object for each question: ``filtered_resps`` holds [log-likelihood, greedy] for
+each choice, and ``arguments`` its context and choice. A choice's probability is that of all its tokens, normalised over
+the choices, as RL-Focal elicits it (arXiv 2502.04492).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.policy.decider import posterior
 
 _FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?$")
-_CHARACTERS = 4  # of a token, roughly: the files do not say how many there were
+_CHARACTERS = 4  # of a token, roughly, as the files do not give token counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Imported:
 
     Attributes:
         questions: lines of the log.
-        answered: by model, how many of them it has.
-        right: by model, how many of these it has right.
+        answered: number of answers by model.
+        right: number of right answers by model.
         bad_rows: rows that were left out.
     """
 
@@ -45,7 +45,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One question as a model was asked it; models with other chat templates have other prompts."""
+    """One question as put to one model; prompts differ between chat templates."""
 
     id: str
     task: str
@@ -55,27 +55,27 @@ class _Sample:
     prompt: str = field(compare=False)
 
 
-#: A question as its first model was asked it, and what every model said.
+#: A question as put to its first model, and the output of every model.
 _Question = tuple[_Sample, dict[str, Mapping[str, Any]]]
 
 
 def import_samples(
     files: Mapping[str, Sequence[str | Path]], out: str | Path, *, skip_bad_rows: bool = False
 ) -> Imported:
-    """Write the outcome log of some models' files, questions in the order in which they are first met.
+    """Write an outcome log from models' files, with questions in order of first occurrence.
 
-    Questions are the same where task (from the file's name) and ``doc_id`` are; choices and label must then be, too. Of
-    the context, which differs with chat templates, the first model's stands in the log. Tokens are characters / 4 and
-    count every choice as a call of its own, which is what this way of asking costs.
+    Questions with the same task (from the file's name) and ``doc_id`` are the same, and must have the same choices and
+    label. The log has the first model's context, as contexts differ between chat templates. Tokens are characters / 4,
+    and every choice counts as a call of its own, as it does when asked this way.
 
     Args:
-        files: model (as the endpoint is to be called) -> its files, one a task.
-        out: the log, ``.jsonl``; it must not be there yet. It is written whole or not at all.
-        skip_bad_rows: whether to leave out rows that are not of that shape, or of a question that other models were
-            asked differently; else such a row is an error.
+        files: model (the endpoint's name) -> its files, one for each task.
+        out: the log, ``.jsonl``, which must not exist yet. It is written whole or not at all.
+        skip_bad_rows: whether to skip rows of another format, or of a question that other models were asked
+            differently; else such a row is an error.
 
     Raises:
-        ConfigError: a file is not of that shape, or models disagree on a question; the message names file and line.
+        ConfigError: a file has another format, or models disagree on a question; the message names file and line.
     """
     target = Path(out)
     if target.suffix != ".jsonl":
@@ -100,7 +100,7 @@ def import_samples(
 def _gathered(
     files: Mapping[str, Sequence[str | Path]], *, skip_bad_rows: bool
 ) -> tuple[Sequence[_Question], list[str]]:
-    """The questions in the order in which they are met, and what is wrong with the rows that are left out."""
+    """The questions in order of first occurrence, and the errors of skipped rows."""
     found: dict[str, _Question] = {}
     bad_rows: list[str] = []
     rows = ((model, file, *row) for model, paths in files.items() for file in paths for row in json_objects(Path(file)))
@@ -152,7 +152,7 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
 
 
 def _likelihoods(responses: object) -> list[float]:
-    """One for each choice; numbers, or texts of them as some versions write."""
+    """The log-likelihood of each choice, given as numbers or, by some versions, as texts."""
     if not isinstance(responses, list) or len(responses) < 2:
         raise ConfigError("filtered_resps: give the log-likelihoods of at least two choices")
     found = []
@@ -171,7 +171,7 @@ def _likelihoods(responses: object) -> list[float]:
 
 
 def _asked(arguments: object) -> list[tuple[str, str]]:
-    """(context, choice) of each request: a list of pairs, or ``{"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}``."""
+    """(context, choice) of each request, from pairs or ``{"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}``."""
     if isinstance(arguments, Mapping):
         order = sorted(arguments, key=lambda name: int(re.sub(r"\D", "", name) or 0))
         arguments = [list(arguments[name].values()) for name in order if isinstance(arguments[name], Mapping)]
@@ -182,7 +182,7 @@ def _asked(arguments: object) -> list[tuple[str, str]]:
 
 
 def _label(target: object, choices: tuple[str, ...]) -> int:
-    """Of a number the choice at that index, as in the harness, of any other text the choice that it is."""
+    """The index of the right choice: a number is an index, as in the harness, any other text is a choice."""
     text = str(target).strip()
     if text.isdecimal() and int(text) < len(choices):
         return int(text)
@@ -196,8 +196,10 @@ def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     with refusing(target, "written"):
         try:
-            beside.write_bytes(text.encode("utf-8", "replace"))  # as collect: a lone surrogate is a question mark
+            beside.write_bytes(
+                text.encode("utf-8", "replace")
+            )  # like collect, writes a lone surrogate as a question mark
             read_log(beside)
             beside.replace(target)
         finally:
-            beside.unlink(missing_ok=True)  # fails where nothing may be written
+            beside.unlink(missing_ok=True)  # raises if the folder is read-only

@@ -1,7 +1,7 @@
-"""Where independent jobs run: one after the other in this process, or at the same time as tasks of Ray.
+"""Runs independent jobs, one after the other in this process or in parallel as Ray tasks.
 
-A job is a function of what all jobs share, of one input, and of a function that reports progress. It gives the same
-wherever it runs. The only module that imports ray.
+A job is a function of a shared object, one input, and a callback for messages. Its result does not depend on where it
+runs. The only module that imports ray.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ M = TypeVar("M")
 
 Job = Callable[[S, T, Callable[[M], object]], R]
 
-_LOOK_S = 0.2  # how often what was told is fetched
+_LOOK_S = 0.2  # between two fetches of messages
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 
 
 class Engine:
-    """Runs jobs; `open_engine` makes it.
+    """Runs jobs; made by `open_engine`.
 
     Args:
-        ray: Ray, connected; None: jobs run in this process, one after the other.
+        ray: the connected Ray module; None: jobs run in this process, one after the other.
     """
 
     def __init__(self, ray: Any = None) -> None:
@@ -41,7 +41,7 @@ class Engine:
 
     @property
     def machines(self) -> int:
-        """How many there are."""
+        """The number of machines."""
         return 1 if self._ray is None else sum(bool(node["Alive"]) for node in self._ray.nodes())
 
     def each(
@@ -53,18 +53,18 @@ class Engine:
         *,
         again: bool = True,
     ) -> list[R]:
-        """Run the job on every input; what came of each, in the order of the inputs.
+        """Run the job on every input; return the results in the order of the inputs.
 
         Args:
-            job: a function of a module; it, ``shared``, the inputs and what jobs tell and give travel as pickles.
-            shared: what all jobs get; they must not change it.
-            inputs: what one of them gets each.
-            tell: called with what jobs tell, in the calling thread; of each job in order.
+            job: a module-level function; it, ``shared``, the inputs, messages and results are pickled.
+            shared: an object for all jobs, which must not change it.
+            inputs: one for each job.
+            tell: called with the jobs' messages in the calling thread, in order for each job.
             again: whether a job whose machine was lost may be run again on another.
 
         Raises:
             FocalrouteError: a machine was lost, and with it a job.
-            Exception: what a job raised. All that was told until then was passed on; the other jobs are stopped.
+            Exception: the error that a job raised. Earlier messages were passed on; the other jobs are stopped.
         """
         if self._ray is None:
             return [job(shared, one, tell) for one in inputs]
@@ -87,7 +87,7 @@ class Engine:
                 self._ray.cancel(task, force=True)
 
     def _wait(self, tasks: Sequence[Any], box: Any, tell: Callable[[Any], object]) -> None:
-        """Until all are done, or one has failed."""
+        """Wait until all tasks are done or one has failed, passing on messages."""
         left = list(tasks)
         while left:
             done, left = self._ray.wait(left, timeout=_LOOK_S)
@@ -102,12 +102,12 @@ HERE = Engine()
 
 @contextmanager
 def open_engine(where: str = "local") -> Iterator[Engine]:
-    """The engine of this name; what was started for it is gone at the end.
+    """Open the engine of this name; whatever is started for it ends with the context.
 
     Args:
-        where: "local": this process. "ray": the Ray cluster that RAY_ADDRESS names, or else one of this machine's
-            cores, which lasts as long as the engine and listens on the loopback interface alone. "ray://host:port":
-            the cluster whose client server listens there.
+        where: "local": this process. "ray": the Ray cluster that RAY_ADDRESS names, else a new one on this machine's
+            cores, which lasts as long as the engine and listens only on the loopback interface. "ray://host:port": the
+            cluster with a client server at this address.
 
     Raises:
         ConfigError: there is no such engine, Ray is not installed, or its cluster cannot be reached.
@@ -132,15 +132,15 @@ def _address(where: str) -> str:
 
 @contextmanager
 def _ray(address: str) -> Iterator[Any]:
-    """Ray, connected; it prints nothing, reports nothing, and opens no page."""
+    """Connect Ray, without output, usage reports or dashboard."""
     cluster: Any = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {}
     with _environment({**_QUIET, **(_private() if address == "local" else {})}):
         with needing("engine: needs Ray", "ray"):
             import ray
         try:
-            with warnings.catch_warnings(action="ignore"):  # what is wrong is said below
+            with warnings.catch_warnings(action="ignore"):  # errors are reported below
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **cluster)
-        except Exception as error:  # noqa: BLE001 - Ray raises that itself where a cluster does not start in time
+        except Exception as error:  # noqa: BLE001 - Ray raises bare Exceptions, as when a cluster does not start in time
             said = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise ConfigError(f"engine: no Ray cluster at {address}: {said}") from None
         try:
@@ -149,11 +149,11 @@ def _ray(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-@cache  # Ray reads it once in a process
+@cache  # Ray reads these once in a process
 def _private() -> Mapping[str, str]:
-    """Return settings that keep a cluster private: Ray would listen on every interface of a Linux machine.
+    """Return settings that keep a cluster private, as Ray by default listens on every interface on Linux.
 
-    Who has imported Ray before has decided.
+    They have no effect if Ray was imported before.
     """
     if sys.modules.get("ray") is not None:
         return {}
@@ -163,7 +163,7 @@ def _private() -> Mapping[str, str]:
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """With these variables; those that are set already stay as they are."""
+    """Set environment variables within the context, unless they are set already."""
     new = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(new)
     try:
@@ -174,7 +174,7 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Box:
-    """Holds what jobs tell until it is fetched. Lives in a process of its own."""
+    """Holds the jobs' messages until they are fetched. Lives in a separate process."""
 
     def __init__(self) -> None:
         self._told: list[Any] = []
@@ -188,7 +188,7 @@ class _Box:
 
 
 def _run(job: Job[Any, Any, Any, R], shared: Any, one: Any, box: Any) -> R:
-    """One job as a task; it ends when all that it told has arrived."""
+    """Run one job as a task, which ends once all its messages have arrived."""
     import ray
 
     last = None

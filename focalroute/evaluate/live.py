@@ -1,4 +1,4 @@
-"""``focalroute eval --live``: strategies played on a live pool, scored, and shown beside DER at equal cost."""
+"""``focalroute eval --live``: runs strategies on a live pool, scores them, and compares DER with them at equal cost."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from focalroute.policy.sequential import QUERY
 from focalroute.serving.sync import Ensemble
 from focalroute.sim import SimulatedPool, relay_models
 
-#: The prices of cost that DER is trained for: its operating points.
+#: The cost weights (alpha) that DER is trained for: its operating points.
 ALPHAS = (0.1, 0.3, 1.0)
 
-_WARM = 100  # training queries that an ensemble with a window serves first, unscored
+_WARM = 100  # training queries to serve first, unscored, to fill an ensemble's window
 _COLUMNS = [slices(ENDPOINT)[name].start for name in ("accuracy", "price")]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How a live evaluation goes.
+    """The options of a live evaluation.
 
     Attributes:
-        answer: kind of a free-form answer; None: as the queries have it.
-        quality: name of the metric that free-form answers are scored by; None: right or wrong.
+        answer: kind of free-form answers; None: as in the queries.
+        quality: name of the metric that scores free-form answers; None: right or wrong.
         train_fraction: share of the queries, from the first on, that DER is trained on.
-        seed: of everything random, the first of ``seeds``.
-        seeds: how often everything is trained and played.
+        seed: the first random seed.
+        seeds: how often everything is trained and run, each with its own seed.
         max_steps: T_max of every chain.
-        alphas: of DER.
-        settings: DER's, but for these two.
-        publish_to: folder to publish DER's policies to, the last alpha last; None: they are forgotten.
+        alphas: DER's cost weights.
+        settings: DER's other settings.
+        publish_to: folder to publish DER's policies to, the last alpha last; None: they are discarded.
     """
 
     answer: str | None = None
@@ -92,11 +92,11 @@ def play_all(
     seed: int,
     advance: Callable[[int], object] = lambda _: None,
 ) -> dict[str, LiveResult]:
-    """Every strategy on the test queries, by name.
+    """Run every strategy on the test queries; return the results by name.
 
     Args:
         ask: makes the calls that DER is trained with.
-        advance: called with the queries played.
+        advance: called with the number of queries done.
 
     Raises:
         FocalrouteError: no endpoint answered any of them.
@@ -105,7 +105,7 @@ def play_all(
     played: dict[str, LiveResult] = {}
 
     def asked(pool: Sequence[Endpoint], before: Sequence[LiveQuery], **settings: Any) -> list[Answer | None]:
-        """The answers to the test queries, with these unscored before them."""
+        """Answer the test queries, after the ``before`` queries, which are not scored."""
         with Ensemble(pool, max_rounds=options.max_steps, **settings) as ensemble:
             play(ensemble, before)
             return play(ensemble, test, advance)
@@ -133,7 +133,7 @@ def play_all(
 
 
 def environment_of(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery], ask: Asker) -> LiveEnvironment:
-    """Return the replies of endpoints to these queries, asked as training needs them."""
+    """Make the training environment of endpoints and queries, which asks as training needs it."""
     features = np.stack([text_features(live.query.text, QUERY) for live in queries])
     return LiveEnvironment(features, [endpoint.name for endpoint in endpoints], ask)
 
@@ -158,7 +158,7 @@ def publish_routes(root: str | Path, net: Mlp, names: Sequence[str], settings: D
 
 
 def _columns(environment: LiveEnvironment, endpoints: Sequence[Endpoint]) -> F32:
-    """ "accuracy" and "price" (N, 2) as a window shows them in which everybody was asked every query."""
+    """The columns "accuracy" and "price", (N, 2), of a window in which every endpoint was asked every query."""
     observer = Observer(environment.names, [typical_cost(endpoint) for endpoint in endpoints])
     n = len(environment.names)
     for query in range(len(environment.queries)):
@@ -170,11 +170,11 @@ def _columns(environment: LiveEnvironment, endpoints: Sequence[Endpoint]) -> F32
     return sight.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints[:, _COLUMNS]
 
 
-#: What ``--live`` calls the built-in simulated pool.
+#: The name of the built-in simulated pool for ``--live``.
 SIMULATED = "sim"
 _PIPED_WIDTH = 120
 
-#: Family -> how the names of its rows begin; its curve is made of all its rows.
+#: Family -> prefixes of the names of its rows, which all form its curve.
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "single": ("single ",),
     "round-robin": ("round-robin ",),
@@ -187,13 +187,13 @@ class LiveReport:
     """The result of a live evaluation.
 
     Attributes:
-        title: of what, for people.
-        n_test: queries that were scored, all seeds together.
-        seeds: how many.
+        title: the queries and pool, for display.
+        n_test: scored queries over all seeds.
+        seeds: number of seeds.
         scored: "accuracy", or the name of the quality metric.
-        methods: one row a strategy. Cost ratios are to plurality, which asks everybody once.
+        methods: one row for each strategy. Cost ratios are relative to plurality, which asks every endpoint once.
         equal_cost: DER's row -> family -> DER minus the family's curve at DER's cost (see `live_report`).
-        minus: DER's row -> any other row -> DER minus it, whatever both cost.
+        minus: DER's row -> other row -> DER minus the other, regardless of cost.
     """
 
     title: str
@@ -208,10 +208,10 @@ class LiveReport:
 def live_command(
     pool: str, queries: Path | None, options: LiveOptions | None = None, *, json_file: Path | None = None
 ) -> None:
-    """Evaluate with a progress bar, print the tables, write the JSON.
+    """Evaluate with a progress bar, print the tables, and write the JSON.
 
     Raises:
-        ConfigError: an argument, the queries or the pool is wrong, or a file cannot be written.
+        ConfigError: an argument, the queries or the pool is invalid, or a file cannot be written.
         FocalrouteError: no endpoint answered any of the queries.
     """
     if queries is None:
@@ -234,13 +234,13 @@ def evaluate_live(
     options: LiveOptions,
     advance: Callable[[int], object] = lambda _: None,
 ) -> LiveReport:
-    """Train DER on the first part of the queries, play every strategy on the rest; once with each seed.
+    """Train DER on the first part of the queries and run every strategy on the rest, once with each seed.
 
     Args:
-        pool: a pool file, or `SIMULATED`: then every seed has models of its own.
+        pool: a pool file, or `SIMULATED`, which has other models for each seed.
 
     Raises:
-        ConfigError: one of the parts would be empty, or the pool is wrong.
+        ConfigError: one of the parts would be empty, or the pool is invalid.
     """
     train_fraction, seeds = options.train_fraction, range(options.seed, options.seed + options.seeds)
     at = int(len(queries) * train_fraction + 1e-9)
@@ -265,18 +265,18 @@ def evaluate_live(
 
 
 def _steps(queries: Sequence[LiveQuery], options: LiveOptions, pool: str) -> int:
-    """Queries that all seeds play: each chain of a single endpoint, and the other strategies."""
+    """The number of queries that all strategies answer, over all seeds."""
     endpoints = len(relay_models(options.seed)) if pool == SIMULATED else len(load_pool(pool).endpoints)
     played = len(queries) - int(len(queries) * options.train_fraction)
     return played * (endpoints + 3 + len(options.alphas)) * options.seeds
 
 
 def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, scored: str = "accuracy") -> LiveReport:
-    """Score what was played on the same queries.
+    """Score results on the same queries.
 
-    A family's curve is the upper envelope of its rows in cost and accuracy, linear in between: any two of them may be
-    played by chance. It is taken on the very queries that are scored, which favours the family. Where DER costs less
-    than all of it, DER is set beside its cheapest row.
+    A family's curve is the upper envelope of its rows in cost and accuracy, linear in between, as two rows can be mixed
+    at random. It is chosen on the scored queries themselves, which favours the family. If DER costs less than the whole
+    curve, it is compared with the cheapest row.
     """
     everybody = float(played["plurality"].usd.sum())
     methods = {name: score(name, [one], everybody) for name, one in played.items()}
@@ -307,7 +307,7 @@ def _beside(
 
 
 def _envelope(points: Sequence[Score]) -> list[Score]:
-    """The points that no mixture of two others beats at their cost, from the cheapest to the most accurate."""
+    """The points that no mixture of two others beats at equal cost, from the cheapest to the most accurate."""
     hull: list[Score] = []
     for point in sorted(points, key=lambda p: (p.cost_ratio, -p.accuracy)):
         if hull and point.accuracy <= hull[-1].accuracy:

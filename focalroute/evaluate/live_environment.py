@@ -1,10 +1,8 @@
-"""The queries of a live evaluation, strategies played on them, and live endpoints as DER's training sees them.
+"""The queries of a live evaluation, strategies run on them, and live endpoints as an environment for training DER.
 
-In training each endpoint is shown the answer before its own, and every call is made once.
-
-Endpoints are frozen, and so a call whose question, endpoint and shown answer were all there before is not made again:
-its reply is remembered. Calls go over HTTP, through an ensemble of one endpoint, or to simulated models in this
-process.
+In training each endpoint is shown the answer before its own. Endpoints are assumed constant, so the reply to a call is
+remembered, and a call with the same question, endpoint and shown answer is made only once. Calls go over HTTP, through
+an ensemble of one endpoint, or to simulated models in this process.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class LiveQuery:
 
     Attributes:
         label: the right choice's text, or the right answer to a free-form question.
-        quality: what a free-form answer is worth beside it; None: 1 if both have one normal form, else 0.
+        quality: scores a free-form answer against the label; None: 1 if their normal forms are equal, else 0.
     """
 
     query: Query
@@ -80,12 +78,12 @@ class LiveQuery:
 def read_queries(
     path: str | Path, *, answer: AnswerKind | None = None, quality: Quality | None = None
 ) -> tuple[LiveQuery, ...]:
-    """Read queries in the outcome log's format; ``outputs`` are not needed, and not looked at.
+    """Read queries in the outcome log's format; ``outputs`` are ignored.
 
     Args:
-        path: of the file.
+        path: the file.
         answer: the kind of free-form answers (see `focalroute.AsyncEnsemble.ask`).
-        quality: of free-form answers.
+        quality: scores free-form answers.
 
     Raises:
         ConfigError: the file breaks the format, or a query has no text or no label.
@@ -107,7 +105,7 @@ def read_queries(
 def of_questions(
     questions: Sequence[Question], *, answer: AnswerKind | None = None, quality: Quality | None = None
 ) -> tuple[LiveQuery, ...]:
-    """Simulated questions: with their choices, or free-form where the kind of an ``answer`` is given."""
+    """Make queries of simulated questions, with their choices, or free-form if the kind of ``answer`` is given."""
     return tuple(
         LiveQuery(
             make_query(q.text, choices=None if answer else q.choices, answer=answer, task=q.topic), q.answer, quality
@@ -118,10 +116,10 @@ def of_questions(
 
 @dataclass(frozen=True, slots=True)
 class LiveResult(ReplayResult):
-    """The result of a strategy, live.
+    """The result of a strategy on live queries.
 
     Attributes:
-        tokens: endpoint -> (n,) tokens it read and wrote, as far as it told; who was never asked is missing.
+        tokens: endpoint -> (n,) prompt and completion tokens, as far as reported; without endpoints never asked.
     """
 
     tokens: Mapping[str, NDArray[np.int64]]
@@ -130,7 +128,7 @@ class LiveResult(ReplayResult):
 def play(
     ensemble: Ensemble, queries: Sequence[LiveQuery], advance: Callable[[int], object] = lambda _: None
 ) -> list[Answer | None]:
-    """Its answers, None where it failed. After every eight their labels are given."""
+    """Answer queries, eight at a time with feedback after each eight; return the answers, None for a failure."""
     answers: list[Answer | None] = []
     for start in range(0, len(queries), _BATCH):
         batch = queries[start : start + _BATCH]
@@ -150,9 +148,9 @@ def play(
 
 
 def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: int | None = None) -> LiveResult:
-    """Return the result as if the chain had ended after that many steps: its last usable reply until then.
+    """Return the result as if the chain had ended after that many steps, with its last usable reply.
 
-    A rule that goes one endpoint at a time decides a step alike, whatever T_max is; so one play tells of all.
+    A rule that asks one endpoint at a time decides each step independently of T_max, so one run gives all lengths.
     """
     n = len(queries)
     worth, usd = np.zeros(n), np.zeros(n)
@@ -180,7 +178,7 @@ def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: i
 
 
 def joined(parts: Sequence[LiveResult]) -> LiveResult:
-    """Several plays, of different queries, as one."""
+    """Join results on different queries into one."""
     most = max(part.asked.shape[1] for part in parts)
     asked = [np.pad(part.asked, ((0, 0), (0, most - part.asked.shape[1]))) for part in parts]
     names = dict.fromkeys(name for part in parts for name in part.tokens)
@@ -195,14 +193,14 @@ def joined(parts: Sequence[LiveResult]) -> LiveResult:
     )
 
 
-_JITTER = 0.25  # of the window's columns in training: in service they are never the same for long
+_JITTER = 0.25  # noise on the window's columns in training, as they keep changing in service
 _AT_A_TIME = 16
-#: What the capability check finds of a simulated model that speaks the dialect "openai".
+#: The capabilities of a simulated model in the dialect "openai".
 _ABLE = Capabilities(True, 20, True, True, True)
 
 
 class ChainCall(NamedTuple):
-    """One call: which query, which endpoint, and the text of the answer it is shown; None: none."""
+    """One call: the indices of query and endpoint, and the text of the answer shown to the endpoint (None: none)."""
 
     query: int
     endpoint: int
@@ -213,12 +211,12 @@ class ChainReply(NamedTuple):
     """The reply of one step.
 
     Attributes:
-        text: what the next endpoint is shown; None: the reply was not usable.
+        text: the text to show the next endpoint; None: the reply was not usable.
         form: the answer in normal form.
-        features: (`ANSWER`,) of that.
-        certainty: its own mass on it; 0 where it gave none.
-        worth: P, its quality in [0, 1].
-        usd: what the call cost.
+        features: (`ANSWER`,) features of ``form``.
+        certainty: the endpoint's own probability of the answer; 0 if it gave none.
+        worth: P, the answer's quality in [0, 1].
+        usd: the cost of the call.
     """
 
     text: str | None
@@ -229,7 +227,7 @@ class ChainReply(NamedTuple):
     usd: float
 
 
-#: Makes calls, as many at a time as it pleases; the results in the same order.
+#: Makes calls, possibly concurrently, and returns the replies in the same order.
 Asker = Callable[[Sequence[ChainCall]], Sequence[ChainReply]]
 
 
@@ -237,13 +235,13 @@ class LiveEnvironment:
     """Replies of endpoints to Q queries, asked once and remembered, for training DER.
 
     Args:
-        queries: (Q, `QUERY`) features of their text.
-        names: the endpoints, N of them.
+        queries: (Q, `QUERY`) features of the queries' text.
+        names: the names of the N endpoints.
         ask: makes the calls.
 
     Attributes:
         columns: (N, 2) "accuracy" and "price" as the policy sees them (`STEP_ENDPOINT`); zeros at first.
-        calls: how many were made.
+        calls: number of calls made.
     """
 
     def __init__(self, queries: F32, names: Sequence[str], ask: Asker) -> None:
@@ -262,12 +260,12 @@ class LiveEnvironment:
 
     @cached_property
     def unit(self) -> float:
-        """USD of asking everybody once, the mean over the queries; they are all asked for it."""
+        """Mean USD of asking every endpoint once; makes all these calls."""
         calls = [ChainCall(q, i, None) for q in range(len(self.queries)) for i in range(len(self.names))]
         return sum(reply.usd for reply in self.replies(calls)) / len(self.queries)
 
     def replies(self, calls: Sequence[ChainCall]) -> list[ChainReply]:
-        """The replies to these calls; those not made before are made now."""
+        """The replies to these calls; only new calls are made."""
         new = [call for call in dict.fromkeys(calls) if call not in self._known]
         if new:
             self._known.update(zip(new, self._ask(new), strict=True))
@@ -275,7 +273,7 @@ class LiveEnvironment:
         return [self._known[call] for call in calls]
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> LiveRoutes:
-        """Routes for these queries; in training the columns vary around what they are."""
+        """Start routes for these queries; in training (``rng`` given) the columns get noise."""
         columns = self.columns
         if rng is not None:
             columns = (columns + _JITTER * rng.standard_normal(columns.shape)).astype(np.float32)
@@ -283,7 +281,7 @@ class LiveEnvironment:
 
 
 class LiveRoutes:
-    """B routes under way, as `focalroute.serving.sequential.Chain` sees each of them."""
+    """B routes under way, each with the state that `focalroute.serving.sequential.Chain` has."""
 
     def __init__(self, environment: LiveEnvironment, rows: I64, max_steps: int, columns: F32) -> None:
         size, n = len(rows), len(environment.names)
@@ -315,7 +313,7 @@ class LiveRoutes:
         return np.concatenate([~self._failed, answered[:, None]], axis=1)
 
     def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
-        """Let these routes ask these endpoints, each shown its route's last answer."""
+        """Ask one endpoint on each of these routes, showing it the route's last answer; return worths and USD."""
         calls = []
         for row, endpoint in zip(rows.tolist(), endpoints.tolist(), strict=True):
             last = self._last[row]
@@ -334,7 +332,7 @@ class LiveRoutes:
 
 @contextmanager
 def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Iterator[Asker]:
-    """Calls through everything that an ask goes through: limits, retries, what the endpoint is found to be able to."""
+    """Make calls like those of asks, with rate limits, retries and capability checks."""
     with ExitStack() as stack:
         alone = [stack.enter_context(Ensemble([endpoint], policy="best-single")) for endpoint in endpoints]
 
@@ -357,7 +355,7 @@ def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> It
 
 
 def in_process(models: Sequence[SimulatedModel], endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Asker:
-    """The same calls to simulated models, without sockets: the same replies at the same cost."""
+    """Make the same calls to simulated models without sockets, with the same replies and costs."""
     by_name: Mapping[str, SimulatedModel] = {model.name: model for model in models}
 
     def ask(calls: Sequence[ChainCall]) -> list[ChainReply]:

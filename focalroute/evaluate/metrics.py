@@ -1,8 +1,8 @@
-"""Accuracy, cost and calls of what was played, with bootstrap intervals; paired comparisons.
+"""Accuracy, cost and calls of results, with bootstrap intervals; paired comparisons.
 
-Rows come as a stream and neighbours are alike, so blocks of 50 consecutive test rows are resampled, not single rows
-(Künsch 1989, non-overlapping as in Carlstein 1986); a last block that is shorter is one of them. Of fewer than 500 rows
-a block is a tenth: a handful of blocks would make any interval narrow, and a single one makes it a point.
+Neighbouring rows of a stream are alike, so blocks of 50 consecutive test rows are resampled, not single rows (Künsch
+1989, non-overlapping as in Carlstein 1986); the last block may be shorter. With fewer than 500 rows a block is a tenth
+of them, as a handful of blocks would make the interval too narrow, and a single one a point.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from focalroute.evaluate.replay import ReplayResult
 BLOCK = 50
 _LEAST_BLOCKS = 10
 _RESAMPLES = 2000
-_TAIL = 0.025  # on either side of a 95 % interval
+_TAIL = 0.025  # probability on either side of a 95 % interval
 _WORSE = -0.01  # a lower bound above this is "no worse"
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a method did on the test part.
+    """A method's results on the test part.
 
     Attributes:
-        accuracy: share of right answers; the mean score where there are no labels.
+        accuracy: share of right answers; the mean score if there are no labels.
         accuracy_ci95: its 95 % interval.
-        cost_usd_per_query: float64 USD.
-        cost_ratio: all it paid / what asking everybody costs, a ratio of sums; 0 where everything is free.
-        calls_per_query: endpoints asked.
-        mean_s: seconds until the answer; None: not known, as live.
-        p95_s: 95 % of the answers came within.
+        cost_usd_per_query: mean USD, float64.
+        cost_ratio: total cost / total cost of asking every endpoint; 0 if everything is free.
+        calls_per_query: mean number of endpoints asked.
+        mean_s: mean seconds until the answer; None: unknown, as in live evaluations.
+        p95_s: the 95th percentile of these seconds.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Score:
     p95_s: float | None = field(default=None, kw_only=True)
 
     def cells(self, digits: int = 4) -> tuple[str, ...]:
-        """As tables have it: accuracy, its interval, cost ratio, USD for 1,000 queries, calls, seconds."""
+        """The cells of a table's row: accuracy, interval, cost ratio, USD for 1,000 queries, calls, seconds."""
         return (
             f"{self.accuracy:.{digits}f}",
             span(self.accuracy_ci95),
@@ -75,30 +75,31 @@ class PairedDifference:
     no_worse: bool
 
     def cells(self) -> tuple[str, str]:
-        """The mean and its interval, as tables have them."""
+        """The mean and its interval as a table's cells."""
         return f"{self.difference:+.3f}", span(self.ci95, "+.3f")
 
     def in_points(self) -> str:
-        """Both in points."""
+        """The mean and its interval in points."""
         low, high = (100 * end for end in self.ci95)
         return f"{100 * self.difference:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def span(ends: tuple[float, float], form: str = ".3f") -> str:
-    """An interval in words."""
+    """Format an interval as "LOW to HIGH"."""
     return f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
 def interval(values: Sequence[F64], *, least: float = 0.0, seed: int = 0) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of all values; each array is one run over the same rows, in order.
 
-    The rows are what is drawn anew: a block comes with the values of all runs, since these share its luck.
+    Rows are resampled: a block comes with the values of all runs, as the runs are not independent on the same rows.
 
-    n rows of one value can be drawn in one way only. A share of 1 - 0.025^(1/n) of all others may yet be at either end,
-    as n rows miss it with 2.5 %: where all are right, or all wrong, the interval of Clopper & Pearson (1934).
+    If all n rows have the same value, resampling cannot vary it. Then up to a share 1 - 0.025^(1/n) of further rows may
+    have the lowest or highest value, as n rows miss such rows with probability 2.5 %. If all answers are right, or all
+    wrong, this is the interval of Clopper & Pearson (1934).
 
     Args:
-        least: the least that a value can be; the most is 1.
+        least: the lowest possible value; the highest is 1.
     """
     rows = np.mean(values, axis=0)
     if np.ptp(rows) == 0:
@@ -114,7 +115,7 @@ def interval(values: Sequence[F64], *, least: float = 0.0, seed: int = 0) -> tup
 
 
 def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed: int = 0) -> Score:
-    """Score what was played, one result a seed; ``everybody_usd`` is what asking everybody on these rows costs."""
+    """Score results, one for each seed; ``everybody_usd``: the cost of asking every endpoint on these rows."""
     paid = float(np.mean([run.usd.sum() for run in runs]))
     timed = {}
     if seconds := [run.seconds for run in runs if run.seconds is not None]:
@@ -132,7 +133,7 @@ def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed
 
 
 def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: float) -> list[ReplayResult]:
-    """Playing the second with this probability and else the first, in expectation; ``asked`` is the first's."""
+    """The expected results of using the second with probability ``share``, else the first; ``asked`` is the first's."""
     return [
         ReplayResult((1 - share) * a.worth + share * b.worth, (1 - share) * a.usd + share * b.usd, a.asked)
         for a, b in zip(first, second, strict=True)
@@ -140,7 +141,7 @@ def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: 
 
 
 def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, seed: int = 0) -> PairedDifference:
-    """Compare two methods played on the same rows, one `ReplayResult` a seed.
+    """Compare two methods on the same rows, with one `ReplayResult` for each seed.
 
     Raises:
         ValueError: the rows do not pair up.
@@ -160,9 +161,9 @@ def beside_curve(
     *,
     seed: int = 0,
 ) -> PairedDifference | None:
-    """Focalroute's curve at the method's cost minus the method; None where the method costs less than every point.
+    """Focalroute's curve at the method's cost, minus the method; None if the method costs less than every point.
 
-    Between neighbouring operating points the curve is linear: either is played by chance. Beyond the last it is level.
+    Between neighbouring points the curve is linear, as they can be mixed at random; beyond the last it is flat.
     """
     order = sorted(range(len(points)), key=lambda n: points[n].cost_ratio)
     below = [n for n in order if points[n].cost_ratio <= method.cost_ratio]

@@ -1,7 +1,7 @@
-"""Estimates the worth of two policies on answers of others, from the stored probabilities.
+"""Off-policy evaluation: estimates the value of two policies on other policies' answers, from stored propensities.
 
-A policy is valued as it serves with exploration, on queries like the ones stored, seen with the window as it was then.
-rho_1:t is the product of an episode's ratios pi / mu up to decision t, mu the probability stored when it was decided.
+The value is that of a policy serving with exploration, on queries like the stored ones, observed with the window of
+that time. rho_1:t is the product of an episode's ratios pi / mu up to decision t, with mu the stored propensity.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ from focalroute.policy.references import load_reference
 from focalroute.store import display_name, open_store, require_existing
 from focalroute.store.base import StoredAnswer
 
-#: What is estimated: right answers in points (100 (u + 1) / 2), cost in costs of asking everybody once, and
-#: u - lambda cost in points, lambda the one that each decision saw.
+#: The quantities to estimate: right answers in points (100 (u + 1) / 2), cost in units of asking every endpoint once,
+#: and the reward u - lambda cost in points, with the lambda that each decision saw.
 MEASURES = ("accuracy", "cost", "reward")
-#: How: weighted by whole episodes' ratios; the same divided by their mean; per decision around a fitted V.
+#: The estimators: weighted by the ratios of whole episodes; the same divided by their mean; per decision, with a
+#: fitted V as control variate.
 ESTIMATORS = ("ips", "self-normalised", "doubly-robust")
-#: A mean ratio that is further from 1 says that the answers lack, or hold by chance, so much of what the policy does.
+#: A mean ratio further from 1 means that the answers contain too little, or too much, of what the policy does.
 UNTRIED = 0.05
 
-#: An episode's V is fitted on the other parts.
+#: Parts for cross-fitting: an episode's V is fitted on the others.
 PARTS = 5
-#: An effective sample size below this says nothing.
+#: An effective sample size below this is insufficient evidence.
 ENOUGH = 50.0
 
 _SURE = 1.96
-_RIDGE = 10.0  # as if so many episodes had shown no effect of a feature
+_RIDGE = 10.0  # as if this many episodes had shown no effect of a feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,14 @@ class PolicyValue:
     """The estimates for one policy.
 
     Attributes:
-        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: how many answers of its
-            own the stored ones are worth.
-        mean_ratio: the mean of rho, whose expectation is 1. Far from it: what the policy does was hardly ever tried,
-            which the effective sample size does not show, since what never happened has no ratio.
-        changed: answers that its Fusion would have given otherwise.
-        guessed: those of them whose worth is only likely, since a bare reward on another answer says no more.
-        estimates: measure -> estimator -> value; None if the effective sample size is under `ENOUGH`, or the mean
-            ratio further from 1 than `UNTRIED`: insufficient evidence.
+        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: the equivalent number of
+            the policy's own answers.
+        mean_ratio: the mean of rho, whose expectation is 1. If it is far from 1, the policy's actions were hardly ever
+            tried. The effective sample size does not show that, as actions never taken have no ratio.
+        changed: answers that the policy's Fusion would have replaced by others.
+        guessed: those of them whose worth is uncertain, as only a bare reward for another answer is known.
+        estimates: measure -> estimator -> value; None for insufficient evidence: the effective sample size is under
+            `ENOUGH`, or the mean ratio further from 1 than `UNTRIED`.
     """
 
     effective_sample_size: float
@@ -91,7 +92,7 @@ class PolicyValue:
 
     @property
     def enough(self) -> bool:
-        """Whether there is evidence at all."""
+        """Whether there is sufficient evidence."""
         return self.estimates is not None
 
 
@@ -100,14 +101,14 @@ class PolicyComparison:
     """Two policies on the same stored answers.
 
     Attributes:
-        rewarded: answers that a policy decided and somebody judged.
-        episodes: those that count: every decision sampled, seen through today's layout.
-        greedy: left out because a decision was not sampled, so that it has no probability to weigh by.
-        unread: left out because another version of this package saw them through another layout.
+        rewarded: answers of a policy that have feedback.
+        episodes: the answers used: every decision was sampled, with the current layout of observations.
+        greedy: answers left out because a decision was not sampled, so that there is no propensity.
+        unread: answers left out because another version of this package observed them in another layout.
         labelled: those of ``episodes`` whose right answer is known.
         a: the first policy.
         b: the second.
-        difference: b minus a, paired; None where either has insufficient evidence.
+        difference: b minus a, paired; None if either has insufficient evidence.
     """
 
     rewarded: int
@@ -123,16 +124,16 @@ class PolicyComparison:
 def compare_policies(
     answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]], a: Policy, b: Policy, *, seed: int = 0
 ) -> PolicyComparison:
-    """Estimate what two policies are worth, and their difference, from rewarded answers of any policies.
+    """Estimate the values of two policies, and their difference, from answers of any policies with feedback.
 
     Args:
-        answers: with their feedback, as `Store.recent` gives them.
+        answers: answers with their feedback, as from `Store.recent`.
         a: a policy.
         b: another one.
-        seed: of the parts that the critic is cross-fitted on.
+        seed: the seed of the split for cross-fitting the critic.
 
     Raises:
-        ConfigError: both are the same policy, or no answer can count.
+        ConfigError: both are the same policy, or no answer can be used.
         PolicyError: a policy is not one that this package wrote.
     """
     if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
@@ -174,9 +175,9 @@ class _Log:
     Attributes:
         names: the endpoints, in the order of the batch's ids.
         shares: (B, T) c_k / C of each decision.
-        worth: (B, K) u, had this candidate been the answer.
+        worth: (B, K) u if this candidate had been the answer.
         known: (B, K) whether that is exact.
-        part: (B,) which of the parts, for cross-fitting, an episode is in.
+        part: (B,) the episode's part for cross-fitting.
     """
 
     batch: Batch
@@ -199,7 +200,7 @@ class _Log:
             posterior[row, : len(known)] = known
         fusions = made.fusions
         answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
-        answered |= fusions.answered[:, None] < 0  # written from them, whichever is preferred
+        answered |= fusions.answered[:, None] < 0  # written from the candidates, whichever the Fusion prefers
         either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, _ in sampled])
         told = fusions.labelled | (fusions.reward == 1) | (either & (fusions.reward == -1))
         return cls(
@@ -214,7 +215,7 @@ class _Log:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One policy on a log; ``values`` (estimator, measure, B) are its estimates as means of one value an episode."""
+    """One policy on a log; its estimates are the means of ``values`` (estimator, measure, B) over episodes."""
 
     value: PolicyValue
     values: F64
@@ -245,7 +246,7 @@ def _played(log: _Log, policy: Policy) -> _Played:
 
 
 def _rewards(log: _Log, u: F64) -> F64:
-    """Return what each step adds to each measure, (measure, B, T), the answers worth ``u`` (B,)."""
+    """Return each step's reward in each measure, (measure, B, T), for answers worth ``u`` (B,)."""
     right = np.zeros_like(log.shares)
     right[:, -1] = POINTS * (u + 1)
     paid = POINTS * log.batch.steps.rewards.astype(np.float64)  # -lambda c_k / C at the Decider's steps
@@ -254,7 +255,7 @@ def _rewards(log: _Log, u: F64) -> F64:
 
 
 def _normalised(total: F64, weight: F64) -> F64:
-    """The self-normalised estimate sum(rho G) / sum(rho), made linear, so that its interval is that of a mean."""
+    """The self-normalised estimate sum(rho G) / sum(rho), linearised so that its interval is that of a mean."""
     value = (total @ weight / weight.sum())[:, None]
     linear: F64 = value + weight / weight.mean() * (total - value)
     return linear
@@ -272,7 +273,7 @@ def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
 
 
 def _estimates(values: F64) -> Estimates:
-    """From one value an episode, (estimator, measure, B)."""
+    """Make estimates from values (estimator, measure, B)."""
     return {
         measure: {how: Estimate(*interval(values[e, m])) for e, how in enumerate(ESTIMATORS)}
         for m, measure in enumerate(MEASURES)
@@ -280,7 +281,7 @@ def _estimates(values: F64) -> Estimates:
 
 
 def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64:
-    """rho_1:t (B, T); the last column, the Fusion's, is that of all decisions."""
+    """rho_1:t (B, T); the last column, for the Fusion, covers all decisions."""
     logits, _ = decider_pass(net, decisions.context, decisions.endpoints, decisions.ids)
     log_ratio = np.zeros(shape)
     log_ratio[decisions.episode, decisions.step] = likelihood(logits, decisions.heads).log_pi - decisions.log_mu
@@ -289,14 +290,14 @@ def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64
 
 
 def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64:
-    """sum over t of rho_1:t (r_t + V(s_{t+1}) - V(s_t)), (B,): what doubly robust estimation adds to V(s_1).
+    """The correction that doubly robust estimation adds to V(s_1): sum_t rho_1:t (r_t + V(s_{t+1}) - V(s_t)), (B,).
 
-    Jiang & Li 2016 (arXiv 1511.03722) with Q(s, a) taken to be V(s). V(s_1) plus this has the policy's value as its
-    mean whatever V, as long as V was not fitted on the same episodes, and the less variance the better V.
+    From Jiang & Li 2016 (arXiv 1511.03722), with V(s) in place of Q(s, a). If V was not fitted on the same episodes,
+    V(s_1) plus this is unbiased for any V, and a better V reduces its variance.
 
     Args:
         rewards: (B, T).
-        value: (B, T) V(s_t); what stands at padding does not matter.
+        value: (B, T) V(s_t); values at padding are ignored.
         ratio: (B, T) rho_1:t.
         taken: (B, T) a step, not padding.
     """
@@ -307,32 +308,30 @@ def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64
 
 
 def effective_sample_size(weights: Floats) -> float:
-    """(sum w)^2 / sum w^2: how many episodes of the policy's own these are worth."""
+    """(sum w)^2 / sum w^2: the equivalent number of the policy's own episodes."""
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def interval(values: Floats) -> tuple[float, float, float]:
-    """The mean of one value an episode, and the ends of its 95 % interval.
+    """The mean over episodes, and the ends of its 95 % interval.
 
-    By the normal approximation: each decision was sampled by itself, so what weighing adds is independent from episode
-    to episode.
+    By the normal approximation: decisions were sampled independently, so the weights are independent across episodes.
     """
     mean, half = float(values.mean()), _SURE * float(values.std()) / max(len(values) - 1, 1) ** 0.5
     return mean, mean - half, mean + half
 
 
 def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
-    """V at every step, (measure, B, T), fitted by least squares on parts that an episode is not in.
+    """V at every step, (measure, B, T), fitted by least squares on the parts without the episode.
 
-    One linear function for each kind of step: the first decision, later ones, the Fusion's. An error of V costs
-    precision, never correctness, so a fit in closed form, with nothing to tune, will do. What stands at padding means
-    nothing.
+    There is one linear function for each kind of step: the first decision, later ones, the Fusion. An error of V costs
+    precision, not correctness, so a closed-form fit without tuning suffices. Values at padding are meaningless.
 
-    What followed a step is weighted by the ratios of the decisions from there on, so that V is the policy's own and
-    not that of the policy that decided.
+    Returns after a step are weighted by the ratios of the decisions from there on, so that V is that of the evaluated
+    policy, not of the one that decided.
 
     Args:
-        steps: what was seen.
+        steps: the observed states.
         rewards: (measure, B, T).
         ratio: (B, T) rho_1:t.
         part: (B,) in 0..`PARTS` - 1.
@@ -353,7 +352,7 @@ def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.in
 
 
 def _kinds(taken: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], ...]:
-    """First decisions, later ones, Fusion steps: (B, T) each."""
+    """Masks of first decisions, later decisions and Fusion steps, (B, T) each."""
     fusion = np.zeros_like(taken)
     fusion[:, -1] = True
     first = taken & (np.cumsum(taken, axis=1) == 1) & ~fusion
@@ -361,7 +360,7 @@ def _kinds(taken: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], ...]:
 
 
 def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]) -> F64:
-    """Weighted ridge regression of ``returns`` (measure, n) on ``states`` (n, Ds), at the states ``wanted``."""
+    """Predict at ``wanted`` states by weighted ridge regression of ``returns`` (measure, n) on ``states`` (n, Ds)."""
     weights = weights / weights.mean()
     total = weights.sum()
     centre, level = weights @ states / total, returns @ weights / total
@@ -372,7 +371,7 @@ def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]
     return found
 
 
-#: How many of a store's latest answers are looked at.
+#: How many of a store's latest answers are read.
 LATEST = 10_000
 
 _PIPED_WIDTH = 120
@@ -384,7 +383,7 @@ def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool 
     """Compare two policies (see `focalroute.cli.policy.describe`) on a store's answers, and print the estimates.
 
     Raises:
-        ConfigError: a policy or the store does not exist, both policies are the same, or no answer can count.
+        ConfigError: a policy or the store does not exist, both policies are the same, or no answer can be used.
         PolicyError: a policy does not pass its checks.
         StoreError: the store cannot be read.
     """
@@ -435,7 +434,7 @@ def _cell(part: Estimates | None, measure: str, how: str) -> str:
 
 
 def _verdict(found: PolicyComparison) -> str:
-    """Which is better, by the doubly robust estimate of the reward."""
+    """Say which policy is better, by the doubly robust estimate of the reward."""
     if found.difference is None:
         lacking = [name for name, value in (("A", found.a), ("B", found.b)) if not value.enough]
         return (

@@ -1,6 +1,6 @@
-"""Reads an outcome log: what a pool answered to past queries, one JSON object a line, in the order they came.
+"""Reads an outcome log: a pool's answers to past queries, one JSON object for each query, in order of arrival.
 
-Whatever breaks the format is a `ConfigError` with file, line number and field; a log is read whole or not at all.
+A breach of the format is a `ConfigError` with file, line number and field; a log is read whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from focalroute.core.spelling import advice, first_problem
 _T = TypeVar("_T")
 _Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 _Share = Annotated[_Amount, Field(le=1)]
-# One mistaken row would outweigh what all others cost, or be infinite in the networks' precision.
+# A larger number in a single row would outweigh the cost of all others, or be infinite in the networks' precision.
 _Count = Annotated[StrictInt, Field(ge=0, le=10**9)]
 _Usd = Annotated[_Amount, Field(le=10**6)]
 _Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
 
-#: Of a file that is read, bytes.
+#: The longest line of a file, bytes.
 LONGEST_LINE = 16 * 2**20
 
-_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # what a packed log may unpack to: bytes, or times its size
+_MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # the most that a gzip file may unpack to: bytes, or times its size
 _MOST_CHOICES = 1000  # as in serving
-_MOST_PARTS = 200_000  # objects and lists in a line, each of which takes many times its text
-_ROUNDING = 1e-3  # how far below 1 probabilities may add up that were rounded
-_ROUNDED = 0.00501  # by how much each may be too large: rounded to two digits
+_MOST_PARTS = 200_000  # objects and lists in a line, as each takes many times the memory of its text
+_ROUNDING = 1e-3  # how far below 1 the sum of rounded probabilities may be
+_ROUNDED = 0.00501  # how much too large each probability may be, rounded to two digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Output:
     """One endpoint's output.
 
     Attributes:
-        answer: index into the choices, or free-form text; None: it replied but nothing usable, or only ``score`` is
-            known.
-        probabilities: mass on each choice, adding up to at most 1 (rounded ones to 1); None where not recorded.
-        score: quality in [0, 1]; used where the query has no label.
-        cost_usd: what the call cost, float64 USD; None: price x tokens.
+        answer: index into the choices, or free-form text; None: the reply was not usable, or only ``score`` is known.
+        probabilities: probability of each choice, with a sum of at most 1 (normalised to 1 if only rounded); None: not
+            recorded.
+        score: quality in [0, 1]; used if the query has no label.
+        cost_usd: the cost of the call, float64 USD; None: price x tokens.
         error: why the call failed; None if it did not. A failed call is neither right nor wrong.
     """
 
@@ -64,10 +64,10 @@ class Output:
     error: StrictStr | None = None
 
     def masses(self, candidate: int, width: int) -> F32:
-        """Its mass on each of ``width`` candidates: its probabilities, else its vote; zeros without an answer.
+        """The output's mass on each of ``width`` candidates: its probabilities, else its vote; zeros without an answer.
 
         Args:
-            candidate: the one it backs; -1: none.
+            candidate: the output's candidate; -1: none.
             width: at least the number of candidates.
         """
         found = np.zeros(width, np.float32)
@@ -84,11 +84,11 @@ class LoggedQuery:
 
     Attributes:
         task: a topic name; no policy sees it unless asked for.
-        messages: OpenAI messages; of a ``prompt`` a single one of the user; none where the log holds no text.
+        messages: OpenAI messages; a ``prompt`` is a single user message; empty if the log has no text.
         choices: the closed set of answers, None for a free-form question.
         label: the right answer: index into the choices, or text; None: only scores are known.
-        outputs: endpoint name -> output; an endpoint that was not asked is absent.
-        line: where it stands in the file, from 1.
+        outputs: endpoint name -> output, without endpoints that were not asked.
+        line: line number in the file, from 1.
     """
 
     id: str
@@ -101,7 +101,7 @@ class LoggedQuery:
 
 
 def digest(query: LoggedQuery) -> str:
-    """Return a name of a question that is the same in any log; without text, by its id and answers."""
+    """Return a digest of a question that is the same in any log; without text, one of its id and answers."""
     if query.messages:
         asked = json.dumps([query.messages, query.choices], sort_keys=True, default=dict)
     else:
@@ -120,13 +120,14 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
     """Read a whole log (``.jsonl``, or ``.gz`` of it).
 
     Args:
-        path: of the file.
-        answered: whether every line must have outputs; if not, they may be left out.
-        bad_rows: gets what is wrong with each line that breaks the format, which is then left out; None: the first such
-            line is an error.
+        path: the file.
+        answered: whether every line must have outputs.
+        bad_rows: collects the errors of lines that break the format, which are then left out; None: the first such line
+            is an error.
 
     Raises:
-        ConfigError: it cannot be read, is empty, or a line breaks the format; the message names file, line and field.
+        ConfigError: the log cannot be read, is empty, or a line breaks the format; the message names file, line and
+            field.
     """
     path = Path(path)
     queries: list[LoggedQuery] = []
@@ -150,10 +151,10 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, or of ``.gz`` of one, with their numbers.
+    """Yield the lines of a text file, or of ``.gz`` of one, with their numbers.
 
     Raises:
-        ConfigError: it cannot be read, or holds more than such a file may.
+        ConfigError: the file cannot be read, or is too large.
     """
     number = length = 0
     try:
@@ -168,7 +169,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                     raise ConfigError(
                         f"{path}:{number}: the file unpacks to over {_MOST_GAIN} times its size; unpack it first"
                     )
-                yield number, line.decode("utf-8-sig")  # Windows begins files with a mark
+                yield number, line.decode("utf-8-sig")  # drops Windows' byte order mark
     except UnicodeDecodeError:
         raise ConfigError(f"{path}:{number}: is not UTF-8; save it as that") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -188,7 +189,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's keys and values; a key given twice would silently lose a value."""
+    """Make a dictionary, and refuse a key given twice, which would silently lose a value."""
     made = dict(pairs)
     if len(made) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -198,7 +199,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line as it stands in the file; ``outputs`` are checked one by one."""
+    """A line of the file; ``outputs`` are checked one by one."""
 
     id: StrictStr
     task: StrictStr | None = None
@@ -211,9 +212,9 @@ class _Line:
 
 _WHY_NEEDED = {"answer": "; give null where the reply holds none", "score": ", and the query has no label"}
 _FIELDS = {field.name for field in fields(_Line)}
-#: What others call the text of a query, by its name here.
+#: Other names for the fields with a query's text, by the name here.
 _SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
-_LIKENESS = 0.85  # of a name to the one that was meant; less than that is prompt_id
+_LIKENESS = 0.85  # of a misspelt name to the right one; prompt_id is less alike
 _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 
@@ -237,7 +238,7 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
 
 
 def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
-    """An object of this kind; what is null in it counts as left out."""
+    """Validate an object of this kind; null fields count as left out."""
     if not isinstance(value, dict):
         raise _Breach(field, "is not a JSON object")
     try:
@@ -248,7 +249,7 @@ def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
 
 
 def _check_no_text(line: Mapping[str, Any]) -> None:
-    """Refuse a line without text that seems to have one under another name: all would go on as if there was none."""
+    """Refuse a line without text if it seems to have the text under another name, which would be ignored."""
     others = {name.lower(): name for name, value in line.items() if value is not None and name not in _FIELDS}
     for meant, synonyms in _SYNONYMS.items():
         near = [name for name in synonyms if name in others] or get_close_matches(meant, others, 1, _LIKENESS)
@@ -290,7 +291,7 @@ def _output(field: str, found: Any, row: _Line) -> Output:
 
 
 def _check_answer(field: str, value: object, choices: Sequence[str] | None) -> None:
-    """Refuse all but an index into the choices, or a text where there are none."""
+    """Check that an answer is an index into the choices, or a text if there are none."""
     if value is None:
         return
     if choices is None and not isinstance(value, str):

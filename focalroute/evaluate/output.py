@@ -1,4 +1,4 @@
-"""Writes what commands put out: tables, and files."""
+"""Writes the output of commands: tables and files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-#: What stands for standard output where a file is asked for.
+#: The file name that means standard output.
 STANDARD_OUTPUT = Path("-")
 
 
 def check_writable(file: Path | None, *used: str | Path | None) -> None:
-    """Before the long work, as far as that can be known.
+    """Check, before the long work, that a file can be written, as far as that can be known.
 
     Args:
-        file: to be written; None: none is.
-        used: the files that are read, or also written.
+        file: the file to write; None: there is none.
+        used: other files that are read or written.
 
     Raises:
-        ConfigError: it is a folder, in one that does not exist, may not be written, or is a file that is used.
+        ConfigError: it is a folder, its folder does not exist, it may not be written, or it is one of ``used``.
     """
     if file is None or file == STANDARD_OUTPUT:
         return
@@ -54,12 +54,12 @@ def write_file(file: Path, content: str | bytes) -> None:
 
 
 def put_out(report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None) -> None:
-    """Write a report as JSON, then show its table; on standard output the JSON takes the table's place.
+    """Write a report as JSON, then show its table, unless the JSON goes to standard output.
 
     Raises:
         ConfigError: the JSON cannot be written.
     """
-    try:  # neither a reader of the table that goes, as head does, nor a full disk costs the other
+    try:  # the table is shown even if the disk is full, and the JSON is written before a closed pipe can stop the table
         if json_file is not None:
             write_file(json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
     finally:
@@ -68,7 +68,7 @@ def put_out(report: Mapping[str, Any], show: Callable[[], None], json_file: Path
 
 
 def left_out(bad_rows: int, unpriced: Sequence[str]) -> Iterator[str]:
-    """Say, one sentence each, what of a log is not in the figures."""
+    """Yield a sentence for each part of a log that is not in the figures."""
     if bad_rows:
         yield f"Left out as bad rows of the log: {bad_rows}."
     if unpriced:
@@ -76,7 +76,7 @@ def left_out(bad_rows: int, unpriced: Sequence[str]) -> Iterator[str]:
 
 
 def trained_on_test(seen: int, tested: int) -> str:
-    """Warn of a policy that is evaluated on what it was trained on."""
+    """The warning that a policy is evaluated on questions it was trained on."""
     return (
         f"CAUTION: the policy was trained on {seen} of these {tested} test questions, so what follows flatters it; "
         "evaluate it on a log that it has not seen."
@@ -84,7 +84,7 @@ def trained_on_test(seen: int, tested: int) -> str:
 
 
 def console(piped_width: int | None = None) -> Console:
-    """Standard output; where it is not a terminal, ``width`` characters wide."""
+    """A console for standard output, ``piped_width`` characters wide if that is not a terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else piped_width)
@@ -98,12 +98,12 @@ def table(
     left: Collection[str] = ("",),
     strong: Collection[str] = (),
 ) -> Any:
-    """A table for a console.
+    """Make a table for a console.
 
     Args:
-        columns: their headings.
-        left: headings of the columns that stand at the left; all others stand at the right.
-        strong: first cells of the rows that stand out.
+        columns: the headings.
+        left: headings of left-aligned columns; the others are right-aligned.
+        strong: first cells of the rows to print in bold.
     """
     from rich.box import SIMPLE
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Plays an evaluation as jobs of an engine: each seed's training, each operating point, and all other methods."""
+"""Runs an evaluation as jobs of an engine: each seed's training, each operating point, and all other methods."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from focalroute.policy.bundle import Policy, load
 
 Advance = Callable[[int], object]
 _Point = tuple[Policy, int, float | None]
-#: The endpoints that each query's decisions named, by round.
+#: The endpoints that the decisions picked for each query, by round.
 DecisionPlan = Sequence[tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PointRun:
-    """focalroute on the test part, n rows, at one operating point with one seed.
+    """focalroute's results on the test part, n rows, at one operating point with one seed.
 
     Attributes:
-        plan: (n,) the endpoints that its decisions named, by round.
-        confidence: (n,) the posterior of each answer; NaN where there was none.
-        changes: (row, endpoint, change) of every endpoint that was noticed to have changed.
+        plan: (n,) the endpoints that the decisions picked, by round.
+        confidence: (n,) the posterior of each answer; NaN without an answer.
+        changes: (row, endpoint, change) for every detected change of an endpoint.
     """
 
     played: ReplayResult
@@ -47,14 +47,14 @@ class PointRun:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRuns:
-    """Everything that was played on the test part, n rows.
+    """All results on the test part, n rows.
 
     Attributes:
         table: the log.
-        test: (n,) the rows of it.
-        ours: by operating point, one run a seed.
-        others: by method, one `ReplayResult` a seed.
-        shown: the operating point that stands for focalroute where one has to.
+        test: (n,) the log's rows in the test part.
+        ours: by operating point, one run for each seed.
+        others: by method, one `ReplayResult` for each seed.
+        shown: index of the operating point that represents focalroute.
     """
 
     table: LogTable
@@ -64,22 +64,22 @@ class EvaluationRuns:
     shown: int
 
     def worth(self, method: str | None = None) -> F64:
-        """(seeds, n) what the answers of a method were worth; None: of the operating point that is shown."""
+        """The worth of a method's answers, (seeds, n); None: those of the operating point that is shown."""
         runs = [run.played for run in self.ours[self.shown]] if method is None else self.others[method]
         return np.stack([run.worth for run in runs])
 
     def right(self) -> tuple[Bools, Bools]:
-        """(n, N) whether each endpoint's recorded answer is known, and whether it is right (worth at least a half)."""
+        """Whether each endpoint's recorded answer is known, and whether it is right (worth at least a half): (n, N)."""
         known = self.table.there[self.test] & ~self.table.failed[self.test]
         return known, known & (np.nan_to_num(self.table.value[self.test]) >= 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyReplay:
-    """A policy, and how it is played on one log.
+    """Replays one policy on a log.
 
     Attributes:
-        warm: the training rows that it serves before the test part, unscored, so that its window is full.
+        warm: training rows to serve before the test part, unscored, to fill the window.
     """
 
     policy: Policy
@@ -92,7 +92,7 @@ class PolicyReplay:
     usd_per_second: float = 0.0
 
     def run(self, target: float | None) -> PointRun:
-        """The test part at one operating point."""
+        """Replay the test part at one operating point."""
         serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
         played = self.after_warm(serving, target)
         start = len(self.warm)
@@ -100,7 +100,7 @@ class PolicyReplay:
         return PointRun(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
 
     def shuffled(self, plan: DecisionPlan, target: float | None) -> ReplayResult:
-        """The control: it asks, on every query, whom the decisions on another one named."""
+        """Replay the control, which asks on each query the endpoints picked for another query."""
         order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
         moved = [plan[n] for n in order]
         settings = self._settings(target)
@@ -108,7 +108,7 @@ class PolicyReplay:
         return self.after_warm(serving, target)
 
     def after_warm(self, serving: Serving, target: float | None = None) -> ReplayResult:
-        """The test part, once the rows before it are played, each at this cost ratio."""
+        """Replay the warm rows and then the test part, both at this cost ratio; return the latter's result."""
         feedback = FeedbackStream(self.training.feedback)
         for rows in (self.warm, self.parts.test):
             serving.hold(self.table.held(rows, target))
@@ -116,7 +116,7 @@ class PolicyReplay:
         return played
 
     def play(self, strategy: Strategy, rows: I64, feedback: FeedbackStream | None = None) -> ReplayResult:
-        """Any strategy on these rows, with the feedback there is."""
+        """Replay any strategy on these rows, with the evaluation's feedback."""
         return play(
             strategy,
             self.table,
@@ -145,7 +145,7 @@ def trained(
     show_task: bool = False,
     advance: Callable[[int], object],
 ) -> Policy:
-    """The policy that training on these rows gives, as a bundle that went through the disk."""
+    """Train a policy on these rows, and load it from its published bundle."""
     with tempfile.TemporaryDirectory() as folder:
         found = train_on(table, rows, seed=seed, settings=settings, show_task=show_task, advance=advance)
         publish_trained(folder, found, settings=settings)
@@ -153,9 +153,9 @@ def trained(
 
 
 def price_at(policy: Policy, target: float) -> float:
-    """The cost weight at which the policy met this cost ratio on its validation part, as far as it is known.
+    """The cost weight at which the policy met this cost ratio on its validation part, interpolated.
 
-    That of the cold start, which has none, is `PRICE_OF_MONEY`.
+    For the cold start, which has no validation part, it is `PRICE_OF_MONEY`.
     """
     if not policy.version:
         return PRICE_OF_MONEY
@@ -168,14 +168,14 @@ def price_at(policy: Policy, target: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where everything is played.
+    """The shared inputs of all jobs.
 
     Attributes:
-        first: what may be learned from, with the first seed.
-        seeds: of everything random.
+        first: the training data, with the first seed.
+        seeds: the random seeds.
         rows: the training part in the order to learn from it.
         warm: see `PolicyReplay`; ``explore`` and ``usd_per_second`` likewise.
-        presets: the papers' own methods, by name.
+        presets: the papers' methods, by name.
     """
 
     table: LogTable
@@ -190,20 +190,20 @@ class Stage:
     presets: Mapping[str, Callable[[Training], Strategy]]
 
     def steps(self, targets: int, *, training: bool) -> int:
-        """The units of progress that all of it makes, with this many operating points."""
+        """The total units of progress, with this many operating points."""
         test = len(self.parts.test)
         each = (len(self.presets) + len(BY_CHANCE) + 1) * test + (targets + 1) * (len(self.warm) + test)
         once = (len(baselines(self.first)) - len(BY_CHANCE)) * test
         return len(self.seeds) * (each + training * self.settings.steps) + once
 
     def trained(self, engine: Engine, advance: Advance) -> list[Policy]:
-        """One policy a seed."""
+        """Train one policy with each seed."""
         return engine.each(_train, self, self.seeds, advance)
 
     def ours(
         self, engine: Engine, policies: Sequence[Policy], targets: Sequence[float | None], advance: Advance
     ) -> list[list[PointRun]]:
-        """By operating point, one run a seed."""
+        """Replay every operating point with each seed; return the runs by operating point."""
         every = list(zip(policies, self.seeds, strict=True))
         points: list[_Point] = [(policy, seed, target) for target in targets for policy, seed in every]
         runs = engine.each(_run, self, points, advance)
@@ -217,10 +217,10 @@ class Stage:
         target: float | None,
         advance: Advance,
     ) -> tuple[dict[str, tuple[ReplayResult, ...]], dict[str, int]]:
-        """Everybody else, one result a seed; and what of all seeds is unfused (`focalroute.evaluate.report.Report`).
+        """Replay all other methods; return one result for each seed, and the unfused counts over all seeds (`Report`).
 
-        ``shown`` are the runs at ``target``, whose decisions are shuffled. A baseline without chance plays every seed
-        alike, so it plays the first one alone.
+        ``shown`` are the runs at ``target`` whose decisions the control shuffles. A deterministic baseline gives the
+        same result with every seed, so it is replayed only with the first.
         """
         inputs = [
             ((policy, seed, target), run.plan) for policy, seed, run in zip(policies, self.seeds, shown, strict=True)
@@ -231,7 +231,7 @@ class Stage:
         return played, {name: sum(counts[name] for _, counts in found) for name in unfused}
 
     def served(self, point: _Point, advance: Advance) -> PolicyReplay:
-        """This policy with this seed."""
+        """Make the replay of a point's policy with its seed."""
         policy, seed, _ = point
         return PolicyReplay(
             policy,
@@ -261,7 +261,7 @@ def _run(stage: Stage, point: _Point, tell: Advance) -> PointRun:
 def _play_others(
     stage: Stage, one: tuple[_Point, DecisionPlan], tell: Advance
 ) -> tuple[dict[str, ReplayResult], dict[str, int]]:
-    """The test part, as all others play it; the decisions of the plan are what gets shuffled."""
+    """Replay the test part with all other methods; the control shuffles the decisions of the plan."""
     point, plan = one
     target, table, test = point[2], stage.table, stage.parts.test
     with gathered(tell) as advance:

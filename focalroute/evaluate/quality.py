@@ -1,11 +1,11 @@
-"""How good an open answer is beside a reference, in [0, 1]: what a reward, or an evaluation, may go by.
+"""Metrics that score an open answer against a reference, in [0, 1], for rewards or evaluations.
 
     quality = metric("f1")
     ensemble.feedback(answer, reward=2 * quality(answer.text, reference) - 1)
 
-"exact" and "f1" need nothing. "rouge-1", "rouge-2" and "rouge-l" need the extra ``rouge``, "bertscore" the extra
-``bertscore``; both are imported when the first answer is scored. `judge` asks an endpoint. Whatever maps two strings to
-a number in [0, 1] serves as well.
+"exact" and "f1" need no extra. "rouge-1", "rouge-2" and "rouge-l" need the extra ``rouge``, "bertscore" the extra
+``bertscore``; both are imported when the first answer is scored. `judge` asks an endpoint. Any other function from two
+strings to a number in [0, 1] works as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GRADES = 10
 
 
 def exact_match(answer: str, reference: str) -> float:
-    """1 if both are the same but for case, punctuation, articles and spacing, else 0 (SQuAD, arXiv 1606.05250).
+    """1 if both are equal up to case, punctuation, articles and spacing, else 0 (SQuAD, arXiv 1606.05250).
 
     Examples:
         >>> exact_match("The Eiffel Tower.", "eiffel tower"), exact_match("Paris", "Rome")
@@ -44,7 +44,7 @@ def exact_match(answer: str, reference: str) -> float:
 def token_f1(answer: str, reference: str) -> float:
     """The harmonic mean of precision and recall over words, normalised and counted as in SQuAD (arXiv 1606.05250).
 
-    Where one of them has no words, it is 1 if neither has, else 0 (as in SQuAD 2.0).
+    If a text has no words, the score is 1 if neither has any, else 0 (as in SQuAD 2.0).
 
     Examples:
         >>> round(token_f1("the cat sat on the mat", "a cat on a mat"), 3)
@@ -61,7 +61,7 @@ def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-#: As the library calls them.
+#: Names of the metrics in the library.
 _ROUGE = {"rouge-1": "rouge1", "rouge-2": "rouge2", "rouge-l": "rougeL"}
 
 
@@ -92,7 +92,7 @@ def _rouge_scorer(name: str) -> Any:
 def bertscore(model: str = "distilbert-base-uncased") -> Quality:
     """BERTScore's F1 (arXiv 1904.09675) by the library bert-score, clipped to [0, 1], not rescaled.
 
-    The first call loads the model, which the library fetches if it is not there.
+    The first call loads the model, which the library downloads if it is missing.
 
     Raises:
         ConfigError: the library is missing.
@@ -122,12 +122,12 @@ _TAGS = re.compile(r"<(?=\s*/?\s*(?:reference|graded))", re.IGNORECASE)
 
 
 def judge(ensemble: Ensemble) -> Quality:
-    """A judge: an ensemble of the endpoint that grades, from 0 to 10. Its calls are in that ensemble's own ledger.
+    """A judge that grades from 0 to 10: an ensemble of one endpoint, whose ledger has the calls.
 
-    `Quality` is called from where no event loop runs, as it waits for the endpoint.
+    It blocks until the endpoint answers, so it must not be called in an event loop.
 
     Raises (when called):
-        PoolError: the judge did not answer; and what else `focalroute.Ensemble.ask` raises.
+        PoolError: the judge did not answer; and other errors of `focalroute.Ensemble.ask`.
     """
     grades = [str(grade) for grade in range(_GRADES + 1)]
 
@@ -149,7 +149,7 @@ METRICS: Mapping[str, Callable[[], Quality]] = {
 
 
 def metric(name: str) -> Quality:
-    """The metric of this name.
+    """The metric with this name.
 
     Raises:
         ConfigError: there is none, or its extra is missing.

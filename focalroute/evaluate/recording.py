@@ -1,4 +1,4 @@
-"""``focalroute train``: from an outcome log to a trained policy, as ``eval`` makes one, too."""
+"""``focalroute train``: trains a policy on an outcome log, for ``eval`` too."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def read_table(
     skip_bad_rows: bool = False,
     shown: bool = False,
 ) -> LogTable:
-    """A log joined with its pool; its texts' features are the embedder's, else the pool file's, else the built-in ones.
+    """Read a log and join it with its pool; texts are embedded by the embedder, the pool file's, or the built-in one.
 
     Args:
         skip_bad_rows: whether to leave out lines that break the format, instead of refusing the log.
         shown: whether to show a progress bar.
 
     Raises:
-        ConfigError: the log, the pool or the embedder is wrong.
+        ConfigError: the log, the pool or the embedder is invalid.
         PoolError: the embedder failed.
     """
     file = load_pool(pool)
@@ -66,9 +66,9 @@ def read_table(
 
 
 def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = False) -> LogTable:
-    """The log with the features that an embedder makes of its texts, for training and for serving alike.
+    """The log with texts embedded by this embedder, for training and for serving.
 
-    Each different text is embedded once, here.
+    Each distinct text is embedded here, once.
 
     Args:
         shown: whether to show a progress bar.
@@ -83,7 +83,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
 
 
 def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> RecordedLog:
-    """These rows of a log as training needs them; without a task where they are not shown, or one has none."""
+    """The data that training needs from these rows of a log; without tasks unless ``show_task``."""
     if not len(rows):
         raise ConfigError("settings.validation: a log of 0 queries leaves none to train on; give a longer one")
     worth = table.worths(rows).astype(np.float32)
@@ -122,11 +122,11 @@ class TrainingJob:
     """A training to run.
 
     Attributes:
-        log: what to learn from, its last part to choose by.
-        settings: how.
-        backend: which engine computes.
-        folder: where to keep what outlives a killed process; None: nowhere.
-        resume: go on from what is kept there.
+        log: the data to learn from, with the validation part last.
+        settings: the training's settings.
+        backend: the engine that runs the networks.
+        folder: where to keep checkpoints for a killed process; None: nowhere.
+        resume: continue from the checkpoint there.
 
     Raises:
         ConfigError: the log is too short.
@@ -145,7 +145,7 @@ class TrainingJob:
 
     @property
     def held(self) -> int:
-        """Queries of the validation part; all of them, where there is none."""
+        """The number of queries in the validation part; of all, if there is none."""
         return int(len(self.log) * self.settings.validation) or len(self.log)
 
     def checkpoint(self, seed: int) -> Checkpoint | None:
@@ -167,13 +167,13 @@ def train_each(
     engine: Engine = HERE,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[Trained]]:
-    """Train every job with each of the seeds, by job; the same whichever engine runs them.
+    """Train every job with each seed; return the results by job, which do not depend on the engine.
 
     Args:
-        advance: called with the units of progress made, `OfflineSettings.steps` for each job and seed.
+        advance: called with units of progress, `OfflineSettings.steps` for each job and seed.
 
     Raises:
-        ConfigError: what is kept belongs to another training, or cannot be written.
+        ConfigError: a checkpoint belongs to another training, or cannot be written.
     """
     inputs = [(number, seed) for number in range(len(jobs)) for seed in seeds]
     found = engine.each(_train, jobs, inputs, advance)
@@ -194,7 +194,7 @@ def _train(jobs: Sequence[TrainingJob], one: tuple[int, int], tell: Callable[[in
 
 
 def best_of(found: Sequence[Trained]) -> Trained:
-    """The one that did best on its validation part."""
+    """The training with the best score on its validation part."""
     return max(found, key=lambda one: one.score)
 
 
@@ -215,7 +215,7 @@ def train_on(
 def publish_trained(
     root: str | Path, trained: Trained, *, settings: OfflineSettings, trained_on: Iterable[str] = ()
 ) -> int:
-    """Publish a trained policy as the next version; online updates go on from it."""
+    """Publish a trained policy as the next version, from which online updates continue."""
     return publish(
         root,
         decider=decider_model(trained.decider),
@@ -237,20 +237,20 @@ def publish_trained(
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """How policies are trained.
+    """The options of a training.
 
     Attributes:
-        seed: the first of the seeds.
-        seeds: how many.
-        iterations: of the policy gradient; None: the default.
+        seed: the first seed.
+        seeds: number of seeds.
+        iterations: steps of the policy gradient; None: the default.
         backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
-        show_task: whether the policy sees the tasks of the log, as it will those that ``ask(task=)`` names.
-        split: what it is to serve: "stream", a stream that goes on as the log does; "per-task", the log's tasks again.
-        resume: go on from what an earlier, killed process kept.
+        show_task: whether the policy sees the log's tasks, as it then will those of ``ask(task=)``.
+        split: what to train for: "stream", the continuation of the log; "per-task", the log's tasks again.
+        resume: continue from the checkpoint of a killed process.
         skip_bad_rows: see `read_table`.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     seed: int = 0
@@ -269,7 +269,7 @@ class TrainOptions:
 
     @property
     def settings(self) -> OfflineSettings:
-        """How the networks are trained."""
+        """The settings of the networks' training."""
         settings = OfflineSettings()
         if self.iterations is not None:
             settings = replace(settings, iterations=self.iterations)
@@ -286,20 +286,19 @@ def train_command(
     as_json: bool = False,
     **changes: Any,
 ) -> None:
-    """Train on whole logs with a progress bar, publish the best of the seeds of each, and print how all did.
+    """Train on whole logs with a progress bar, publish each log's best seed, and print the scores of all.
 
     Args:
         logs: the outcome logs.
         pools: the pool file of each, or one for all.
-        out: the folder of bundles, and of what outlives a killed process; of several logs one folder each in it, named
-            as the log.
-        options: how; None: the defaults.
-        engine: see `focalroute.evaluate.job_engine.open_engine`; logs and seeds are its jobs.
-        as_json: print JSON: an object, or of several logs a list.
+        out: the folder of bundles and checkpoints; with several logs, a subfolder for each, named after the log.
+        options: the training's options; None: the defaults.
+        engine: see `focalroute.evaluate.job_engine.open_engine`; it runs a job for each log and seed.
+        as_json: print JSON: an object, or a list for several logs.
         changes: fields of `TrainOptions` that differ from ``options``.
 
     Raises:
-        ConfigError: an argument, a log, a pool or what was kept is wrong, or there is no such engine.
+        ConfigError: an argument, a log, a pool or a checkpoint is invalid, or there is no such engine.
         PoolError: a pool's embedder failed.
         PolicyError: a policy cannot be published.
     """
@@ -353,7 +352,7 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 
 
 def _publish(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
-    """Publish the best of the seeds, and remove what was kept of all; how they did, for the JSON."""
+    """Publish the best seed, and remove all checkpoints; return the results for the JSON."""
     best = best_of(found)
     version = publish_trained(folder, best, settings=job.settings, trained_on=map(digest, table.queries))
     seeds = []
