@@ -1,7 +1,7 @@
-"""Prequential replay: every query is answered first, then its outcome is revealed, then learned from.
+"""Prequential replay: each query is answered first, then its outcome is revealed and learned from.
 
-A strategy sees nothing but the outputs of the endpoints it asked, before and after. Baselines may learn from the
-training rows, and choose their settings on the last fifth of them.
+A strategy only ever sees the outputs of the endpoints it asked. Baselines may learn from the training rows, and choose
+their settings on the last fifth of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from focalroute.evaluate.table import LogTable
 FeedbackKind = Literal["label", "reward", "none"]
 FeedbackBias = Literal["none", "negative"]
 
-_NEGATIVE = 5.0  # so many times as often a biased feedback is of a wrong answer
+_NEGATIVE = 5.0  # how many times as often biased feedback comes for a wrong answer as for a right one
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
-    """One asked endpoint's reply: the candidate it backs (-1: none), the recorded output, and USD."""
+    """An asked endpoint's reply: its candidate (-1: none), the recorded output, and USD."""
 
     candidate: int
     output: Output
@@ -40,10 +40,10 @@ class Revealed:
     """The feedback on a query after it was answered.
 
     Attributes:
-        worth: of the answer given, in [0, 1].
-        label: the right candidate, where it is said and known among what was seen.
-        values: what each asked endpoint's own answer is worth, where that follows.
-        text: the label of a free-form question, where it is said.
+        worth: worth of the given answer, in [0, 1].
+        label: the right candidate, if revealed and among the candidates seen; else None.
+        values: worth of each asked endpoint's own answer, as far as it follows from the feedback.
+        text: the label of a free-form question, if revealed.
     """
 
     worth: float
@@ -53,15 +53,15 @@ class Revealed:
 
 
 class Turn:
-    """One query under way: what a strategy may know of it, and the only way to an output.
+    """One query under way, as a strategy may see it; the only access to recorded outputs.
 
     Attributes:
-        query: what is asked; its task only if that is to be shown.
+        query: the query, with its task only if tasks are shown.
         choices: number of choices, 0 for a free-form question.
-        available: the endpoints that can be asked, pool order.
-        replies: endpoint -> what it gave back, in the order of asking.
-        seconds: until the last of those waited for had replied.
-        memo: whatever the strategy needs to know of it once something is said of its answer.
+        available: the endpoints that can be asked, in pool order.
+        replies: endpoint -> reply, in the order of asking.
+        seconds: time until the last awaited reply.
+        memo: anything that the strategy keeps for learning from the feedback.
     """
 
     __slots__ = ("_row", "_slowest", "_table", "available", "choices", "memo", "query", "replies", "seconds")
@@ -77,22 +77,22 @@ class Turn:
         self.seconds = self._slowest = 0.0
 
     def wait(self, at_most: float = math.inf) -> None:
-        """Wait for all that were asked since the last wait, at once, or for at most this many seconds."""
+        """Wait for all endpoints asked since the last wait, concurrently, or at most this many seconds."""
         self.seconds += min(self._slowest, at_most)
         self._slowest = 0.0
 
     def takes(self, endpoint: int) -> float:
-        """Seconds until it replies."""
+        """Seconds until an endpoint replies."""
         return float(self._table.seconds[self._row, endpoint])
 
     def ask(self, endpoint: int, *, waited_for: bool = True) -> RecordedReply:
-        """Ask an endpoint, and pay for it; asked again, it gives the same back for nothing.
+        """Ask an endpoint and pay for it; asking again returns the same reply for free.
 
         Args:
-            waited_for: whether the answer has to wait for it.
+            waited_for: whether the answer has to wait for the reply.
 
         Raises:
-            KeyError: it is not available.
+            KeyError: the endpoint is not available.
         """
         if endpoint not in self.replies:
             table, row = self._table, self._row
@@ -108,25 +108,25 @@ class Strategy(Protocol):
     """A way to answer queries."""
 
     def answer(self, turn: Turn) -> int:
-        """Ask whom it likes and give the candidate it answers with, -1 for none."""
+        """Ask any endpoints and return the candidate to answer with, -1 for none."""
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Take in the feedback on the answer to this turn, maybe many turns later; by default nothing."""
+        """Learn from the feedback on this turn's answer, possibly many turns later; by default do nothing."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackPlan:
-    """The feedback on answers, its source and time. Chance depends on the row, so that all strategies share it.
+    """Which feedback answers get, and when. Random draws depend on the row, so that all strategies share them.
 
     Attributes:
-        kind: what is said.
-        share: of the queries that get any.
-        delay: how many more queries are answered before it comes.
-        noise: the share of it that is wrong: another label, or the reward turned round.
-        bias: ``negative``: wrong answers (worth less than a half) get it five times as often as right ones. The share
-            stays ``share`` in the mean, or is as near as five times allows.
-        seed: of what is random.
+        kind: the kind of feedback.
+        share: the share of queries with feedback.
+        delay: how many more queries are answered before the feedback comes.
+        noise: the share of feedback that is wrong: another label, or the reward reversed.
+        bias: ``negative``: wrong answers (worth less than a half) get feedback five times as often as right ones. The
+            mean share stays ``share``, or as near as the factor of five allows.
+        seed: the random seed.
     """
 
     kind: FeedbackKind = "label"
@@ -150,15 +150,15 @@ class FeedbackPlan:
 
 
 class FeedbackStream:
-    """The feedback that one strategy gets, by a plan; what is still to come is kept from one `play` to the next."""
+    """The feedback that one strategy gets by a plan; delayed feedback is kept from one `play` to the next."""
 
     def __init__(self, plan: FeedbackPlan) -> None:
         self._plan = plan
         self._coming: deque[tuple[Turn, Revealed] | None] = deque()
-        self._answers, self._right = 2, 1  # of which the bias takes the share of right answers
+        self._answers, self._right = 2, 1  # for the share of right answers, which the bias needs
 
     def after(self, table: LogTable, row: int, turn: Turn, answer: int, worth: float) -> tuple[Turn, Revealed] | None:
-        """Return the feedback due after this turn, and its turn: this one, or an earlier one."""
+        """Return the feedback due after this turn, with the turn it is for: this or an earlier one."""
         plan = self._plan
         if plan.kind == "none":
             return None
@@ -172,7 +172,7 @@ class FeedbackStream:
         return self._coming.popleft() if len(self._coming) > plan.delay else None
 
     def _share(self, worth: float) -> float:
-        """How likely something is said of an answer of this worth."""
+        """The probability of feedback for an answer of this worth."""
         if self._plan.bias == "none":
             return self._plan.share
         right = self._right / self._answers
@@ -184,13 +184,13 @@ class FeedbackStream:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of a strategy, n rows in the order played.
+    """A strategy's results on n rows, in the order of replay.
 
     Attributes:
-        worth: (n,) what its answers were worth.
-        usd: (n,) what it paid.
-        asked: (n, N) whom it asked.
-        seconds: (n,) how long they took; None: not known.
+        worth: (n,) worth of the answers.
+        usd: (n,) cost of the answers.
+        asked: (n, N) whether each endpoint was asked.
+        seconds: (n,) time until the answers; None: unknown.
     """
 
     worth: F64
@@ -208,10 +208,10 @@ def play(
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> ReplayResult:
-    """Play a strategy through these rows, in their order.
+    """Replay these rows with a strategy, in order.
 
     Args:
-        feedback: what is revealed after each answer; a stream goes on where it was after an earlier play.
+        feedback: the kind of feedback after each answer; a stream continues from an earlier replay.
     """
     stream = feedback if isinstance(feedback, FeedbackStream) else FeedbackStream(FeedbackPlan(feedback))
     worth, usd, seconds = np.zeros((3, len(rows)))
@@ -234,7 +234,7 @@ def play(
 def _revealed(
     table: LogTable, row: int, turn: Turn, answer: int, worth: float, kind: FeedbackKind, mistake: float | None
 ) -> Revealed:
-    """Return the feedback on an answer; a ``mistake`` in [0, 1) draws which of the wrong things."""
+    """Return the feedback on an answer; a ``mistake`` in [0, 1) makes it wrong, and draws the wrong label."""
     members = {i: reply.candidate for i, reply in turn.replies.items() if reply.output.error is None}
     label = table.queries[row].label
     if kind == "label" and label is not None:
@@ -262,14 +262,15 @@ def _labelled(
             label = others[int(mistake * len(others))]
             text = next((turn.replies[i].output.answer for i, backed in members.items() if backed == label), text)
         elif not turn.choices:
-            label, text = -1, f"not {text}"  # an answer that nobody gave
+            label, text = -1, f"not {text}"  # an answer that no endpoint gave
     values = {i: float(candidate == label >= 0) for i, candidate in members.items()}
     known = label >= 0 and (turn.choices > 0 or label in members.values())
     worth = float(answer == label >= 0)
     return Revealed(worth, label if known else None, values, text if isinstance(text, str) else None)
 
 
-#: What asking everybody once is worth in right answers, where a baseline trades accuracy for cost; as in the ensemble.
+#: The default cost weight, with which baselines trade accuracy for cost: right answers per cost of asking all endpoints
+#: once, as in the ensemble.
 PRICE_OF_MONEY = 0.1
 
 _S = TypeVar("_S")
@@ -277,16 +278,16 @@ _S = TypeVar("_S")
 
 @dataclass(frozen=True, slots=True)
 class TrainingArrays:
-    """The n training rows, N endpoints, C candidates (the most that any row has).
+    """The training part as arrays: n rows, N endpoints, C candidates (the most of any row).
 
     Attributes:
-        votes: (n, N, C) 1 for the candidate an endpoint backs.
-        probabilities: (n, N, C) its mass on each candidate; its vote where it gave none.
-        worth: (n, C) of each candidate, in [0, 1].
-        fails: (n, N) 1 where an endpoint was wrong, failed or is missing.
+        votes: (n, N, C) 1 for an endpoint's candidate.
+        probabilities: (n, N, C) an endpoint's mass on each candidate; its vote if it gave none.
+        worth: (n, C) worth of each candidate, in [0, 1].
+        fails: (n, N) 1 if an endpoint was wrong, failed or is missing.
         choices: (n,) the number of choices; 0: a free-form question.
         there: (n, N) whether there is an output.
-        best_first: (N,) for ties: an endpoint's bonus, falling with its rank, of less than half a vote.
+        best_first: (N,) an endpoint's bonus to break ties, falling with its rank, less than half a vote.
     """
 
     votes: F32
@@ -303,12 +304,12 @@ class Training:
     """The training part.
 
     Attributes:
-        table: the log; only ``rows`` of it may be looked at.
+        table: the log, of which only ``rows`` may be used.
         rows: the training rows, in order.
-        seed: for whatever is random.
-        feedback: what is revealed when a baseline is tried out.
-        show_task: whether topics are shown.
-        usd_per_query: what a query is to cost in the mean, for baselines that can be told; None: they weigh it.
+        seed: the random seed.
+        feedback: the feedback when baselines' settings are compared.
+        show_task: whether strategies see the task.
+        usd_per_query: the target mean cost for baselines that can hold one; None: they use the default cost weight.
     """
 
     table: LogTable
@@ -324,12 +325,12 @@ class Training:
         return self.table.rank(self.rows)
 
     def cut(self) -> tuple[Training, I64]:
-        """The first four fifths as a training part, and the last fifth's rows; of fewer than 5 rows all, twice."""
+        """The first four fifths as a training part, and the rows of the last; with fewer than 5 rows all for both."""
         held = len(self.rows) // 5
         return (replace(self, rows=self.rows[:-held]), self.rows[-held:]) if held else (self, self.rows)
 
     def arrays(self) -> TrainingArrays:
-        """All that was answered in the training part, and nothing else of the log."""
+        """The outputs of the training part as arrays, without the rest of the log."""
         table, rows = self.table, self.rows
         worth = table.worths(rows).astype(np.float32)
         n, width = len(table.endpoints), worth.shape[1]
@@ -350,9 +351,9 @@ class Training:
 
 
 def best_setting(training: Training, settings: Sequence[_S], make: Callable[[Training, _S], Strategy]) -> _S:
-    """The setting that does best on the last fifth after training on the rest; of equals the first.
+    """The setting with the best score on the last fifth after training on the rest; the first among equals.
 
-    Best is accuracy - `PRICE_OF_MONEY` x cost, the cost relative to asking everybody.
+    The score is accuracy - `PRICE_OF_MONEY` x cost, relative to the cost of asking every endpoint.
     """
     fit, held = training.cut()
     full = training.table.usd[held].sum()

@@ -1,4 +1,4 @@
-"""``eval``: plays focalroute and every baseline over one log, scores them, and reports it as JSON, table and page."""
+"""``eval``: replays one log with focalroute and every baseline, scores them, and reports as JSON, table and page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
 from focalroute.serving.embedders import TextEmbedder
 
-#: The cost ratios that are played by default.
+#: The default cost ratios to replay.
 OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 _OURS = "focalroute"
@@ -53,22 +53,21 @@ _WARM = 500
 @raises_config_error
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EvalOptions(ReplayOptions):
-    """How a log is evaluated.
+    """The options of an evaluation.
 
     Attributes:
-        split_by: cut the log once, or every task.
-        operating_points: the cost ratios to hold, each of them played; None: those of `OPERATING_POINTS` that the
-            cheapest endpoint is within, and that of the endpoint that is best on the training part; or of the cold
-            start its own.
-        policy: what focalroute serves; None: what it is trained to.
-        presets: the papers' own methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
-        settings: how it is trained; None: the default.
-        embedder: what makes the features of a text that focalroute is trained and served with; None: the pool file's,
-            or the built-in ones.
+        split_by: split the whole log once, or each of its tasks.
+        operating_points: the target cost ratios, each replayed; None: those of `OPERATING_POINTS` that the cheapest
+            endpoint can meet, and the ratio of the endpoint that is best on the training part; for the cold start, the
+            ratio it has by itself.
+        policy: the policy that focalroute serves; None: it is trained on the log.
+        presets: the papers' methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
+        settings: the settings of training; None: the defaults.
+        embedder: embeds texts for training and serving; None: the pool file's embedder, or the built-in one.
         skip_bad_rows: see `focalroute.evaluate.recording.read_table`.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     shown_as: ClassVar[str] = "eval"
@@ -82,21 +81,21 @@ class EvalOptions(ReplayOptions):
     skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
-        presets(self.presets)  # checks them
+        presets(self.presets)  # raises for an unknown name
 
     @property
     def cold(self) -> bool:
-        """Whether the shipped policy is served, which was trained on no recorded answers."""
+        """Whether the shipped policy is served, which was not trained on recorded answers."""
         return self.policy is not None and not self.policy.version
 
     def targets(self, table: LogTable, parts: Split) -> tuple[float | None, ...]:
-        """The cost ratios to hold on the test part; None: the cold start's own, whatever it is.
+        """The target cost ratios on the test part; None: the cold start's own ratio.
 
         Raises:
-            ConfigError: one of those given is below what the cheapest endpoint alone costs.
+            ConfigError: a given target is below the cost of the cheapest endpoint alone.
         """
         name, least = table.cheapest(parts.test)
-        within = least * (1 - 1e-6)  # a sum of the same costs in another order
+        within = least * (1 - 1e-6)  # sums of the same costs in another order differ slightly
         if self.operating_points is None and self.cold:
             return (None,)
         if self.operating_points is None:
@@ -123,19 +122,19 @@ def evaluate(
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
 
-    focalroute trains like the baselines on the whole training part, then serves the last 500 queries of it, unscored,
-    and the test part, both as it would in service: seeing only what it asks for, learning from the feedback.
+    focalroute trains on the whole training part, like the baselines. Then it serves the last 500 queries of that part,
+    unscored, and the test part, as in service: it sees only the replies it asks for, and learns from the feedback.
 
     Args:
         log: an outcome log.
         pool: its pool file.
-        options: how; None: the defaults.
-        engine: what runs seeds and operating points; the report is the same.
+        options: the options; None: the defaults.
+        engine: runs seeds and operating points; the report does not depend on it.
         progress: whether to show a progress bar.
         changes: fields of `EvalOptions` that differ from ``options``.
 
     Raises:
-        ConfigError: an option, the log or the pool is wrong.
+        ConfigError: an option, the log or the pool is invalid.
         PoolError: the embedder failed.
     """
     options = dataclasses.replace(options or EvalOptions(), **changes)
@@ -226,12 +225,12 @@ def evaluate_command(
     html_file: Path | None = None,
     **changes: Any,
 ) -> None:
-    """`evaluate` with a progress bar, print the table, write JSON and page.
+    """`evaluate` with a progress bar, then print the table and write JSON and page.
 
-    The JSON on standard output ("-") takes the table's place.
+    If the JSON goes to standard output ("-"), the table is not printed.
 
     Raises:
-        ConfigError: an option, the log or the pool is wrong, a file cannot be written, or the page's extra is missing.
+        ConfigError: an option, the log or the pool is invalid, a file cannot be written, or the extra is missing.
     """
     output.check_writable(json_file, log, pool, html_file)
     output.check_writable(html_file, log, pool)
@@ -239,7 +238,7 @@ def evaluate_command(
         check_extra()
     with open_engine(engine) as opened:
         report = evaluate(log, pool, options, engine=opened, progress=True, **changes)
-    try:  # a full disk does not cost the rest
+    try:  # the rest is written even if the disk is full
         if html_file is not None:
             output.write_file(html_file, html(eval_page(report)))
     finally:
@@ -247,10 +246,10 @@ def evaluate_command(
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:
-    """Operating points from numbers separated by commas; None: an empty text.
+    """Parse operating points, numbers separated by commas; None for an empty text.
 
     Raises:
-        ConfigError: something else is between the commas.
+        ConfigError: a part is not a number.
     """
     if not text:
         return None

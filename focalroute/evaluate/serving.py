@@ -1,8 +1,7 @@
-"""focalroute itself as a strategy: the code that serves, asked over recorded replies instead of HTTP.
+"""focalroute itself as a strategy: the serving code, with recorded replies instead of HTTP.
 
-Observer, AskView, policy, decider, fusion, `Ask`, credit: all as in `focalroute.serving.ensemble`. Only the pool is
-replaced.
-Any policy plugs in: the cold start, a bundle, a named one, or another one set as ``policy`` between two turns.
+Observer, AskView, policy, decider, fusion, `Ask` and credit are those of `focalroute.serving.ensemble`; only the pool
+is replaced. Any policy can serve: the cold start, a bundle, a named one, or another set as ``policy`` between turns.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ _NOT_NEEDED = Failure("cancelled", "not needed any more")
 
 
 class Serving:
-    """Serves a policy with the settings of `focalroute.AsyncEnsemble`, and learns whom to ask and to believe.
+    """Serves a policy with the settings of `focalroute.AsyncEnsemble`, and learns from feedback as that does.
 
-    The memo of a turn is its answer as the ensemble would keep it; None: there was none.
+    The memo of a turn is its answer as the ensemble would store it; None: there was none.
 
     Args:
-        policy: what serves; may be replaced between turns.
+        policy: the policy that serves; may be replaced between turns.
         endpoints: the pool.
-        seed: of the sampled decisions.
-        max_rounds: as in `focalroute.AsyncEnsemble`, and so those that follow.
-        detect: whether to look for endpoints that changed; to measure what that is worth.
+        seed: the seed of sampled decisions.
+        max_rounds: as in `focalroute.AsyncEnsemble`, like the arguments up to ``detect``.
+        detect: whether to detect changes of endpoints; False measures the worth of detection.
         learn_from_agreement: as in `focalroute.AsyncEnsemble`.
-        embed: makes the features of a query's text.
+        embed: embeds a query's text.
         usd_per_second: as in `focalroute.AsyncEnsemble`.
 
     Attributes:
-        policy: what serves.
-        challenger: what decides a share of the turns instead (see `focalroute.policy.slot.drawn`); None: nothing.
-        history: the endpoints decided on, by round, of every turn so far.
-        confidence: the posterior of the answer given, of every turn so far; NaN where there was none.
-        changes: (turn from 0, endpoint, change) of every endpoint that was noticed to have changed.
+        policy: the policy that serves.
+        challenger: a policy that decides a share of the turns instead (see `focalroute.policy.slot.drawn`); None: none.
+        history: for every turn so far, the endpoints picked, by round.
+        confidence: for every turn so far, the posterior of the answer; NaN without an answer.
+        changes: (turn from 0, endpoint, change) for every detected change of an endpoint.
     """
 
     def __init__(
@@ -98,11 +97,11 @@ class Serving:
         self.changes: list[tuple[int, str, Change]] = []
 
     def hold(self, usd_per_query: float | None) -> None:
-        """From now on pace the cost weight so that a query costs this in the mean; None: it stays as it is."""
+        """From now on pace the cost weight so that a query costs this on average; None: keep the weight constant."""
         self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.weight)
 
     def answer(self, turn: Turn) -> int:
-        """Ask in rounds, as the ensemble does; -1 where every asked endpoint failed."""
+        """Answer in rounds, as the ensemble does; -1 if every asked endpoint failed."""
         ask, price = self._begin(turn), self._pacer.begin()
         if self._usd_per_second:
             ask.price_time(TimePrice(self._usd_per_second, self._latencies))
@@ -123,9 +122,9 @@ class Serving:
         return answer
 
     def _replies(self, ask: Ask, turn: Turn, picked: Sequence[int]) -> tuple[Reply, ...]:
-        """The replies of a round; where waiting costs, those that `focalroute.endpoints.round` would wait for.
+        """The replies of a round; if time has a price, only those that `focalroute.endpoints.round` would wait for.
 
-        The calls that it would cancel are paid in full here.
+        Calls that it would cancel are paid in full here.
         """
         replies = {i: self._reply(turn, i) for i in picked}
         if ask.time_price is None:
@@ -150,7 +149,7 @@ class Serving:
         return tuple(replies.values())
 
     def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
-        """Probe somebody with the turn's query, if it is time; a policy by name does without."""
+        """Probe endpoints with the turn's query, if exploration is due; named policies do not explore."""
         if isinstance(self.policy, Baseline):
             return ()
         paid = Cost(sum(reply.usd for reply in turn.replies.values()), len(turn.replies))
@@ -162,7 +161,7 @@ class Serving:
         return tuple([row for reply in replies if (row := stored_probe(query, reply)) is not None])
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Credit every member, as the ensemble does with feedback."""
+        """Credit every member for the feedback, as the ensemble does."""
         stored: StoredAnswer | None = turn.memo
         if stored is None:
             return
@@ -176,7 +175,7 @@ class Serving:
             self.policy.learn(outcome, len(stored.keys))
 
     def _graded(self, outcome: Outcome, revealed: Revealed) -> Outcome:
-        """With the members' own scores, where they are said; a reward alone credits only those who agree."""
+        """Add the members' own scores, if revealed, as a reward alone credits only members with the same answer."""
         scores = {self._names[i]: value for i, value in revealed.values.items()}
         unsaid = {name: value for name, value in outcome.right.items() if name not in scores}
         return replace(outcome, right={**unsaid, **scores}, inferred=outcome.inferred & unsaid.keys())
@@ -222,13 +221,13 @@ class Serving:
 
 
 class Shuffled(Serving):
-    """The control for `Serving`: asks, in its turns, whom the decisions on *other* queries named.
+    """The control for `Serving`: asks in each turn the endpoints that were picked for *another* query.
 
     If it does as well, the decisions carry no information about the query.
 
     Args:
-        plan: the decisions, one tuple of rounds a turn.
-        start: the turn, from 0, of the first of them; before, and when they are used up, it decides by itself.
+        plan: the decisions, one tuple of rounds for each turn.
+        start: the turn, from 0, of the first planned decision; before it and after the last, it decides itself.
         given: as for `Serving`.
     """
 
@@ -242,9 +241,9 @@ class Shuffled(Serving):
         if not 0 <= at < len(self._plan):
             return super()._decide(ask, observation, turn)
         wanted = self._plan[at][done] if done < len(self._plan[at]) else ()
-        # After a planned endpoint that the log lacks here, it may have decided by itself on one that is planned next.
+        # If the log lacked a planned endpoint, it decided itself, maybe on an endpoint that is planned for this round.
         picked = tuple(i for i in wanted if i in turn.available and i not in ask.view.asked)
-        if not picked and not ask.view.backs:  # somebody has to answer
+        if not picked and not ask.view.backs:  # at least one endpoint must answer
             return super()._decide(ask, observation, turn)
         return Decision(done + 1, False, (), (), (0.0,) * len(self._names), picked, None)
 
@@ -261,12 +260,12 @@ def feedback_on(stored: StoredAnswer, turn: Turn, revealed: Revealed) -> Feedbac
 
 
 def _same(text: str) -> str:
-    """Answers of a log are in normal form."""
+    """The identity, as a log's answers are in normal form."""
     return text
 
 
 def _askable(query: Query) -> Query:
-    """The logged query as `ask` would make it; choices of equal text, which `ask` refuses, are numbered."""
+    """The logged query as `ask` would make it; equal choices, which `ask` refuses, are numbered."""
     if query.choices is None:
         return replace(query, answer=_same)
     if len(set(query.choices)) < len(query.choices):

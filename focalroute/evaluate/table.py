@@ -16,13 +16,13 @@ from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 
-#: How a log is cut: once, or every task of it, which then come again.
+#: How a log is split: as a whole, or each of its tasks, so that the test part has the same tasks.
 SplitKind = Literal["stream", "per-task"]
 
-#: The cost ratio of asking everybody.
+#: The cost ratio of asking every endpoint.
 EVERYTHING = 1.0
 
-_MOST_MASSES = 2**27  # one row's choices widen the arrays of all rows
+_MOST_MASSES = 2**27  # elements of an array, which every row pads to the most choices of any row
 _ROUNDS = 5  # the last of which is the validation part
 
 _FIRST_S, _TOKENS_A_SECOND = 0.3, 80.0
@@ -31,24 +31,25 @@ _SPREAD, _LATE_SHARE, _LATE = 0.3, 0.05, 3.0
 
 @dataclass(frozen=True, slots=True)
 class LogTable:
-    """Everything that was recorded; read-only by agreement.
+    """A recorded log; treated as read-only.
 
-    A candidate is an index: of a closed question into its choices, else into the different answers given, in pool order
-    (where only scores are known every output is an answer of its own).
+    A candidate is an index into the choices, or for a free-form question into the distinct answers, in pool order. If
+    only scores are known, every output is an answer of its own.
 
     Attributes:
-        queries: T lines of the log; ``texts``: the text of each, empty where there is none.
-        endpoints: N endpoints, pool order.
-        there: (T, N) whether the log holds an output.
+        queries: the T lines of the log.
+        texts: the text of each query, or empty.
+        endpoints: the N endpoints, in pool order.
+        there: (T, N) whether the log has an output.
         failed: (T, N) whether that call failed.
-        candidate: (T, N) the candidate it backs, -1 without a usable answer.
+        candidate: (T, N) the output's candidate, -1 without a usable answer.
         size: (T,) number of candidates.
-        label: (T,) the right candidate; -1 where it is missing or only scores are known.
-        value: (T, N) what this endpoint's answer is worth, 1 right, 0 wrong, or its score; NaN where there is none.
-        seconds: (T, N) how long the call took: as recorded, or by a model (`call_seconds`).
-        usd: (T, N) what the call cost; 0 where there was none, and for those that are unpriced.
-        embed: makes the features of a text, wherever they are needed.
-        unpriced: endpoints left out of all costs, as neither the pool file nor the log has what each call cost.
+        label: (T,) the right candidate; -1 if it is missing or only scores are known.
+        value: (T, N) worth of the answer: 1 right, 0 wrong, or its score; NaN without an output.
+        seconds: (T, N) duration of the call, as recorded or by a model (`call_seconds`).
+        usd: (T, N) cost of the call; 0 without a call, and for unpriced endpoints.
+        embed: embeds a text.
+        unpriced: endpoints left out of all costs, as neither pool file nor log has the cost of every call.
         bad_rows: lines of the log that were left out.
     """
 
@@ -69,11 +70,11 @@ class LogTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The endpoints' names, pool order."""
+        """The endpoints' names, in pool order."""
         return tuple(endpoint.name for endpoint in self.endpoints)
 
     def worth(self, row: int, candidate: int) -> float:
-        """Return the worth of an answer: 1 or 0 by the label, else its mean score; no answer (-1): 0."""
+        """Return the worth of an answer: 1 or 0 by the label, else its mean score; 0 for no answer (-1)."""
         if candidate < 0:
             return 0.0
         if self.queries[row].label is not None:
@@ -82,7 +83,7 @@ class LogTable:
         return float(self.value[row, backed].mean()) if backed.any() else 0.0
 
     def worths(self, rows: I64) -> F64:
-        """(len(rows), K) what each candidate of these rows is worth (see `worth`), K the most that any has; else 0."""
+        """Worth of each candidate of these rows, (len(rows), K), padded with 0 to the most candidates K of any."""
         found = np.zeros((len(rows), int(self.size[rows].max(initial=1))))
         for n, row in enumerate(rows.tolist()):
             size = int(self.size[row])
@@ -90,7 +91,7 @@ class LogTable:
         return found
 
     def masses(self, rows: I64, width: int) -> F32:
-        """(len(rows), N, ``width``) the mass each endpoint gave each candidate; NaN where it gave none."""
+        """Each endpoint's mass on each candidate, (len(rows), N, ``width``); NaN if it gave none."""
         mass = np.full((len(rows), len(self.endpoints), width), np.nan, np.float32)
         for t, row in enumerate(rows.tolist()):
             for i, name in enumerate(self.names):
@@ -101,37 +102,37 @@ class LogTable:
         return mass
 
     def accuracy(self, rows: I64) -> F64:
-        """(N,) mean value of each endpoint over the rows in which it did not fail; 0 where there is none."""
+        """Mean value of each endpoint over the rows in which it did not fail, (N,); 0 without such a row."""
         known = self.there[rows] & ~self.failed[rows]
         total = np.where(known, self.value[rows], 0.0).sum(axis=0)
         mean: F64 = total / np.maximum(known.sum(axis=0), 1)
         return mean
 
     def cheapest(self, rows: I64) -> tuple[str, float]:
-        """The endpoint whose calls cost least on these rows, and its `single_cost_ratios`."""
+        """The endpoint with the cheapest calls on these rows, and its `single_cost_ratios`."""
         ratios = self.single_cost_ratios(rows)
         i = int(np.where(self.there[rows].any(axis=0), ratios, np.inf).argmin())
         return self.names[i], float(ratios[i])
 
     def single_cost_ratios(self, rows: I64) -> F64:
-        """The cost of always asking each endpoint on these rows, (N,), as a share of asking everybody."""
+        """The cost of always asking each endpoint on these rows, (N,), as a share of asking all."""
         usd = self.usd[rows].sum(axis=0) / np.maximum(self.there[rows].mean(axis=0), 1e-9)
         ratios: F64 = usd / (float(self.usd[rows].sum()) or 1.0)
         return ratios
 
     def held(self, rows: I64, ratio: float | None) -> float | None:
-        """USD a query at this cost ratio on these rows; None: nothing is to be held, as where everybody is asked."""
+        """USD per query at this cost ratio on these rows; None if there is no target, or all endpoints are asked."""
         everybody = float(self.usd[rows].mean(axis=0).sum())
         return ratio * everybody if ratio is not None and ratio != EVERYTHING and everybody else None
 
     def rank(self, rows: I64) -> tuple[int, ...]:
-        """The endpoints by accuracy on these rows, best first; of equals in pool order."""
+        """The endpoints by accuracy on these rows, best first, equals in pool order."""
         return tuple(np.argsort(-self.accuracy(rows), kind="stable").tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Row indices of the training and of the test part, each in the order in which they are played."""
+    """Row indices of the training part and the test part, each in order of replay."""
 
     train: I64
     test: I64
@@ -181,11 +182,11 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
 
 
 def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) -> F64:
-    """(T, N) seconds of each call: as the log says (0 where an output does not), or by a model if it never does.
+    """Seconds of each call, (T, N), from the log (0 if an output has none), or by a model if the log has none at all.
 
-    The model: s (0.3 + tokens / 80) seconds, s = (p / median p)^(1/3), p the endpoint's price of a generated token (the
-    dearer are larger and slower; of unknown price: s = 1). Every call varies by a factor whose logarithm is normal with
-    a deviation of 0.3, and one in twenty takes three times as long.
+    The model is s (0.3 + tokens / 80) seconds with s = (p / median p)^(1/3), where p is the endpoint's price of a
+    generated token, as dearer models are larger and slower (s = 1 if unknown). Each call varies by a log-normal factor
+    with a standard deviation of 0.3, and one in twenty takes three times as long.
     """
     outputs = [[query.outputs.get(endpoint.name, Output()) for endpoint in endpoints] for query in queries]
     recorded = np.array([[output.latency_s or 0.0 for output in row] for row in outputs], np.float64)
@@ -203,7 +204,7 @@ def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) 
 
 
 def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
-    """Cut once, or cut every task and put all first parts before all rests.
+    """Split the whole log once, or every task, at this fraction.
 
     Raises:
         ConfigError: one of the parts would be empty.
@@ -221,10 +222,10 @@ def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
 
 
 def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
-    """These rows in the order to learn from them, which should be as what they are to prepare for.
+    """These rows in the order to learn from them, which should resemble the test part.
 
-    Of a stream they are as they came. Where the same tasks come again they are five rounds, with a fifth of each task
-    in each: task by task, everything would always be new, and the last part, which is chosen by, another task.
+    For a stream it is the order of arrival. For a split per task it is five rounds, each with a fifth of every task.
+    Task by task, every task would be new, and the validation part at the end would have other tasks.
 
     Raises:
         ConfigError: there is no such split.
@@ -260,7 +261,7 @@ def _candidates(query: LoggedQuery, outputs: Sequence[Output | None]) -> tuple[l
     for i, output in enumerate(outputs):
         key = None if output is None or output.error else output.answer
         if key is None and output is not None and not output.error and query.label is None:
-            key = i  # only its score is known: an answer of its own
+            key = i  # only scores are known, so the output counts as an answer of its own
         found.append(-1 if key is None else answers.setdefault(key, len(answers)))
     return found, len(answers), answers.get(query.label, -1) if query.label is not None else -1
 

@@ -1,6 +1,6 @@
-"""Baselines that combine answers: all of them, by votes or by the query, or those of the best fixed part.
+"""Baselines that combine answers: of all endpoints, by votes or the query's text, of a fixed subset, or in a cascade.
 
-Ties go to the candidate with the best backer.
+Ties go to the candidate with the best-ranked backer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PRIOR = 10.0
 
 
 def elect(scores: Mapping[int, float], replies: Mapping[int, RecordedReply], rank: Sequence[int]) -> int:
-    """The candidate with the highest score; of equals the one with the best-ranked backer; -1 without candidates.
+    """The candidate with the highest score, with the best-ranked backer among equals; -1 without candidates.
 
     Scores within 1e-9 of each other are equal: sums of floats depend on their order.
     """
@@ -52,7 +52,7 @@ def evidence_weight(accuracy: float, candidates: int) -> float:
 
 
 class Accuracies:
-    """Each endpoint's accuracy so far, training part included, with a prior of 10 answers at the pool's mean."""
+    """Each endpoint's accuracy so far, including the training part, with a prior of 10 answers at the pool's mean."""
 
     def __init__(self, training: Training) -> None:
         table, rows = training.table, training.rows
@@ -66,18 +66,18 @@ class Accuracies:
         return self._total[endpoint] / self._count[endpoint]
 
     def learn(self, revealed: Revealed) -> None:
-        """Count what its answers were worth."""
+        """Count the worth of the endpoints' answers."""
         for i, value in revealed.values.items():
             self._total[i] += value
             self._count[i] += 1
 
 
 class Vote(Strategy):
-    """``plurality``: a vote each.
+    """``plurality``: one vote for each endpoint.
 
     Args:
         rank: endpoints by accuracy on the training part, for ties.
-        members: whom to ask; None: everybody.
+        members: the endpoints to ask; None: all.
     """
 
     def __init__(self, rank: Sequence[int], members: Sequence[int] | None = None) -> None:
@@ -85,7 +85,7 @@ class Vote(Strategy):
         self._members = None if members is None else frozenset(members)
 
     def answer(self, turn: Turn) -> int:
-        """Ask them all, elect."""
+        """Ask all members, and elect a candidate."""
         there = [i for i in turn.available if self._members is None or i in self._members]
         for i in there or turn.available[:1]:
             turn.ask(i)
@@ -103,7 +103,7 @@ class Vote(Strategy):
 
 
 class MeanVote(Vote):
-    """``mean``: the mean of the members' probabilities; a member that gave none counts as sure of its answer."""
+    """``mean``: the mean of the members' probabilities; a member without any counts as certain of its answer."""
 
     def _scores(self, turn: Turn) -> dict[int, float]:
         scores: dict[int, float] = {}
@@ -116,7 +116,7 @@ class MeanVote(Vote):
 
 
 class Weighted(Vote):
-    """``weighted-vote``: naive Bayes, each vote with its member's accuracy so far, training part included."""
+    """``weighted-vote``: naive Bayes, with each member's accuracy so far, including the training part."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training.rank)
@@ -133,14 +133,14 @@ class Weighted(Vote):
 class LogLinear(Vote):
     """``log-linear-online``: q(c) = softmax of the summed weights of c's backers, by online gradient ascent.
 
-    On log q(right) where the right one is known among the candidates, on log(1 - q(answer)) where only that the answer
-    was wrong is known, and on the expected score where answers are graded. Weights start at 1, a plurality vote.
+    The objective is log q(right) if the right candidate is known, log(1 - q(answer)) if it is only known that the
+    answer was wrong, and the expected score if answers are graded. Weights start at 1, a plurality vote.
 
     Args:
         rate: the step size.
 
     Attributes:
-        weights: of each endpoint's vote.
+        weights: the weight of each endpoint's vote.
     """
 
     def __init__(self, rank: Sequence[int], size: int, rate: float) -> None:
@@ -149,12 +149,12 @@ class LogLinear(Vote):
         self._rate = rate
 
     def answer(self, turn: Turn) -> int:
-        """Ask them all, elect."""
+        """Ask all endpoints, and elect a candidate."""
         turn.memo = super().answer(turn)
         return int(turn.memo)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """One step."""
+        """Take one gradient step."""
         q = self._posterior(turn)
         slope = self._slope(q, turn, revealed)
         for i, reply in turn.replies.items():
@@ -171,7 +171,7 @@ class LogLinear(Vote):
         """The gradient with respect to each candidate's score."""
         if revealed.label is not None:
             return {c: (c == revealed.label) - p for c, p in q.items()}
-        if revealed.text is not None:  # nobody gave the right answer: nothing to tell them apart by
+        if revealed.text is not None:  # no endpoint gave the right answer, so there is nothing to learn
             return {}
         if len(revealed.values) == len(turn.replies) > 1:  # every member's score is known
             worth = {turn.replies[i].candidate: value for i, value in revealed.values.items()}
@@ -188,7 +188,7 @@ class LogLinear(Vote):
 
 
 def log_linear_online(training: Training) -> LogLinear:
-    """``log-linear-online``: trained by one pass over the training part, its rate chosen on the last fifth of it."""
+    """``log-linear-online`` after one pass over the training part, with its rate chosen on the last fifth of that."""
     rate = best_setting(training, (0.03, 0.01, 0.003), _passed)
     return _passed(training, rate)
 
@@ -203,15 +203,15 @@ def _candidates(turn: Turn) -> int:
     return turn.choices or len({reply.candidate for reply in turn.replies.values() if reply.candidate >= 0})
 
 
-_LARGEST_POOL = 12  # subsets of more endpoints are not enumerated: only of the most accurate
-_ROWS = 1000  # rows that the subsets are compared on, spread evenly
+_LARGEST_POOL = 12  # only subsets of this many most accurate endpoints are enumerated
+_ROWS = 1000  # evenly spread rows to compare subsets on
 
 
 def static_subset(training: Training) -> Vote:
-    """``static-subset``, LLM-TOPLA's shape: plurality of the training part's best subset of at least 2 endpoints.
+    """``static-subset``, after LLM-TOPLA: plurality of the training part's best subset of at least 2 endpoints.
 
-    Best by w x focal diversity + (1 - w) x plurality accuracy, both scaled to [0, 1] over all subsets (of equals the
-    cheaper, then the first); w, out of 0, .25, .5, .75 and 1, is chosen on the last fifth.
+    The score of a subset is w x focal diversity + (1 - w) x plurality accuracy, both scaled to [0, 1] over all subsets
+    (the cheaper, then the first among equals); w out of 0, .25, .5, .75 and 1 is chosen on the last fifth.
     """
     if len(training.table.endpoints) < 3:
         return Vote(training.rank)
@@ -243,7 +243,7 @@ def _scaled(x: F64) -> F64:
 
 
 def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence[int]) -> F64:
-    """Return the mean worth of each subset's plurality; ties go to the candidate with the best backer.
+    """Return the mean worth of each subset's plurality; ties go to the candidate with the best-ranked backer.
 
     Args:
         chosen: (S, N) 1 for the members of each subset.
@@ -263,7 +263,7 @@ def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence
             continue
         backs = backed[:, None] == given  # (N, C)
         worth = np.array([table.worth(row, candidate) for candidate in given.tolist()])
-        # a vote counts 1; a best backer breaks ties by less than that
+        # a vote counts 1; the best backer's bonus is smaller, and breaks ties
         bonus = np.where(backs, ((n - place) / (2 * n))[:, None], 0.0)
         votes = chosen @ backs.astype(np.float64)
         best_backer = np.stack([(chosen * bonus[:, c]).max(axis=1) for c in range(len(given))], axis=1)
@@ -273,19 +273,19 @@ def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence
 
 
 def focal_diversities(fails: Floats, pools: Floats) -> Floats:
-    """Focal diversity (B,) of some pools (see `focalroute.observe.diversity`); arguments as for `diversities`."""
+    """Focal diversity of some pools, (B,) (see `focalroute.observe.diversity`); arguments as for `diversities`."""
     m = pools.sum(axis=1)
     s = fails @ pools.T
     failed_with = fails.T @ s
     together = fails.T @ (s * s) - failed_with  # sum_t f_ti s_t (s_t - 1)
-    # a member that never failed has both sums 0, and so 1
+    # for a member that never failed both sums are 0, so its term is 1
     rho = 1 - together / np.maximum(np.maximum(m - 1, 1) * failed_with, 1)
     focal: Floats = (rho.T * pools).sum(axis=1) / np.maximum(m, 1)
     return focal
 
 
 _SPREAD = 0.5  # standard deviation of the drawn logits
-_SAMPLES = 16  # draws a query, each the baseline of the others
+_SAMPLES = 16  # draws for each query, which serve as each other's baseline
 _BATCH = 128
 _PASSES = 10
 _ONLINE = 32  # test queries between two steps
@@ -293,7 +293,7 @@ _ONLINE = 32  # test queries between two steps
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """B queries: their texts' features (B, F), members' masses (B, N, C), and what each candidate is worth (B, C)."""
+    """B queries: features of their texts (B, F), members' masses (B, N, C), and worth of each candidate (B, C)."""
 
     texts: F32
     masses: F32
@@ -301,17 +301,17 @@ class _Batch:
 
 
 class QueryWeights:
-    """RLAE (arXiv 2506.00439) at the level of whole answers, which is all that a log holds.
+    """RLAE (arXiv 2506.00439) on whole answers, as logs have no more.
 
-    w = softmax(W x + b) over the members, x the query's text; the answer is argmax_c sum_i w_i p_i(c), p_i member i's
-    mass, its vote where it gave none. The policy is a Gaussian around the logits; its reward is what the answer that
-    drawn weights give is worth, so that weights learn to be right together: the *expected* worth of a draw from the
-    mixture would be linear in w, and best with all weight on one member. Learned by the policy gradient, as in RLAE by
-    PPO with one epoch, where every ratio is 1; the draws of one query are each other's baseline instead of a critic.
-    It goes on learning from labels, a step every 32 queries.
+    The weights are w = softmax(W x + b) over the members, for features x of the query's text. The answer is
+    argmax_c sum_i w_i p_i(c), with member i's mass p_i (its vote if it gave none). The policy is a Gaussian around the
+    logits. Its reward is the worth of the answer under the drawn weights, so that members learn to be right together:
+    the *expected* worth of a draw from the mixture would be linear in w, and best with all weight on one member.
+    Learning is by the policy gradient, which equals RLAE's PPO with one epoch, where every ratio is 1. The draws of one
+    query are each other's baseline instead of a critic. In service it learns from labels, with a step every 32 queries.
 
     Args:
-        rate: of Adam.
+        rate: Adam's learning rate.
     """
 
     def __init__(self, training: Training, rate: float) -> None:
@@ -330,7 +330,7 @@ class QueryWeights:
         self._seen: list[tuple[F32, F32, F32]] = []
 
     def answer(self, turn: Turn) -> int:
-        """Ask everybody, weigh."""
+        """Ask all endpoints, and answer with the highest weighted mass."""
         for i in turn.available:
             turn.ask(i)
         n = len(self._adam.parameters["bias"])
@@ -344,7 +344,7 @@ class QueryWeights:
         return int(weighed.argmax()) if weighed.any() else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Keep it until there are enough for a step; where it does not say what a candidate is worth, nothing."""
+        """Collect feedback that reveals every candidate's worth, and take a step once there is enough."""
         text, mass = turn.memo
         worth = _worth(turn, revealed, mass.shape[1])
         if worth is None:
@@ -377,7 +377,7 @@ class QueryWeights:
 
 
 def query_weights(training: Training) -> QueryWeights:
-    """``query-weights`` with its rate chosen on the training part's last fifth."""
+    """``query-weights``, with its rate chosen on the last fifth of the training part."""
     return QueryWeights(training, best_setting(training, (0.01, 0.03), QueryWeights))
 
 
@@ -404,19 +404,19 @@ def _wide(x: F32, width: int) -> F32:
     return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
-_OPEN = 10  # choices that a free-form question counts for
+_OPEN = 10  # assumed number of choices of a free-form question
 _ENOUGH = (0.6, 0.7, 0.8, 0.9, 0.95, 0.99, math.inf)
 
 
 class TrainedCascade(Strategy):
-    """``cascade``, FrugalGPT (arXiv 2305.05176): ask one by one, stop when the answer is sure enough.
+    """``cascade``, after FrugalGPT (arXiv 2305.05176): ask one by one, and stop once the answer is sure enough.
 
-    Sure is the naive Bayes posterior of the leading candidate over the votes so far: over the K choices, or the answers
-    given and one more, a vote then weighing as among 10. It stands for the paper's scorer, which reads the answers' own
-    texts; no log has these. Accuracies go on being counted.
+    The sureness is the naive Bayes posterior of the leading candidate given the votes so far. It is over the K choices,
+    or over the answers given and one more, with votes weighted as for 10 choices. It replaces the paper's scorer, which
+    reads the answers' texts, which no log has. Accuracies are updated in service.
 
     Args:
-        stages: (endpoint, how sure to be to stop after it), in order.
+        stages: (endpoint, least sureness to stop after it), in order.
     """
 
     def __init__(self, training: Training, stages: Sequence[tuple[int, float]]) -> None:
@@ -425,7 +425,7 @@ class TrainedCascade(Strategy):
         self._accuracies = Accuracies(training)
 
     def answer(self, turn: Turn) -> int:
-        """Ask on until it is sure."""
+        """Ask endpoints in order until the answer is sure enough."""
         scores: dict[int, float] = {}
         stages = [stage for stage in self._stages if stage[0] in turn.available]
         for i, enough in stages or [(i, 0.0) for i in turn.available]:
@@ -452,12 +452,11 @@ def _sureness(scores: dict[int, float], choices: int) -> float:
 
 
 def cascade(training: Training) -> TrainedCascade:
-    """``cascade`` with its list of endpoints and thresholds learned together, as in FrugalGPT (its Section 3).
+    """``cascade`` with endpoints and thresholds chosen together, as in FrugalGPT (Section 3).
 
-    Lists are of up to 3 endpoints from cheap to dear, each stage with a threshold of its own, and of the 4 and the 6
-    most accurate with one threshold. They are compared on the last fifth of the training part, accuracies known from
-    before: the best has the most right among those within ``usd_per_query``; without that, the best accuracy -
-    `PRICE_OF_MONEY` x cost.
+    It tries lists of up to 3 endpoints from cheap to dear with a threshold for each stage, and of the 4 and 6 most
+    accurate with one threshold. They are compared on the last fifth of the training part, with accuracies from the
+    rest. The best is the most accurate within ``usd_per_query``; without that, by accuracy - `PRICE_OF_MONEY` x cost.
     """
     table = training.table
     fit, held = training.cut()
@@ -480,7 +479,7 @@ def cascade(training: Training) -> TrainedCascade:
 
 
 class CascadeReplay:
-    """Cascades over recorded rows, all rows at once."""
+    """Replays cascades on recorded rows, all rows at once."""
 
     def __init__(self, training: Training, rows: I64) -> None:
         table, accuracies = training.table, Accuracies(training)
@@ -491,7 +490,7 @@ class CascadeReplay:
         self._weights = np.log(among)[:, None] + odds
 
     def tried(self, order: Sequence[int]) -> Iterator[tuple[float, float, tuple[tuple[int, float], ...]]]:
-        """(accuracy, USD a query, stages) of this order with each set of thresholds."""
+        """Yield (accuracy, USD per query, stages) of this order for each set of thresholds."""
         scores, backed = np.zeros_like(self._worths), np.zeros(self._worths.shape, bool)
         rows, paid, stages = np.arange(len(scores)), np.zeros(len(scores)), []
         for i in order:
@@ -513,7 +512,7 @@ class CascadeReplay:
             yield float(right.mean()), float(usd.mean()), tuple(zip(order, (*enough, math.inf), strict=True))
 
     def _sure(self, scores: F64, backed: Bools) -> F64:
-        """See `_sureness`; 0 where none gave an answer."""
+        """See `_sureness`; 0 without an answer."""
         size = backed.sum(axis=1)
         most = np.where(backed, scores, -np.inf).max(axis=1, initial=-100.0)
         unbacked = np.where(self._choices == size, 0, np.maximum(self._choices - size, 1))

@@ -1,5 +1,5 @@
-"""The two works' own methods, trained and replayed like everything else: `rl_focal` and `der`.
+"""The two papers' methods, trained and replayed like the baselines: `rl_focal` and `der`.
 
-Live evaluation uses DER's trainer, too; `networks` is what both learn with.
+`networks` has the networks and learning that both use; live evaluation uses DER's trainer, too.
 `focalroute.evaluate.baselines.PRESETS` names both.
 """

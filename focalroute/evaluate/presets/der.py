@@ -1,8 +1,8 @@
-"""``der``: dynamic ensemble reasoning (arXiv 2412.07448), one endpoint a step until STOP, by PPO.
+"""``der``: dynamic ensemble reasoning (arXiv 2412.07448), which asks one endpoint per step until STOP, by PPO.
 
-The state is [query, last answer]; the answer is the one given last. In the paper each expert is shown the answer before
-its own (Knowledge Transfer Prompt). Recorded answers were given without: here they do not change with what came before,
-so a later expert can replace an answer but not improve it.
+The state is [query, last answer], and the last answer is the final one. In the paper each expert is shown the answer
+before its own (Knowledge Transfer Prompt). Recorded answers were given without it, so a later expert can replace an
+answer here, but not improve it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _PPO = Ppo(rate=0.003, entropy=0.1)
 
 @dataclass(frozen=True, slots=True)
 class DerSettings:
-    """How DER is trained and served; the shape of the reward is published, its numbers here are ours.
+    """The settings of DER; the form of the reward is published, its numbers here are ours.
 
     Attributes:
-        max_steps: T_max, the most experts a query is put to.
-        alpha: the price of cost, which is relative to asking everybody once.
+        max_steps: T_max, the most experts to ask for a query.
+        alpha: the cost weight; cost is relative to asking every endpoint once.
         beta: the weight of the gain.
         threshold: p_0.
-        bonus: for reaching it, and against missing it in T_max steps.
-        level: whether P itself is paid at every step, as published, or the gain alone after the first.
-        ppo: how to learn.
+        bonus: reward for reaching the threshold, and penalty for missing it in T_max steps.
+        level: whether P itself is paid at every step, as published, or only the gain after the first.
+        ppo: the settings of PPO.
         hidden: units of the hidden layer.
-        passes: over the training queries.
+        passes: passes over the training queries.
         batch: queries between two updates.
-        validation: share of the training queries, the last ones, that the best pass is chosen on; 0: the last pass.
-        look_every: passes between two looks at these.
+        validation: share of the training queries, at the end, on which the best pass is chosen; 0: use the last pass.
+        look_every: passes between two validations.
     """
 
     max_steps: int = 3
@@ -77,15 +77,15 @@ class Routes(Protocol):
         """Return the valid actions of each route, (B, N + 1): ask an endpoint, or stop."""
 
     def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
-        """Let these routes ask one endpoint each: what their answers are worth now, NaN where unusable; their cost."""
+        """Ask one endpoint on each of these routes; return the answers' worth (NaN if unusable) and the cost."""
 
 
 class Environment(Protocol):
-    """Training queries, and what endpoints answer to them.
+    """Training queries, and the endpoints' answers to them.
 
     Attributes:
         shape: (queries, endpoints, width of the state).
-        unit: the cost of asking everybody once, in the unit of `Routes.ask`.
+        unit: the cost of asking every endpoint once, in the unit of `Routes.ask`.
     """
 
     @property
@@ -97,7 +97,7 @@ class Environment(Protocol):
         """See above."""
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> Routes:
-        """Routes for these queries; ``rng`` varies what is seen in training."""
+        """Start routes for these queries; ``rng`` adds noise to the state in training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,14 @@ class RouteBatch:
     """B routes of L steps, zeros after a route's end.
 
     Attributes:
-        states: (B, L, D) what the policy saw.
-        offered: (B, L, N + 1) what it could do.
-        chosen: (B, L) what it did; N: it stopped.
-        taken: (B, L) a step, not padding.
+        states: (B, L, D) the policy's input.
+        offered: (B, L, N + 1) the valid actions.
+        chosen: (B, L) the action; N: stop.
+        taken: (B, L) whether it is a step, not padding.
         rewards: (B, L).
         worth: (B,) P of the last answer.
-        cost: (B,) what the route paid.
-        calls: (B,).
+        cost: (B,) cost of the route.
+        calls: (B,) number of calls.
     """
 
     states: F32
@@ -125,12 +125,12 @@ class RouteBatch:
     calls: I64
 
     def score(self, settings: DerSettings, unit: float) -> float:
-        """P of the last answer - alpha C of the whole route, the mean over the routes."""
+        """The mean over routes of P of the last answer - alpha C of the whole route."""
         return float(self.worth.mean() - settings.alpha * self.cost.mean() / max(unit, 1e-12))
 
 
 def train_routes(environment: Environment, settings: DerSettings, seed: int) -> Mlp:
-    """The policy after the best of some passes over the queries, in random order; heads 0..N-1 ask, head N stops."""
+    """Train a policy by passes over the queries in random order, and return the best; heads 0..N-1 ask, N stops."""
     from threadpoolctl import threadpool_limits
 
     rng = np.random.default_rng(seed)
@@ -140,7 +140,7 @@ def train_routes(environment: Environment, settings: DerSettings, seed: int) -> 
     cut = queries - int(queries * settings.validation)
     training, validation = np.arange(cut), np.arange(cut, queries)
     best, net = -np.inf, policy.net
-    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
+    with threadpool_limits(1, "blas"):  # on matrices this small, two threads are slower
         for number in range(1, settings.passes + 1):
             for rows in np.array_split(rng.permutation(training), max(1, round(cut / settings.batch))):
                 routes = roll(policy, environment, rows, settings, rng)
@@ -159,11 +159,11 @@ def roll(
     settings: DerSettings,
     rng: np.random.Generator | None,
 ) -> RouteBatch:
-    """One route for each of these queries.
+    """Run one route for each of these queries.
 
     Args:
-        policy: logits (B, N + 1) of states (B, D).
-        rng: draws the actions; None: the likeliest.
+        policy: maps states (B, D) to logits (B, N + 1).
+        rng: draws the actions; None: take the likeliest.
     """
     size, last = len(rows), settings.max_steps - 1
     routes = environment.start(rows, settings.max_steps, rng)
@@ -204,7 +204,7 @@ def _choose(logits: F32, offered: Bools, rng: np.random.Generator | None) -> I64
 def _update(
     routes: RouteBatch, policy: Learned, value: Learned, settings: Ppo, rng: np.random.Generator
 ) -> tuple[Learned, Learned]:
-    """Policy and value after one update on these routes; as they were where no route took a step."""
+    """Update policy and value on these routes; unchanged if no route took a step."""
     taken = routes.taken
     if not taken.any():
         return policy, value
@@ -219,21 +219,21 @@ def _update(
 
 
 _TEXT = 32
-#: As `DerSettings`, for recorded answers: a call costs nothing in training, so each update has many routes.
+#: The settings for recorded answers: calls are free in training, so each update has many routes.
 RECORDED = DerSettings(bonus=1.0, passes=20, batch=1024, validation=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRoutes:
-    """The environment that n training queries are: N endpoints, C candidates.
+    """An environment of n recorded queries: N endpoints, C candidates.
 
     Attributes:
         texts: (n, 32) features of the queries.
         answers: (n, C, 32) features of each candidate's text.
-        candidate: (n, N) what an endpoint backs, -1: nothing usable.
-        certainty: (n, N) its mass on that; 1 where it gave only an answer.
-        worth: (n, N) of its answer, in [0, 1].
-        cost: (n, N) of asking it, 1: what asking everybody costs on average.
+        candidate: (n, N) an endpoint's candidate, -1: no usable answer.
+        certainty: (n, N) the endpoint's mass on its candidate; 1 if it gave only an answer.
+        worth: (n, N) worth of its answer, in [0, 1].
+        cost: (n, N) cost of asking it, in units of the mean cost of asking all.
         there: (n, N) whether it can be asked.
     """
 
@@ -247,7 +247,7 @@ class RecordedRoutes:
 
     @classmethod
     def of(cls, training: Training) -> RecordedRoutes:
-        """The training part, and nothing else of the log."""
+        """Make the environment of the training part, without the rest of the log."""
         table, rows = training.table, training.rows
         candidate, width = table.candidate[rows], max(int(table.size[rows].max()), 1)
         answers = np.zeros((len(rows), width, _TEXT), np.float32)
@@ -284,7 +284,7 @@ class RecordedRoutes:
         return 1.0
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> _UnderWay:
-        """Routes for these queries; nothing that they see varies."""
+        """Start routes for these queries; no noise is added."""
         return _UnderWay(self._only(rows), max_steps)
 
     def take(self, count: int) -> RecordedRoutes:
@@ -321,12 +321,12 @@ class _UnderWay:
         )
 
     def offered(self, step: int) -> Bools:
-        """Every endpoint once; STOP after the first step."""
+        """Every endpoint not asked yet; STOP after the first step."""
         stop = np.full((len(self._rows), 1), step > 0)
         return np.concatenate([self._data.there & ~self._asked, stop], axis=1)
 
     def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
-        """The recorded answers."""
+        """Return the worth and cost of the recorded answers."""
         data = self._data
         usable = data.candidate[rows, endpoints] >= 0
         self._asked[rows, endpoints] = True
@@ -339,9 +339,9 @@ def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, do
     """The state (B, 67 + N) before a step.
 
     Args:
-        texts: (B, 32) of the query.
-        answers: (B, 32) of the last answer; zeros before the first, as all that follows.
-        last: (B, N) 1 for the endpoint that gave it.
+        texts: (B, 32) features of the query.
+        answers: (B, 32) features of the last answer; zeros before the first, like the arguments after it.
+        last: (B, N) 1 for the endpoint that gave the last answer.
         certainty: (B,) that endpoint's mass on it.
         agreeing: (B,) share of the usable replies so far that gave this answer.
         done: steps taken / T_max.
@@ -351,11 +351,11 @@ def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, do
 
 
 class DerStrategy(Strategy):
-    """The policy in service: its likeliest action at each step; it stays as trained, as in the paper.
+    """Serves a trained policy by its likeliest action at each step, without further learning, as in the paper.
 
     Args:
-        policy: trained.
-        settings: as trained.
+        policy: the trained policy.
+        settings: the settings of training.
         size: N.
     """
 
@@ -363,7 +363,7 @@ class DerStrategy(Strategy):
         self._policy, self._settings, self._size = policy, settings, size
 
     def answer(self, turn: Turn) -> int:
-        """Ask one by one until STOP; the last usable answer."""
+        """Ask one by one until STOP; return the last usable answer."""
         text = text_features(turn.query.text, _TEXT)
         last = -1
         for t in range(min(self._settings.max_steps, len(turn.available))):
@@ -395,7 +395,7 @@ class DerStrategy(Strategy):
 
 
 def der(training: Training, settings: DerSettings | None = None) -> DerStrategy:
-    """The method, trained on the training part, by default with T_max and ``level`` chosen on its last fifth."""
+    """``der``, trained on the training part; by default T_max and ``level`` are chosen on its last fifth."""
     routes, size = RecordedRoutes.of(training), len(training.table.endpoints)
 
     def trained_on(part: Training, chosen: DerSettings) -> DerStrategy:
@@ -408,6 +408,6 @@ def der(training: Training, settings: DerSettings | None = None) -> DerStrategy:
 
 
 def _answer_features(choices: Sequence[str] | None, candidate: int, answer: int | str | None) -> F32:
-    """Features of an answer's text; zeros where only its score is known."""
+    """Features of an answer's text; zeros if only its score is known."""
     text = choices[candidate] if choices is not None else answer
     return text_features(text if isinstance(text, str) else "", _TEXT)

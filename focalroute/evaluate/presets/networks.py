@@ -1,8 +1,8 @@
-"""The presets' network, one hidden layer of sigmoids, how it learns by PPO (arXiv 1707.06347), and the papers' rewards.
+"""The presets' network (one hidden layer of sigmoids), its learning by PPO (arXiv 1707.06347), and the papers' rewards.
 
-The maths is that of `focalroute.learn`: `likelihood`, `losses`, `adam`. `focalroute.learn.mappo` is another thing: its
-networks share weights between endpoints, and its updates stop at a KL target. In rewards qualities are in [0, 1];
-u = 2 quality - 1 in [-1, 1] is the scale of feedback.
+It uses `likelihood`, `losses` and `adam` of `focalroute.learn`. It differs from `focalroute.learn.mappo`, whose
+networks share weights between endpoints, and whose updates stop at a KL target. In rewards, qualities are in [0, 1];
+feedback is on the scale u = 2 quality - 1 in [-1, 1].
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Mlp:
 
     @classmethod
     def initial(cls, rng: np.random.Generator, inputs: int, outputs: int, *, hidden: int = 32) -> Mlp:
-        """A net whose heads are all 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
+        """A net with outputs 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
         weights = (rng.standard_normal((inputs, hidden)) * np.sqrt(2 / (inputs + hidden))).astype(np.float32)
         zeros = np.zeros(hidden, np.float32), np.zeros((hidden, outputs), np.float32), np.zeros(outputs, np.float32)
         return cls(weights, *zeros)
 
 
 def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Vjp]:
-    """Heads (B, O) of inputs (B, D), and its vjp: from dL/dheads (B, O) to dL/dparameters."""
+    """The heads (B, O) of inputs (B, D), and the vjp from dL/dheads (B, O) to dL/dparameters."""
     z = x @ net.hidden
     z += net.hidden_bias
     hidden: Floats = 0.5 + 0.5 * np.tanh(0.5 * z)  # the sigmoid, without overflow
@@ -68,15 +68,15 @@ def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Vjp]:
 
 @dataclass(frozen=True, slots=True)
 class Ppo:
-    """How to learn.
+    """The settings of PPO.
 
     Attributes:
         rate: Adam's learning rate.
         clip: eps of the surrogate.
         entropy: weight of the entropy bonus.
         epochs: passes over a batch.
-        minibatch: about how many rows one gradient step takes.
-        max_norm: longest gradient.
+        minibatch: approximate rows of one gradient step.
+        max_norm: largest norm of a gradient.
     """
 
     rate: float = 0.001
@@ -89,14 +89,14 @@ class Ppo:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A network and what Adam remembers of it."""
+    """A network with Adam's moments."""
 
     net: Mlp
     moments: Moments
 
     @classmethod
     def fresh(cls, net: Mlp) -> Learned:
-        """Before the first update."""
+        """A network before the first update."""
         return cls(net, Moments.zero(parameters(net)))
 
     def __call__(self, x: Floats) -> Floats:
@@ -105,13 +105,13 @@ class Learned:
 
 
 def bernoulli(logits: Floats, picked: Bools) -> Likelihood:
-    """The distribution of N independent heads, picks (B, N): one joint probability a row, clipped as in service."""
+    """The likelihood of picks (B, N) by N independent heads: one joint probability per row, clipped as in service."""
     free, nobody = np.ones_like(picked), np.zeros(len(picked), bool)
     return likelihood(logits, HeadBatch(free, free, picked, nobody, np.full(len(picked), picked.shape[1])))
 
 
 def categorical(logits: Floats, offered: Bools, chosen: NDArray[np.int64]) -> Likelihood:
-    """The distribution of one choice (B,) among those ``offered`` (B, K), a softmax over them."""
+    """The likelihood of one choice (B,) by the softmax over those ``offered`` (B, K)."""
     log_q = log_posterior(logits, offered)
     q, rows = np.exp(log_q), np.arange(len(chosen))
     surprise = np.where(q > 0, q * log_q, 0.0)
@@ -122,7 +122,7 @@ def categorical(logits: Floats, offered: Bools, chosen: NDArray[np.int64]) -> Li
 
 
 def draw(logits: Floats, offered: Bools, rng: np.random.Generator) -> NDArray[np.int64]:
-    """One choice (B,) each, from the softmax over those ``offered`` (B, K)."""
+    """Draw one choice (B,) for each row from the softmax over those ``offered`` (B, K)."""
     noise = rng.gumbel(size=logits.shape)  # the largest of log q + Gumbel noise is a draw from q
     chosen: NDArray[np.int64] = (log_posterior(logits, offered) + noise).argmax(axis=1)
     return chosen
@@ -131,14 +131,14 @@ def draw(logits: Floats, offered: Bools, rng: np.random.Generator) -> NDArray[np
 def improve(
     learned: Learned, x: Floats, distribution: Distribution, advantages: Floats, settings: Ppo, rng: np.random.Generator
 ) -> Learned:
-    """A policy after some epochs of the clipped surrogate, one joint ratio rho = pi / pi_old a decision.
+    """Improve a policy by some epochs of the clipped surrogate, with one joint ratio rho = pi / pi_old per decision.
 
     Args:
         learned: the policy that decided.
-        x: (S, D) what it saw.
-        distribution: of logits (R, O) and the rows (R,) they belong to.
-        advantages: (S,); they are standardised.
-        settings: how to learn.
+        x: (S, D) its inputs.
+        distribution: maps logits (R, O) and their rows (R,) to likelihoods.
+        advantages: (S,); they will be standardised.
+        settings: the settings of PPO.
         rng: shuffles the rows.
     """
     everyone = np.arange(len(x))
@@ -161,7 +161,7 @@ def improve(
 
 
 def regress(learned: Learned, x: Floats, targets: Floats, settings: Ppo, rng: np.random.Generator) -> Learned:
-    """A value net after some epochs of least squares on ``targets`` (S, O)."""
+    """Fit a value net by some epochs of least squares on ``targets`` (S, O)."""
 
     def gradients(net: Mlp, rows: _Rows) -> Gradients:
         values, vjp = mlp_pass(net, x[rows])
@@ -178,10 +178,10 @@ def _fit(
 
 
 def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:
-    """RL-Focal's reward of the Decider (arXiv 2502.04492, Eq. 6): 1 where right, -1 - alpha |E| / N where wrong.
+    """RL-Focal's reward of the Decider (arXiv 2502.04492, Eq. 6): 1 if right, -1 - alpha |E| / N if wrong.
 
-    Size is paid for by wrong answers only. Of a graded u, negative counts as wrong, and the penalty is taken off u. The
-    Fusion's reward is u itself, which is alpha = 0.
+    Only wrong answers are penalised for size. A negative graded u counts as wrong, and the penalty is subtracted from
+    it. The Fusion's reward is u itself (alpha = 0).
 
     Args:
         u: the answers' rewards in [-1, 1], of any shape.
@@ -199,19 +199,19 @@ def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:
 def der_reward(
     quality: ArrayLike, before: ArrayLike | None, cost: ArrayLike, *, alpha: float, beta: float, level: bool = True
 ) -> F64:
-    """DER's reward of asking one more expert (arXiv 2412.07448), its threshold bonus aside.
+    """DER's reward of asking one more expert (arXiv 2412.07448), without the threshold bonus.
 
-    At t = 0: P(y_0) - alpha C(M). Later: P(y_t) + beta (P(y_t) - P(y_(t-1))) - alpha C(M). Paid in full at every step,
-    P rewards long routes: two steps at quality 1 earn more than one. With ``level`` False later steps earn the gain
-    alone, so that with beta = 1 a route's rewards add up to P(its last answer) - alpha (its cost).
+    At t = 0: P(y_0) - alpha C(M). Later: P(y_t) + beta (P(y_t) - P(y_(t-1))) - alpha C(M). Paying P at every step
+    rewards long routes: two steps at quality 1 earn more than one. If ``level`` is False, later steps earn only the
+    gain, so that with beta = 1 a route's rewards add up to P(last answer) - alpha (cost of the route).
 
     Args:
         quality: P of the answer after this step, in [0, 1], of any shape.
         before: P of the answer before it, of the same shape; None at t = 0.
         cost: C of the expert asked, of the same shape.
-        alpha: the price of cost.
+        alpha: the cost weight.
         beta: the weight of the gain.
-        level: whether P itself is paid at later steps too, as published.
+        level: whether later steps earn P itself too, as published.
 
     >>> float(der_reward(1.0, None, 0.5, alpha=0.1, beta=1.0)), float(der_reward(1.0, 0.0, 0.5, alpha=0.1, beta=1.0))
     (0.95, 1.95)
@@ -225,9 +225,9 @@ def der_reward(
 
 
 def der_bonus(quality: ArrayLike, exhausted: ArrayLike, *, threshold: float, bonus: float) -> F64:
-    """Return DER's terminal reward: ``bonus`` where P >= p_0, minus it where T_max steps were not enough, else 0.
+    """Return DER's terminal reward: ``bonus`` if P >= p_0, minus it if T_max steps were not enough, else 0.
 
-    It is settled once, at STOP or after step T_max, so that no route earns it twice.
+    It is paid once, at STOP or after step T_max, so that no route earns it twice.
 
     Args:
         quality: P of the last answer, of any shape.

@@ -1,7 +1,7 @@
-"""``rl-focal``: the paper's own method (arXiv 2502.04492), trained offline (Algorithm 1) and online (Algorithm 2).
+"""``rl-focal``: the paper's method (arXiv 2502.04492), trained offline (Algorithm 1) and online (Algorithm 2).
 
-One round: the Decider draws the next pool from the pool before and how differently that one fails; all its members are
-asked; the Fusion maps their probabilities and its own past rewards to an answer. The query is not seen by either.
+For each query, the Decider draws a pool, given the previous pool and its diversity; all members of the pool are asked;
+the Fusion maps their probabilities and past rewards to an answer. Neither network sees the query.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from focalroute.learn.mappo import GAE_LAMBDA, gae
 from focalroute.learn.nets import Floats
 from focalroute.policy.decider import EXPLORATION
 
-#: The columns of `diversities`: the paper's metric and those it compares, plurality accuracy left out.
+#: The columns of `diversities`: the paper's metric and those it compares with, except plurality accuracy.
 METRICS = ("focal", "fleiss_kappa", "disagreement", "binary_entropy", "q_statistic", "correlation", "cohen_kappa")
 
-#: With fewer rows all metrics are 0, as before the first query.
+#: With fewer rows all metrics are 0, like before the first query.
 MIN_ROWS = 20
 
 
 def columns_of(metrics: Sequence[str]) -> list[int]:
-    """Where these stand among `METRICS`.
+    """The indices of these metrics in `METRICS`.
 
     Raises:
         ValueError: there is no such metric.
@@ -46,9 +46,9 @@ def diversities(fails: F32, pools: F32, pairs: F32) -> F32:
     """The metrics (B, 7) of some pools; all 0 with fewer than `MIN_ROWS` rows or two members.
 
     Args:
-        fails: (T, N) 1 where an endpoint failed a row.
+        fails: (T, N) 1 if an endpoint failed a row.
         pools: (B, N) 1 for the members of each pool.
-        pairs: (3, N, N) of the same rows, see `pair_statistics`.
+        pairs: (3, N, N) `pair_statistics` of the same rows.
     """
     rows, n = fails.shape
     m = pools.sum(axis=1)
@@ -76,7 +76,7 @@ def pair_statistics(both: F32, rows: int) -> F32:
     """Q statistic, correlation and Cohen's kappa of every pair, (3, N, N); the diagonal is 0.
 
     Args:
-        both: (N, N) the number of rows that both of a pair failed; on the diagonal those that one failed.
+        both: (N, N) the number of rows that both of a pair failed; on the diagonal, that the endpoint failed.
         rows: the number of rows.
     """
     n = np.diagonal(both)
@@ -114,36 +114,36 @@ _LEAST_TEAM = 2
 
 
 class BranchingHead:
-    """The last layer of a Decider over N endpoints, as published: one head for each endpoint, independent draws.
+    """The last layer of a Decider over N endpoints, as published: one head per endpoint, with independent draws.
 
-    Of fewer than two drawn the likeliest fill up.
+    If fewer than two endpoints are drawn, the likeliest are added.
 
     Attributes:
-        width: outputs of the layer.
+        width: number of outputs of the layer.
     """
 
     def __init__(self, endpoints: int) -> None:
         self.width = endpoints
 
     def draw(self, logits: Floats, rng: np.random.Generator) -> tuple[Bools, F32]:
-        """Return the draws (B, N), and the pools (B, N) of at least two that it makes."""
+        """Return the draws (B, N), and the resulting pools (B, N) of at least two."""
         p = _probabilities(logits)
         picked = rng.random(p.shape) < p
         return picked, _team(picked, p)
 
     def likeliest(self, logits: Floats) -> tuple[Bools, F32]:
-        """All that are more likely than not, and the pools that they make."""
+        """Return the endpoints with probability above a half, and the resulting pools of at least two."""
         p = _probabilities(logits)
         return p > 0.5, _team(p > 0.5, p)
 
     def likelihood(self, logits: Floats, picked: Bools) -> Likelihood:
-        """The joint probability of what was drawn (B, N)."""
+        """The joint likelihood of draws (B, N)."""
         return bernoulli(logits, picked)
 
 
 @dataclass(frozen=True, slots=True)
 class RlFocalSettings:
-    """How RL-Focal is trained and served; the first five as published, found there by grid search.
+    """The settings of RL-Focal; the first five are the paper's, found there by grid search.
 
     Attributes:
         window: T.
@@ -152,11 +152,11 @@ class RlFocalSettings:
         ppo: learning rate 0.001 and clip 0.02; the rest is ours.
         hidden: units of each network's hidden layer (about 17,000 parameters in all, as published).
         update_every: queries between two updates.
-        passes: n_ep, over the training part; the first half is for the Decider, the second for the Fusion.
-        lanes: streams played side by side in training.
-        largest_free_form: candidates of a free-form question that are fused, the rest is cut.
-        sample: whether pools are drawn in service too and the Decider goes on learning (Algorithm 2); else it stays as
-            trained and names all that are more likely than not.
+        passes: n_ep, passes over the training part; the first half trains the Decider, the second the Fusion.
+        lanes: parallel streams in training.
+        largest_free_form: the most candidates of a free-form question to fuse; others are dropped.
+        sample: whether in service pools are drawn and the Decider learns (Algorithm 2); else the Decider stays as
+            trained and picks the endpoints with probability above a half.
         metrics: the diversity metrics in o1, of `METRICS`.
         decider_head: the Decider's last layer.
     """
@@ -179,8 +179,8 @@ class RlFocalSettings:
 class Agents:
     """Decider, Fusion and the central critic.
 
-    The critic has two heads, since Eq. 6 pays the Decider less than the Fusion: V of the Decider's and of the Fusion's
-    return. Its state [o1 at t + 1, o2 at t] is the published one: it holds the decision that it judges.
+    The critic has two heads, V of the Decider's return and of the Fusion's, as Eq. 6 pays the Decider less. Its state
+    [o1 at t + 1, o2 at t] is the published one, which contains the decision to be judged.
     """
 
     decider: Learned
@@ -189,7 +189,7 @@ class Agents:
 
     @classmethod
     def fresh(cls, rng: np.random.Generator, endpoints: int, candidates: int, settings: RlFocalSettings) -> Agents:
-        """Before any training: every endpoint is as likely as not, every candidate as good as another."""
+        """Untrained agents: every endpoint has probability a half, and candidates are equally likely."""
         first = endpoints + 1 + len(settings.metrics)
         second = settings.window + endpoints * candidates
         heads = settings.decider_head(endpoints).width
@@ -204,13 +204,13 @@ class AgentStep:
 
     Attributes:
         seen: o1, (B, Do).
-        picked: (B, N) what the Decider drew.
+        picked: (B, N) the Decider's draws.
         shown: o2, (B, Df).
-        offered: (B, K) the candidates there were.
+        offered: (B, K) the available candidates.
         fused: (B,) the candidate the Fusion drew.
         tells: (B,) whether the reward of that draw is known.
-        state: (B, Ds) the critic's.
-        rewards: (B, 2) of the Decider (Eq. 6) and of the Fusion (its draw's).
+        state: (B, Ds) the critic's input.
+        rewards: (B, 2) of the Decider (Eq. 6) and of the Fusion's draw.
     """
 
     seen: F32
@@ -224,12 +224,12 @@ class AgentStep:
 
     @classmethod
     def stack(cls, steps: Sequence[AgentStep]) -> AgentStep:
-        """Consecutive steps of the same lanes as one, time on the second axis."""
+        """Stack consecutive steps of the same lanes, with time on the second axis."""
         return cls(**{f.name: np.stack([getattr(step, f.name) for step in steps], axis=1) for f in fields(cls)})
 
 
 def decider_view(pools: F32, metrics: F32) -> F32:
-    """o1 (B, N + 1 + M): the pool of the last answer (B, N), its size over N, its M diversity metrics."""
+    """o1 (B, N + 1 + M): the pool of the last answer (B, N), its size / N, and its M diversity metrics."""
     return np.concatenate([pools, pools.mean(axis=1, keepdims=True), metrics], axis=1)
 
 
@@ -241,17 +241,17 @@ def fused_view(past: F32, shown: F32) -> F32:
 def learn(
     agents: Agents, steps: AgentStep, settings: RlFocalSettings, rng: np.random.Generator, *, decide: bool, fuse: bool
 ) -> Agents:
-    """Agents after one update on L + 1 consecutive steps, of which the last only lends its value to the one before it.
+    """Update agents on L + 1 consecutive steps, the last of which only gives its value to the one before.
 
-    One advantage for each agent from its head of the central critic, by GAE over the stream.
+    Each agent's advantage is from its head of the central critic, by GAE over the stream.
 
     Args:
-        agents: before.
+        agents: the agents before the update.
         steps: (B, L + 1, ...).
-        settings: how to learn.
-        rng: shuffles.
+        settings: the settings of learning.
+        rng: shuffles the steps.
         decide: whether the Decider learns.
-        fuse: whether the Fusion does; from the steps that tell.
+        fuse: whether the Fusion learns, from steps with known reward.
     """
     lanes, length = steps.picked.shape[0], steps.picked.shape[1] - 1
     values = agents.critic(_flat(steps.state)).reshape(lanes, length + 1, 2)
@@ -303,13 +303,13 @@ def _team(picked: Bools, p: NDArray[np.floating[Any]]) -> F32:
 
 
 def rl_focal(training: Training, settings: RlFocalSettings | None = None) -> RlFocal:
-    """The method, trained on the training part with every endpoint's answer, as the paper does.
+    """``rl-focal``, trained on all endpoints' answers in the training part, as in the paper.
 
-    Whether pools are drawn in service too is by default chosen on its last fifth.
+    By default ``sample`` is chosen on the last fifth of that part.
     """
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(1, "blas"):  # two threads on matrices this small take longer
+    with threadpool_limits(1, "blas"):  # on matrices this small, two threads are slower
         if settings is None:
             fit, _ = training.cut()
             data = fit.arrays()
@@ -321,20 +321,20 @@ def rl_focal(training: Training, settings: RlFocalSettings | None = None) -> RlF
 
 
 def width_of(data: TrainingArrays, settings: RlFocalSettings) -> int:
-    """K: the largest number of choices in training, and of free-form candidates up to the cut."""
+    """K: the most choices in training, or the most free-form candidates up to their maximum."""
     free = int(data.votes[data.choices == 0].any(axis=1).sum(axis=1).max(initial=0))
     return max(int(data.choices.max()), min(free, settings.largest_free_form), 1)
 
 
 def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
-    """Which candidates the Fusion's K columns stand for, and which of them it may choose.
+    """The candidates of the Fusion's K columns, and which of them it may choose.
 
-    A choice keeps its place. Free-form candidates are sorted by their total mass, the heaviest first, and cut to K;
-    those without a backer are not offered; without an answer nothing is.
+    Choices keep their order. Free-form candidates are sorted by falling total mass and cut to K; those without a backer
+    are not offered. Without any answer, no candidate is offered.
 
     Args:
         probabilities: (B, N, C) of the members asked, zeros elsewhere; C is at least K.
-        choices: their number; 0: a free-form question.
+        choices: number of choices; 0: a free-form question.
         width: K.
 
     Returns:
@@ -351,9 +351,9 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
 def train(
     data: TrainingArrays, settings: RlFocalSettings, seed: int, *, watch: Callable[[AgentStep], object] = lambda _: None
 ) -> Agents:
-    """Algorithm 1: passes over the training rows, first the Decider on the interim plurality answer, then the Fusion.
+    """Algorithm 1: passes over the training rows, first training the Decider on plurality's answers, then the Fusion.
 
-    Each pass starts with everybody in the pool and all metrics 0. The critic learns throughout. ``watch`` is called
+    Each pass starts with all endpoints in the pool and all metrics 0. The critic learns throughout. ``watch`` is called
     with every query's step.
     """
     rng, width = np.random.default_rng(seed), width_of(data, settings)
@@ -373,14 +373,14 @@ def train(
 
 
 def _pairs(fails: F32, window: int) -> list[F32]:
-    """By t, the pair statistics of the window that ends with row t."""
+    """The pair statistics of the windows that end with each row."""
     both = np.cumsum(fails[:, :, None] * fails[:, None, :], axis=0, dtype=np.float32)
     both[window:] -= both[:-window].copy()
     return [pair_statistics(one, min(t + 1, window)) for t, one in enumerate(both)]
 
 
 class _Lanes:
-    """One pass over the training rows in B lanes at once: the same queries, other draws."""
+    """One pass over the training rows in B lanes, with the same queries and different draws."""
 
     def __init__(
         self, data: TrainingArrays, pairs: list[F32], width: int, settings: RlFocalSettings, rng: np.random.Generator
@@ -395,7 +395,7 @@ class _Lanes:
         self._past = np.zeros((settings.lanes, settings.window + len(data.fails)), np.float32)
 
     def step(self, t: int, agents: Agents, *, fuse: bool) -> AgentStep:
-        """Row t: answered by the Fusion's draw, or by plurality."""
+        """Answer row t by the Fusion's draw, or by plurality."""
         data, settings, rng = self._data, self._settings, self._rng
         picked, pools = self._heads.draw(agents.decider(self._seen), rng)
         asked = pools * data.there[t]
@@ -433,7 +433,7 @@ class _Lanes:
         return diversities(fails, pools, self._pairs[t])[:, self._columns]
 
     def _plurality(self, t: int, asked: F32) -> F32:
-        """The reward (B,) of the asked members' plurality, ties to the candidate with the best backer."""
+        """The reward (B,) of the asked members' plurality; ties go to the candidate with the best-ranked backer."""
         data = self._data
         votes = asked @ data.votes[t]
         best = (data.votes[t] * data.best_first[:, None] * asked[:, :, None]).max(axis=1)
@@ -443,7 +443,7 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An answered turn: what its step will hold, its pool, and which candidates the Fusion's columns stand for."""
+    """An answered turn: the known parts of its step, its pool, and the candidates of the Fusion's columns."""
 
     seen: F32
     picked: Bools
@@ -455,20 +455,20 @@ class _Pending:
 
 
 class RlFocal:
-    """The agents in service: one lane, which goes on from the training part's last window.
+    """The agents in service: one lane, which continues from the training part's last window.
 
-    The answer is the Fusion's argmax. What it learns from is a draw from its softmax, whose worth the label tells
-    (a bare reward does so only sometimes): a surrogate over answers that were not drawn would mean nothing. Metrics are
-    taken over the rows in which the whole pool is known to be right or wrong.
+    The answer is the Fusion's argmax. It learns from a draw from its softmax, whose worth follows from the label (and
+    sometimes from a bare reward), as a surrogate over answers that were not drawn would be meaningless. Metrics are
+    over the rows in which it is known for the whole pool whether members were right.
 
     Args:
-        agents: trained.
-        data: what on.
-        training: the part of the log that it is.
-        settings: as trained.
+        agents: the trained agents.
+        data: the training data.
+        training: the part of the log they are from.
+        settings: the settings of training.
 
     Attributes:
-        agents: as they are now.
+        agents: the current agents.
         unfused: questions with more choices than any in training, which plurality answered.
     """
 
@@ -489,7 +489,7 @@ class RlFocal:
         self._steps: list[AgentStep] = []
 
     def answer(self, turn: Turn) -> int:
-        """Draw a pool, ask all of it, fuse."""
+        """Draw a pool, ask all its members, and fuse their replies."""
         seen = self._view(self._pools)
         logits = self.agents.decider(seen)
         picked, self._pools = (
@@ -512,7 +512,7 @@ class RlFocal:
         return int(order[0, log_posterior(logits, offered)[0].argmax()]) if offered.any() else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Slide the window; update every few queries all three networks (Algorithm 2)."""
+        """Move the window on, and after every ``update_every`` queries update the networks (Algorithm 2)."""
         pending: _Pending = turn.memo
         settings = self._settings
         self._slide(revealed.values)
@@ -538,7 +538,7 @@ class RlFocal:
             self._steps = self._steps[-1:]
 
     def _view(self, pool: F32) -> F32:
-        """o1 of a pool, by what is known of it now."""
+        """o1 of a pool, from the rows in which all its members are known."""
         rows = self._known[:, pool[0] > 0].all(axis=1)
         fails = self._fails[rows]
         pairs = pair_statistics(fails.T @ fails, len(fails))
@@ -566,13 +566,13 @@ class RlFocal:
 
     @staticmethod
     def _drawn_reward(pending: _Pending, turn: Turn, revealed: Revealed) -> float | None:
-        """Return the reward of the Fusion's draw; None where it is unknown."""
+        """Return the reward of the Fusion's draw; None if it is unknown."""
         if not pending.offered.any():
             return None
         drawn = int(pending.order[0, pending.fused[0]])
         if revealed.label is not None:
             return 1.0 if drawn == revealed.label else -1.0
-        if revealed.text is not None:  # nobody asked gave the right answer
+        if revealed.text is not None:  # no asked endpoint gave the right answer
             return -1.0
         worth = [value for i, value in revealed.values.items() if turn.replies[i].candidate == drawn]
         return 2 * worth[0] - 1 if worth else None

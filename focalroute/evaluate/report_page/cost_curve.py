@@ -1,7 +1,7 @@
 """Draws quality against cost, with a label beside each point.
 
-Each label stands where it covers least of what is drawn already, and near its point. Libraries that do this by forces
-between labels take seconds for a drawing, give another one each time, and let labels of close points overlap.
+Each label is placed near its point, where it covers the least of what is drawn already. Libraries that use forces
+between labels take seconds for a drawing, are not deterministic, and let labels of close points overlap.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Box = tuple[float, float, float, float]
 
 _GAP = 6.0
 _POINT = 9.0
-# What is worse: to stand outside, on another label or point, on a line, or a step further away.
+# Penalties of a label's place: outside the axes, on another label or point, on a line, and each step further away.
 _OUTSIDE, _COVERS, _CROSSES, _FURTHER = 1000.0, 30.0, 0.4, 0.5
-# How far out, on which side (0: centred), how far up; the nearest first.
+# Candidate places as (distance, side, height); side 0 is centred; nearest first.
 _SPOTS = tuple(
     (reach, side, up)
     for reach in (0, 12, 30, 55, 85)
@@ -50,7 +50,7 @@ _AXES: dict[CostAxis, str] = {
 
 @dataclass(frozen=True, slots=True)
 class LabelPlace:
-    """The point of a label's left end (side 1), right end (-1) or middle (0); ``far``: a line joins it to its dot."""
+    """The place of a label's left end (side 1), right end (-1) or middle (0); ``far``: a line joins it to its dot."""
 
     x: float
     y: float
@@ -68,11 +68,11 @@ def place_labels(
     """Place a label beside each point, one after another.
 
     Args:
-        points: where they are; they may not be covered, either.
-        widths: of their labels.
-        height: of every label.
-        lines: what should not be crossed, but may be.
-        within: what labels should stay inside.
+        points: the points, which labels should not cover.
+        widths: widths of the labels.
+        height: height of every label.
+        lines: boxes that labels should avoid crossing.
+        within: the box that labels should stay inside.
 
     >>> place_labels([(50, 50)], [20], height=10, lines=[], within=(0, 0, 100, 100))
     [LabelPlace(x=56.0, y=50, side=1, far=False)]
@@ -91,7 +91,7 @@ def place_labels(
 
 
 def _costs(boxes: Sequence[Box], taken: Sequence[Box], lines: Sequence[Box], within: Box) -> F64:
-    """How bad each box is for a label, the first one being the nearest to its point."""
+    """The penalty of each box for a label, nearest to its point first."""
     left, bottom, right, top = np.array(boxes).T
     outside = (left < within[0]) | (bottom < within[1]) | (right > within[2]) | (top > within[3])
     covered, crossed = (_overlaps(boxes, others) for others in (taken, lines))
@@ -100,7 +100,7 @@ def _costs(boxes: Sequence[Box], taken: Sequence[Box], lines: Sequence[Box], wit
 
 
 def _overlaps(boxes: Sequence[Box], others: Sequence[Box]) -> I64:
-    """How many of the others each box overlaps."""
+    """The number of the other boxes that each box overlaps."""
     one, other = np.array(boxes)[:, None], np.array(others).reshape(-1, 4)
     apart = (one[..., :2] >= other[:, 2:]) | (other[:, :2] >= one[..., 2:])
     overlaps: I64 = np.logical_not(apart.any(axis=2)).sum(axis=1)
@@ -112,7 +112,7 @@ def _around(x: float, y: float, width: float, height: float) -> Box:
 
 
 def draw_cost_quality(drawing: CostQuality, figure: Figure, ink: Palette) -> None:
-    """Join operating points by a line and label all others; the cost axis is logarithmic."""
+    """Draw methods with labels, and operating points joined by a line; the cost axis is logarithmic."""
     axes = figure.subplots()
     curve = sorted((dot for dot in drawing.dots if dot.ours), key=lambda dot: dot.cost)
     others = sorted((dot for dot in drawing.dots if not dot.ours), key=lambda dot: -dot.quality)
@@ -123,7 +123,7 @@ def draw_cost_quality(drawing: CostQuality, figure: Figure, ink: Palette) -> Non
     _cost_axis(axes, sorted(dot.cost for dot in dots), drawing.axis)
     axes.set_ylabel(drawing.scored)
     axes.margins(x=0.08, y=0.06)
-    figure.draw_without_rendering()  # so that it is known where the points are
+    figure.draw_without_rendering()  # fixes the points' positions
     _label(axes, dots, len(curve), ink)
 
 
@@ -146,7 +146,7 @@ def _cost_axis(axes: Axes, costs: Sequence[float], axis: CostAxis) -> None:
         shown = [0.0, *shown]
     else:
         axes.set_xscale("log")
-        if sum(least <= tick <= costs[-1] for tick in shown) < 2:  # all cost much the same
+        if sum(least <= tick <= costs[-1] for tick in shown) < 2:  # all costs are similar
             shown = sorted({float(f"{cost:.3g}") for cost in (least, costs[-1])})
     unit = 100 if axis == "share" else 1
     axes.set_xticks(shown, [f"{tick * unit:g}" for tick in shown])
@@ -154,7 +154,7 @@ def _cost_axis(axes: Axes, costs: Sequence[float], axis: CostAxis) -> None:
 
 
 def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) -> None:
-    """Label each dot; of the first ``curve`` dots, which a line joins, only the best."""
+    """Label each dot; of the first ``curve`` dots, which are joined by a line, only the best."""
     points = axes.transData.transform([(dot.cost, dot.quality) for dot in dots])
     ends = [axes.transData.transform([(dot.cost, end) for end in (dot.low, dot.high)]) for dot in dots]
     lines: list[Box] = [(x - 1, low, x + 1, high) for (x, low), (_, high) in ends]
@@ -189,7 +189,7 @@ def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) ->
 
 
 def short_name(name: str) -> str:
-    """Cut a long name; of ``service/owner/model`` what is left begins with the model, which tells it apart."""
+    """Shorten a long name; ``service/owner/model`` is shortened to the model, which distinguishes it."""
     if len(name) > _LONGEST_NAME:
         name = name.rpartition("/")[2] or name
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

@@ -1,6 +1,6 @@
-"""The drawings of a page, as plain numbers, and how they are computed from arrays: n queries, N endpoints.
+"""The drawings of a page as plain numbers, computed from arrays of n queries and N endpoints.
 
-Drawings stand in an evaluation's JSON as well. None: there is no value.
+They are also in an evaluation's JSON. None: there is no value.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from focalroute.core.records import F64, I64, Bools
 from focalroute.observe.diversity import focal_diversity
 
-#: Bins of the confidence, of equal width.
+#: Confidence bins of equal width.
 BINS = 15
-#: Answers below which a bin says little, and is drawn hollow.
+#: A bin with fewer answers says little, and is drawn hollow.
 FEW_IN_BIN = 10
-#: Tasks that are shown, those with the most queries first.
+#: The most tasks to show, those with the most queries.
 MOST_TASKS = 24
 #: How to read a calibration.
 CALIBRATION = (
@@ -32,8 +32,8 @@ RIGHT = 0.5
 _MOST_POINTS = 400
 
 Value = float | None
-#: Cost as a share of asking everybody, USD for 1,000 queries, or (where all is free, or of
-#: unknown cost) calls for each query.
+#: Cost as a share of asking every endpoint, as USD for 1,000 queries, or (if all is free, or of unknown cost) as calls
+#: per query.
 CostAxis = Literal["share", "usd", "calls"]
 
 
@@ -42,8 +42,8 @@ class MethodPoint:
     """A method: its cost and quality, with the ends of the quality's 95 % interval.
 
     Attributes:
-        ours: one of focalroute's operating points, which are joined by a line.
-        hollow: not to be compared at face value; the caption says why.
+        ours: whether it is one of focalroute's operating points, which are joined by a line.
+        hollow: whether it cannot be compared at face value; the caption says why.
     """
 
     name: str
@@ -57,7 +57,7 @@ class MethodPoint:
 
 @dataclass(frozen=True, slots=True)
 class CostQuality:
-    """Quality against cost; ``scored`` is what quality is."""
+    """Quality against cost; ``scored`` names the quality."""
 
     dots: Sequence[MethodPoint]
     scored: str
@@ -74,7 +74,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """An event after ``at`` queries, in words; numbered if it was detected (``found``) rather than made."""
+    """An event after ``at`` queries, in words; numbered if it was detected (``found``), not caused."""
 
     at: float
     what: str
@@ -86,11 +86,11 @@ class OverTime:
     """Rolling means along a stream of queries: quality above, cost and seconds below.
 
     Attributes:
-        width: queries that each mean is over.
+        width: queries in each mean.
         at: number of the last query of each mean, 1-based; all lines have as many values.
-        cost: focalroute's.
-        seconds: until its answers.
-        along: what is counted on the axis.
+        cost: focalroute's cost.
+        seconds: seconds until focalroute's answers.
+        along: the axis label.
     """
 
     width: int
@@ -109,10 +109,10 @@ class ErrorCorrection:
     """The errors of another method that focalroute corrects and spoils, as shares of the queries both answered.
 
     Attributes:
-        corrected: right where the other is wrong.
-        spoilt: wrong where the other is right.
-        errors: where the other is wrong.
-        queries: that both answered.
+        corrected: focalroute is right, the other wrong.
+        spoilt: focalroute is wrong, the other right.
+        errors: the other is wrong.
+        queries: number of queries that both answered.
     """
 
     corrected: float
@@ -123,19 +123,19 @@ class ErrorCorrection:
 
 @dataclass(frozen=True, slots=True)
 class ErrorComparison:
-    """Errors of other methods, by their names."""
+    """Error corrections by the other method's name."""
 
     found: Mapping[str, ErrorCorrection]
 
 
 @dataclass(frozen=True, slots=True)
 class WhenRight:
-    """The worth of answers where exactly n members are right, n from 0: RL-Focal's consensus plot, its figure 4.
+    """The worth of answers when exactly n members are right, n from 0: RL-Focal's consensus plot (figure 4).
 
     Attributes:
-        rows: queries of each n.
-        lines: the mean worth of each method's answers on them.
-        members: what n counts.
+        rows: number of queries for each n.
+        lines: the mean worth of each method's answers to them.
+        members: the axis label, which says what n counts.
     """
 
     rows: Sequence[int]
@@ -149,9 +149,9 @@ class Calibration:
     """The quality of answers by their confidence, in bins of equal width (Guo et al. 2017, arXiv 1706.04599).
 
     Attributes:
-        count: answers whose confidence lies in the bin.
+        count: number of answers in the bin.
         confidence: their mean confidence.
-        quality: what they were worth on average.
+        quality: their mean worth.
         expected_error: ECE, the mean of \\|quality - confidence\\| over bins, weighted by count.
     """
 
@@ -164,7 +164,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class AskedByRound:
-    """Share of the queries on which each endpoint is asked; ``shares`` has one row a round."""
+    """Share of the queries on which each endpoint is asked; ``shares`` has one row for each round."""
 
     names: Sequence[str]
     shares: Sequence[Sequence[float]]
@@ -172,7 +172,7 @@ class AskedByRound:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """Values in [0, 1], row by row; ``digits`` 0: as percent."""
+    """Values in [0, 1], row by row; ``digits`` 0: shown as percent."""
 
     rows: Sequence[str]
     columns: Sequence[str]
@@ -182,7 +182,7 @@ class Heatmap:
 
 @dataclass(frozen=True, slots=True)
 class VersionHistories:
-    """Several values, each with an axis of its own, over the same versions of a policy."""
+    """Several values, each on its own axis, over the same versions of a policy."""
 
     versions: Sequence[int]
     lines: Sequence[Series]
@@ -202,7 +202,7 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class AskTimeline:
-    """The calls of one answer, which was there after ``ended`` seconds."""
+    """The calls of one answer, which came after ``ended`` seconds."""
 
     title: str
     calls: Sequence[CallSpan]
@@ -211,7 +211,7 @@ class AskTimeline:
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """Where the time of some answers went."""
+    """The timelines of some answers."""
 
     asks: Sequence[AskTimeline]
 
@@ -251,12 +251,12 @@ def rolling_means(found: F64, width: int) -> F64:
 
 
 def thinned_indices(size: int) -> I64:
-    """Choose at most 400 indices into ``size`` values, the first and last among them: more cannot be told apart."""
+    """Choose at most 400 indices into ``size`` values, including first and last; more would look the same."""
     return np.unique(np.linspace(0, size - 1, min(size, _MOST_POINTS)).round().astype(np.int64))
 
 
 def rolling_series(methods: Mapping[str, F64], width: int) -> tuple[tuple[float, ...], tuple[Series, ...]]:
-    """Return the positions of the rolling means of (n,) values, and the means, thinned."""
+    """Return thinned rolling means of (n,) values, after their positions."""
     size = len(next(iter(methods.values()))) - width + 1
     kept = thinned_indices(size)
     lines = tuple(Series(name, plain_values(rolling_means(found, width)[kept])) for name, found in methods.items())
@@ -267,10 +267,10 @@ def measure_diversity(names: Sequence[str], known: Bools, right: Bools, least: i
     """Measure the focal diversity of every two endpoints over the rows on which both are known.
 
     Args:
-        names: of the N endpoints.
+        names: the names of the N endpoints.
         known: (n, N) whether it is known if an endpoint was right.
-        right: (n, N) whether it was.
-        least: rows below which two endpoints have no value.
+        right: (n, N) whether the endpoint was right.
+        least: the least rows for two endpoints to have a value.
     """
     size = len(names)
     found = np.full((size, size), np.nan)
@@ -286,8 +286,8 @@ def measure_tasks(tasks: Sequence[str], asked: F64, names: Sequence[str]) -> tup
     """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
 
     Args:
-        tasks: of the n queries that have one.
-        asked: (n, N) whether an endpoint was asked, or how often of all runs.
+        tasks: the tasks of the n queries that have one.
+        asked: (n, N) whether an endpoint was asked, or in which share of all runs.
     """
     counts = Counter(tasks)
     kept = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
@@ -297,12 +297,12 @@ def measure_tasks(tasks: Sequence[str], asked: F64, names: Sequence[str]) -> tup
 
 
 def measure_when_right(number: I64, methods: Mapping[str, F64], most: int, *, scored: str, members: str) -> WhenRight:
-    """Average what answers are worth on the queries on which exactly n members are right.
+    """Average the worth of answers over the queries for which exactly n members are right.
 
     Args:
-        number: (n,) members that are right.
-        methods: (n,) what the answers of each were worth.
-        most: the largest n there can be.
+        number: (n,) number of members that are right.
+        methods: (n,) worth of each method's answers.
+        most: the largest possible number.
     """
     rows = np.bincount(number, minlength=most + 1)
     lines = []
@@ -313,7 +313,7 @@ def measure_when_right(number: I64, methods: Mapping[str, F64], most: int, *, sc
 
 
 def compare_errors(ours: F64, theirs: F64) -> ErrorCorrection:
-    """Compare answers, shape (..., n): 1 right, 0 wrong, between: right with that probability."""
+    """Compare answers, shape (..., n): 1 right, 0 wrong; in between the probability of being right."""
     return ErrorCorrection(
         round(float((ours * (1 - theirs)).mean()), 6),
         round(float((theirs * (1 - ours)).mean()), 6),
@@ -323,7 +323,7 @@ def compare_errors(ours: F64, theirs: F64) -> ErrorCorrection:
 
 
 def measure_calibration(confidence: F64, worth: F64, scored: str) -> Calibration:
-    """Bin answers by their confidence; those without one (NaN) are left out."""
+    """Bin answers by their confidence, leaving out those without (NaN)."""
     answered: Bools = ~np.isnan(confidence)
     confidence, worth = confidence[answered], worth[answered]
     at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

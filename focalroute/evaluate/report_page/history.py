@@ -32,9 +32,9 @@ class EndpointRecord:
     """One endpoint's calls on the receipts of all answers.
 
     Attributes:
-        by_round: answers for which it was asked in each round, the first first.
-        usd: mean cost of a call, over those whose cost is known; None: none is.
-        seconds: of its usable replies, in order.
+        by_round: number of answers for which it was asked in round 1, 2, ...
+        usd: mean cost of the calls with a known cost; None: there are none.
+        seconds: latencies of its usable replies, in order.
     """
 
     by_round: tuple[int, ...]
@@ -44,26 +44,26 @@ class EndpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The answers of a store and what is known of them.
+    """The answers of a store as arrays.
 
     Attributes:
-        answers: how many were read, rated or not.
-        names: the endpoints, in the latest pool's order, then those that left it.
-        endpoints: one for each of the names.
-        tasks: of each answer that had a task: the task, and the numbers of the endpoints asked.
-        worth: (n,) of the answers, in [0, 1]: (reward + 1) / 2.
-        usd: (n,) what they cost; NaN: unknown.
-        calls: (n,) endpoints asked for them.
+        answers: number of answers read, rated or not.
+        names: the endpoints in the latest pool's order, then those that left it.
+        endpoints: one record for each name.
+        tasks: for each answer with a task: the task, and the indices of the endpoints asked.
+        worth: (n,) worth of the answers, in [0, 1]: (reward + 1) / 2.
+        usd: (n,) cost of the answers; NaN: unknown.
+        calls: (n,) number of endpoints asked.
         latency_s: (n,).
         confidence: (n,).
-        version: (n,) of the policy that answered.
-        labelled: (n,) whether the right answer is known, so that every member's worth is.
-        vote: (n,) what a vote of the members would have been worth, ties broken by chance; NaN where not labelled.
-        known: (n, N) whether it is known of an endpoint (asked or probed) if it was right; only where labelled.
-        right: (n, N) whether it was.
-        member: (n, N) whether its reply was one of the answer's.
-        changes: (row, endpoint, change) of every endpoint that changed.
-        timelines: of the answer that took the median time, and of the one that 95 % were quicker than.
+        version: (n,) version of the policy that answered.
+        labelled: (n,) whether the right answer is known, and so every member's worth.
+        vote: (n,) expected worth of a plurality vote with random ties; NaN if not labelled.
+        known: (n, N) whether it is known if an endpoint (asked or probed) was right; only if labelled.
+        right: (n, N) whether the endpoint was right.
+        member: (n, N) whether the endpoint was a member of the answer.
+        changes: (row, endpoint, change) for every detected change of an endpoint.
+        timelines: those of the answers at the median and the 95th percentile of time.
     """
 
     answers: int
@@ -116,7 +116,7 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
 
 
 def _receipt(answer: StoredAnswer) -> _Receipt | None:
-    """The answer's receipt; None where it is damaged, or of another version of this package: it is left out."""
+    """The answer's receipt; None if it is damaged or of another version of this package."""
     try:
         found = json.loads(answer.receipt)
     except ValueError:
@@ -125,7 +125,7 @@ def _receipt(answer: StoredAnswer) -> _Receipt | None:
 
 
 def _asked(receipt: _Receipt) -> list[_Receipt]:
-    """The calls that were made for the answer; not the one that wrote it."""
+    """The calls made for the answer, without the one that synthesised it."""
     return [call for call in receipt["calls"] if call["attempts"] or call["cost"] is not None]
 
 
@@ -139,7 +139,7 @@ def _names(rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> tuple[str, ...]:
 
 
 def _confidence(answer: StoredAnswer, receipt: _Receipt) -> float:
-    """As it was told; before it was kept, it was the posterior."""
+    """The stored confidence; the posterior for receipts from before it was stored."""
     told = receipt.get("confidence")
     if told is None:
         told = answer.probabilities[answer.answered]
@@ -160,7 +160,7 @@ def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]
 
 
 def _timelines(receipts: Sequence[_Receipt]) -> Iterable[AskTimeline]:
-    """Two answers of known times; older receipts have none."""
+    """Yield the timelines of two answers, of those whose receipts have times."""
     timed = [one for one in receipts if one["calls"] and all(call.get("queued_s") is not None for call in one["calls"])]
     timed.sort(key=lambda receipt: float(receipt["latency_s"]))
     if not timed:
@@ -217,7 +217,7 @@ def _vote(answer: StoredAnswer, said: Feedback) -> float:
 
 
 def _changes(rated: _Rated, names: Sequence[str]) -> Iterable[tuple[int, str, Change]]:
-    """Return the changes that an ensemble with all of this feedback would have noticed."""
+    """Yield the changes that an ensemble with all of this feedback would have detected."""
     if not names:
         return
     observer = Observer(names, [None] * len(names))

@@ -1,8 +1,8 @@
-"""The page: one file, no script, nothing from elsewhere; its drawings are by matplotlib.
+"""Makes the page: one file without scripts or external resources, with drawings by matplotlib.
 
-No other module imports matplotlib. For a page colours are drawn as stand-ins that its style sheet resolves, so that one
-drawing serves light, dark and paper; text stays text, in the page's own font. A PNG is drawn in the colours of the
-light page.
+No other module imports matplotlib. In a page's drawings, placeholder colours are replaced by variables of its style
+sheet, so that one drawing serves light, dark and print; text stays text, in the page's font. A PNG has the colours of
+the light page.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RESOLVED = Palette("currentColor", "var(--grid)", "var(--ours)", "var(--second)
 _LIGHT = Palette("#1c2430", "#e3e7ec", "#1d5fd1", "#c2571a", "#0d7f5f", "#7d8794")
 _RESOLVE = dict(zip(astuple(_STAND_INS), astuple(_RESOLVED), strict=True))
 _PNG_DPI = 160
-_STYLE: Any = {  # which keys there are is the version's own
+_STYLE: Any = {  # the valid keys depend on matplotlib's version
     "svg.fonttype": "none",
     "svg.hashsalt": "focalroute",
     "text.parse_math": False,
@@ -69,7 +69,7 @@ _STYLE: Any = {  # which keys there are is the version's own
 
 
 def check_extra() -> None:
-    """Say so if nothing can be drawn.
+    """Check that matplotlib is installed.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -79,21 +79,21 @@ def check_extra() -> None:
 
 
 _WIDTH = 4.6
-_LARGEST, _SMALLEST = 7, 4  # points, of a cell's number
-_FILLED = 0.8  # of a cell's width
-_SLANT = 60  # degrees, of the names of columns
-_LONGEST_WHOLE = 24  # characters of a row's name that is not broken
+_LARGEST, _SMALLEST = 7, 4  # font sizes of a cell's number, points
+_FILLED = 0.8  # share of a cell's width for its number
+_SLANT = 60  # of column names, degrees
+_LONGEST_WHOLE = 24  # characters of a row's name without a line break
 _BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _MOST_LABELLED_EVENTS = 12
-_THICK, _THIN = 0.55, 0.12  # of a call's bar
+_THICK, _THIN = 0.55, 0.12  # heights of a call's bar
 
 
 def as_svg(name: str, drawing: drawings.Drawing, *, narrow: bool = False) -> str:
-    """One drawing as an ``svg`` element, with colours by the style sheet.
+    """One drawing as an ``svg`` element, with colours from the style sheet.
 
     Args:
-        name: begins all ids in the drawing.
-        narrow: for a phone; only `CostQuality` looks different then.
+        name: prefix of all ids in the drawing.
+        narrow: draw for a phone; only changes `CostQuality`.
     """
     bare = {"Date": None, "Creator": None, "Format": None, "Type": None}
     text = _rendered(drawing, _STAND_INS, "none", narrow=narrow, format="svg", metadata=bare).decode()
@@ -114,7 +114,7 @@ def _rendered(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bo
     style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(inked, ink.ink)}
     file = io.BytesIO()
     with rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's browser has fonts of its own
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser uses its own fonts
         figure = Figure(figsize=_size(drawing, narrow), layout="constrained", dpi=72)
         _BY_KIND[type(drawing)](drawing, figure, ink)
         figure.savefig(file, **written)
@@ -143,20 +143,20 @@ def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
 
 
 def _slanted_height(names: Sequence[str]) -> float:
-    """How high the names of columns stand, in inches."""
+    """The height of slanted column names, in inches."""
     longest = max(_width(short_name(name), _STYLE["xtick.labelsize"]) for name in names)
     return longest * math.sin(math.radians(_SLANT)) / 72
 
 
 def _width(text: str, size: float) -> float:
-    """How wide a text is, in points."""
+    """The width of a text, in points."""
     from matplotlib.textpath import TextPath
 
     return float(TextPath((0, 0), text, size=size).get_extents().width)
 
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
-    """Rolling means: quality above, cost and seconds below."""
+    """Draw rolling means: quality above, cost and seconds below."""
     measured = {_BELOW[drawing.axis]: drawing.cost, "seconds": drawing.seconds}
     above, *below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
@@ -197,7 +197,7 @@ def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> Non
 
 
 def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
-    """The largest the darkest, with numbers where they fit; what has no value is left empty."""
+    """Draw larger values darker, with numbers if they fit; cells without a value are empty."""
     axes = figure.subplots()
     found = np.array([_floats(row) for row in drawing.values])
     known = [(x, y, float(value)) for (y, x), value in np.ndenumerate(found) if not np.isnan(value)]
@@ -214,7 +214,7 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     axes.set_yticks(range(len(drawing.rows)), [short_name(one) for one in drawing.rows])
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    figure.draw_without_rendering()  # the names leave the columns their width
+    figure.draw_without_rendering()  # fixes the columns' width
     room = _FILLED * axes.get_window_extent().width / figure.dpi * 72 / len(drawing.columns)
     texts = [_number(value, drawing.digits) for _, _, value in known]
     sizes = {text: _LARGEST * min(1.0, room / _width(text, _LARGEST)) for text in set(texts)}
@@ -224,12 +224,12 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
 
 
 def _number(value: float, digits: int) -> str:
-    """As a grid's cell has it: with this many decimals, or none in percent."""
+    """Format a grid's cell with this many decimals; 0: as whole percent."""
     return f"{value:.{digits}f}".removeprefix("0") if digits else f"{100 * value:.0f}"
 
 
 def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> None:
-    """Draw the worth of answers where exactly n are right, above how many such queries there are."""
+    """Draw the worth of answers when exactly n members are right, above the number of such queries."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     rows = np.array(drawing.rows)
     at = np.arange(len(rows))
@@ -246,13 +246,13 @@ def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> No
 
 
 def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> None:
-    """Errors of other methods that focalroute corrects, and right answers that it spoils."""
+    """Draw the errors of other methods that focalroute corrects, and the right answers that it spoils."""
     axes, at = figure.subplots(), np.arange(len(drawing.found))
     gained = [100 * one.corrected for one in drawing.found.values()]
     lost = [-100 * one.spoilt for one in drawing.found.values()]
     for values, color, label in ((gained, ink.ours, "corrected"), (lost, ink.second, "spoilt")):
         bars = axes.barh(at, values, color=color, label=label, height=0.55)
-        labels = [f"{abs(value):.1f}" if value else "" for value in values]  # of 0 it would stand on the other's bar
+        labels = [f"{abs(value):.1f}" if value else "" for value in values]  # a label of 0 would be on the other bar
         axes.bar_label(bars, labels, padding=3, fontsize=8.5)
     axes.axvline(0, color=ink.ink, linewidth=0.8)
     axes.set_yticks(at, [short_name(name) for name in drawing.found])
@@ -265,7 +265,7 @@ def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> 
 
 
 def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) -> None:
-    """The reliability diagram: what answers were worth by confidence, above how many had it."""
+    """Draw the reliability diagram: the worth of answers by confidence, above their number."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=ink.muted, linestyle="--", linewidth=1.2, label="as said")
     confidence, quality, count = _floats(drawing.confidence), _floats(drawing.quality), np.array(drawing.count)
@@ -283,7 +283,7 @@ def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) ->
 
 
 def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette) -> None:
-    """Small multiples, two in a row."""
+    """Draw small multiples, two in a row."""
     rows = -(-len(drawing.lines) // 2)
     every = figure.subplots(rows, 2, sharex=True, squeeze=False)
     for axes, line in zip(every.flat, drawing.lines, strict=False):
@@ -298,7 +298,7 @@ def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette)
 
 
 def _timelines(drawing: drawings.Timelines, figure: Figure, ink: Palette) -> None:
-    """Draw when the calls of answers were sent and came, one answer above the other, each on an axis of its own."""
+    """Draw when the calls of answers were sent and ended, each answer on its own axis."""
     heights = [1.5 + len(ask.calls) for ask in drawing.asks]
     every = figure.subplots(len(drawing.asks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, ask in zip(every, drawing.asks, strict=True):
@@ -315,7 +315,7 @@ def _timelines(drawing: drawings.Timelines, figure: Figure, ink: Palette) -> Non
 
 
 def _call(axes: Axes, row: int, call: drawings.CallSpan, ink: Palette) -> None:
-    """Thin until it was sent, pale until its first token, then full."""
+    """Draw a call: thin until it was sent, pale until its first token, then full."""
     color, sent, first_token = ink.ours, call.sent, call.first_token
     if call.outcome != "done":
         color = ink.second
@@ -356,12 +356,12 @@ def _floats(values: Sequence[float | None]) -> Any:
 
 
 def _legend(axes: Axes, columns: int, *, end: Literal["left", "right"] = "left") -> None:
-    """Put it above the axes, from their left end on; or up to their right end, where names leave little room."""
+    """Put the legend above the axes, at their left end, or at the right end if names leave little room."""
     above: Any = {"loc": f"lower {end}", "bbox_to_anchor": (float(end == "right"), 1)}
     axes.legend(**above, ncols=columns, borderaxespad=0.2, handlelength=1.8)
 
 
-#: The page's sections in their order: what each is linked by, and its title.
+#: The page's sections in order: anchor -> title.
 SECTIONS = {
     "curve": "Cost and quality",
     "over-time": "Accuracy, cost and seconds over time",
@@ -380,11 +380,11 @@ _WIDE = {"curve", "figures"}
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Rows of text: the first cell of each names it.
+    """Rows of text, whose first cells are headings.
 
     Attributes:
-        strong: numbers of the rows that stand out.
-        words: whether the last column holds sentences rather than figures.
+        strong: indices of highlighted rows.
+        words: whether the last column has sentences, not figures.
     """
 
     columns: Sequence[str]
@@ -398,7 +398,7 @@ class Section:
     """One section.
 
     Attributes:
-        caption: how to read it; without a drawing and a table, what is needed for them.
+        caption: how to read the section; without drawing and table, the data that they need.
     """
 
     caption: str
@@ -407,12 +407,12 @@ class Section:
 
     @property
     def empty(self) -> bool:
-        """Whether it has neither."""
+        """Whether it has neither drawing nor table."""
         return self.drawing is None and self.table is None
 
 
 def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> Section:
-    """Describe whom which tasks ask, with ``left`` tasks left out; ``missing`` is said where there are none."""
+    """Make the section of endpoints asked by task; ``left``: tasks left out; ``missing``: the text without tasks."""
     if drawing is None:
         return Section(missing)
     left_out = ""
@@ -427,12 +427,12 @@ def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All of a page; its texts are text, not markup.
+    """The contents of a page; its texts are plain text, not markup.
 
     Attributes:
-        facts: name -> value, the line below the title.
-        lead: the one thing to know, in a sentence or two.
-        sections: by their names, one of every name in `SECTIONS`.
+        facts: name -> value, for the line below the title.
+        lead: the main result, in a sentence or two.
+        sections: by name, one for every name in `SECTIONS`.
     """
 
     title: str
@@ -459,7 +459,7 @@ def html(page: Page) -> str:
 
 
 def pngs(page: Page) -> Iterator[tuple[str, bytes]]:
-    """(name, PNG) of every section that has a drawing.
+    """Yield (name, PNG) for every section with a drawing.
 
     Raises:
         ConfigError: the extra ``report`` is not installed.

@@ -1,4 +1,4 @@
-"""Runs ``focalroute report``, and describes the updates of a policy folder, with the meaning of every figure."""
+"""Runs ``focalroute report``, and makes the section on a policy folder's updates, which explains every figure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from focalroute.policy import bundle
 from focalroute.policy.sequential import load_served
 from focalroute.store import display_name, is_redis, open_store, require_existing
 
-#: Every figure of an update: its name here, and what it means (see `focalroute.learn.update_report.Diagnostics`).
+#: Every figure of an update: key -> (title, meaning) (see `focalroute.learn.update_report.Diagnostics`).
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "gain": (
         "gain, points",
@@ -67,7 +67,7 @@ _DRAWN = 8
 
 
 def updates_section(folder: str) -> Section:
-    """Describe the versions of a folder that an update made.
+    """Make the section on the versions of a folder that updates made.
 
     Raises:
         PolicyError: a version does not pass its checks.
@@ -92,7 +92,7 @@ def updates_section(folder: str) -> Section:
 
 
 def _published(folder: str) -> dict[int, Mapping[str, Any]]:
-    """The versions that were published after a trial, each with the metrics of its update and what it gained."""
+    """The versions that were published after a trial, each with its update's metrics and its gain."""
     if not bundle.versions(folder):
         return {}
     record = read_trial(folder, bundle.current(folder), None).record
@@ -123,19 +123,19 @@ def report_command(
     png: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write the page about a store or an evaluation, and its drawings as PNGs, and print what was written.
+    """Write the page about a store or an evaluation, and its drawings as PNGs, and print a summary.
 
     Args:
-        evaluation: what ``focalroute eval --json`` wrote.
-        store: a SQLite file, or a redis:// address; one of both is given.
-        policy: a policy folder, for what its updates did.
+        evaluation: a report written by ``focalroute eval --json``.
+        store: a SQLite file, or a redis:// address; give either this or ``evaluation``.
+        policy: a policy folder, for the section on its updates.
         last: of the store, how many of the latest answers; None: 10,000.
-        out: the page; "-" is standard output, which then has nothing else.
-        png: folder for the PNGs; made if missing.
-        as_json: print it as JSON.
+        out: the page; "-" is standard output, which then gets nothing else.
+        png: folder for the PNGs; created if missing.
+        as_json: print the summary as JSON.
 
     Raises:
-        ConfigError: an argument is wrong, what is given is something else, or a file cannot be written.
+        ConfigError: an argument or a given file is invalid, or a file cannot be written.
         PolicyError: a version in the policy folder does not pass its checks.
         StoreError: the store cannot be read.
     """
@@ -170,7 +170,7 @@ def _page(evaluation: Path | None, store: str | None, last: int | None, updates:
         if last is not None:
             raise ConfigError("report: --last counts only with --store; leave it out")
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
-    assert store is not None  # noqa: S101 - one of both is there
+    assert store is not None  # noqa: S101 - checked above
     with closing(open_store(require_existing(store), to_read=True)) as opened:
         name = display_name(store)
         if not is_redis(store):

@@ -1,4 +1,4 @@
-"""Describes a store on a page."""
+"""Makes the report page of a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.history import EndpointRecord, History
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
-#: Rated answers below which nothing is drawn: an interval would span everything.
+#: With fewer rated answers nothing is drawn, as an interval would span everything.
 FEW = 10
 _LEAST_TOGETHER = 20
 _LEAST_OF_VERSION = 50
@@ -35,11 +35,11 @@ _NO_LABELS = (
 
 
 def store_page(history: History, name: str, updates: Section | None = None) -> Page:
-    """Describe all that a store can show.
+    """Make the page of a store's history.
 
     Args:
-        name: of the store.
-        updates: what is known of a policy folder's updates.
+        name: the store's name.
+        updates: the section on a policy folder's updates.
     """
     rated, labelled = len(history.worth), int(history.labelled.sum())
     few = unlabelled = unasked = None
