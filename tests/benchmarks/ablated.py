@@ -161,7 +161,7 @@ class Windows(Views):
         super().__init__(
             recorded, prior, ids, masks, window=settings.window, probed=settings.probed, passes=variant.passes
         )
-        self._everyone = self._everyone[since:]
+        self._rows = self._rows[since:]
 
     def at(self, view: int, rows: I64) -> LogView:
         """What the networks may see before these queries, in this view."""

@@ -1,1 +1,1 @@
-"""Training policies on recorded answers and on synthetic pools."""
+"""Trains policies on recorded answers and on synthetic pools."""

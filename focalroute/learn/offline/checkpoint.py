@@ -1,4 +1,4 @@
-"""How far offline training has come, as arrays and back, and the file that outlives a killed process."""
+"""The progress of offline training, and the checkpoint file from which it resumes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a training: with the log, the settings and the seed all that going on needs.
+    """The state of a training run; with the log, the settings and the seed it is all that resuming needs.
 
     Attributes:
-        phase: phases that are done.
-        done: iterations of the policy gradient that are done.
-        rng: state of the generator, as its ``bit_generator`` gives it.
-        masks: who was asked, for each view.
+        phase: number of phases done.
+        done: iterations of the policy gradient done.
+        rng: state of the generator, from its ``bit_generator``.
+        masks: the endpoints asked, for each view.
         fusion: the net.
-        trust: share of its learned part.
-        decider: the net as it is now.
-        moments: what Adam remembers of it.
+        trust: share of the way from the shipped Fusion to the learned one.
+        decider: the present net.
+        moments: Adam's state for it.
         best: the Decider that did best on the validation part.
-        curve: what it did there.
-        score: what that is worth.
+        curve: its results there.
+        score: their mean reward, see `score_of`.
         critic: the net.
     """
 
@@ -59,7 +59,7 @@ class Progress:
     critic: CriticNet
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """As named arrays."""
+        """Return the state as named arrays."""
         nets = {
             "fusion": parameters(self.fusion),
             "decider": parameters(self.decider),
@@ -82,7 +82,8 @@ class Progress:
         """Restore the state from `arrays`.
 
         Raises:
-            KeyError: an array is missing; ValueError: these are other arrays.
+            KeyError: an array is missing.
+            ValueError: the arrays are not such a state.
         """
         decider = restored(DeciderNet, arrays, "decider.")
         phase, done, steps = arrays["counts"].tolist()
@@ -105,7 +106,7 @@ class Progress:
 
 
 def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
-    """Return the settings that a training depends on; it can resume only with the same."""
+    """Return what a training run depends on; it can resume only with the same."""
     digest = hashlib.sha256()
     for field in fields(recorded):
         value = getattr(recorded, field.name)
@@ -119,7 +120,7 @@ def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, eng
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A file that holds the latest `Progress`: plain arrays, replaced in one step, without pickles.
+    """A file with the latest `Progress`: plain arrays without pickles, replaced atomically.
 
     Attributes:
         path: the file.
@@ -130,7 +131,7 @@ class Checkpoint:
     made_for: Mapping[str, str]
 
     def write(self, progress: Progress) -> None:
-        """Replace what was kept.
+        """Replace the checkpoint.
 
         Raises:
             ConfigError: it cannot be written.
@@ -139,7 +140,7 @@ class Checkpoint:
         np.savez(archive, allow_pickle=False, **progress.arrays(), made_for=np.array(json.dumps(dict(self.made_for))))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with lock_folder(self.path.parent):  # who publishes there removes files that are half written
+            with lock_folder(self.path.parent):  # a publisher there removes files that are half written
                 replace_file(self.path, archive.getvalue())
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from None
@@ -148,7 +149,7 @@ class Checkpoint:
         """Read the checkpoint; None if there is no such file.
 
         Raises:
-            ConfigError: it is damaged, or of another log, seed, backend or other settings.
+            ConfigError: it is damaged, or of another log, seed, backend or settings.
         """
         try:
             with np.load(io.BytesIO(self.path.read_bytes()), allow_pickle=False) as archive:
@@ -157,7 +158,7 @@ class Checkpoint:
             progress = Progress.of(arrays)
         except FileNotFoundError:
             return None
-        except Exception as error:  # damage may show as anything
+        except Exception as error:  # damage may raise anything
             raise ConfigError(f"{self.path}: is damaged; remove it, or train without resume") from error
         other = [what for what, value in self.made_for.items() if kept.get(what) != value]
         if other:

@@ -1,14 +1,14 @@
-"""Teaches the Decider to look one step ahead, before the policy gradient takes over.
+"""Trains the Decider to look one step ahead, as a start for the policy gradient.
 
-Where a log holds every endpoint's answer, it is known for any set of members what one more of them would have changed.
-A regression on that gain, from what is seen before asking, gives a policy that asks the endpoints expected to be worth
-the money: z_i = kappa (2 gain_i - lambda c_i / C), twice since a right answer is worth 1 - (-1).
+If a log has every endpoint's answer, then for any set of members it is known what adding another would have changed. A
+regression predicts that gain from the observation before asking, and gives a policy that asks the endpoints whose
+expected gain exceeds their cost: z_i = kappa (2 gain_i - lambda c_i / C), with the factor 2 as u is 1 or -1.
 
-In round 1, where the gain is an endpoint's whole accuracy, it is measured from the pool's level.
+In round 1 the gain is the endpoint's whole accuracy; the pool's level is subtracted from it.
 
-It is short-sighted (it takes no notice of later rounds, nor of others asked with it), but it asks *because of* what was
-replied. A policy gradient started without it settles on one set for every query: asking on after round 1 does not pay
-until it is done where it should be.
+This policy is short-sighted (it ignores later rounds, and other endpoints asked in the same round), but its decisions
+depend on the replies. Without this start, the policy gradient settles on one set for all queries, as asking after
+round 1 does not pay until it happens on the right queries.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from focalroute.observe import layout
 from focalroute.observe.pool_stats import COST_PENALTIES
 
 _ENDPOINT, _CONTEXT = layout.slices(layout.ENDPOINT), layout.slices(layout.CONTEXT)
-_UNIT = 0.25  # the net is fitted to gains in units of this
+_UNIT = 0.25  # unit of the gains that the net is fitted to
 _KAPPA = 20.0  # logits per reward
-_ONE_AT_FIRST = 6.0  # logits taken off in round 1: there somebody must be picked, and it shall be few
+_ONE_AT_FIRST = 6.0  # subtracted from the logits of round 1, in which one must be picked, so that few are
 
 
 def gains(fusion: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
-    """Return what asking each endpoint next adds to the worth of the answer, (B, N), in [-1, 1].
+    """Return what asking each endpoint next adds to the value of the answer, (B, N), in [-1, 1].
 
     Returns:
-        The gains, and the posterior (B, K) and who is offered (B, K) as they are before it.
+        The gains, and the posterior (B, K) and the candidates offered (B, K) before asking.
     """
     n = first.shape[1]
     usable = seen.recorded.usable
-    nobody: Bools = np.logical_not(((first | later) & usable).any(axis=1))
+    none_yet: Bools = np.logical_not(((first | later) & usable).any(axis=1))
     sets = [np.repeat((asked & usable)[:, None], n + 1, axis=1) for asked in (first, later)]
     one_more = np.eye(n, dtype=np.bool_)[None] & usable[:, None]
-    sets[0][:, 1:] |= one_more & nobody[:, None, None]
-    sets[1][:, 1:] |= one_more & ~nobody[:, None, None]
+    sets[0][:, 1:] |= one_more & none_yet[:, None, None]
+    sets[1][:, 1:] |= one_more & ~none_yet[:, None, None]
     sets[1] &= ~sets[0]
     posterior, offered = fused(fusion, seen, members_of(fusion, seen), *(asked.astype(np.float32) for asked in sets))
     worth = np.take_along_axis(seen.recorded.worth, posterior.argmax(axis=2), axis=1) * offered.any(axis=2)
@@ -64,17 +64,17 @@ def look_ahead(
     passes: Backend,
     advance: Callable[[int], object],
 ) -> DeciderNet:
-    """Fit the gains by least squares, and make the Decider that follows from them.
+    """Fit the gains by least squares, and return the Decider that follows from them.
 
     Args:
         net: where to start; its use of the cost weight is replaced.
-        fusion: fuses.
-        logs: what to learn from, each with the queries of it; each step takes one of them by chance.
-        steps: of Adam, its rate falling along a cosine.
-        rate: at the start.
+        fusion: the Fusion.
+        logs: logs with the queries to learn from; each step draws one of them at random.
+        steps: of Adam, with a learning rate that falls along a cosine.
+        rate: the learning rate at the start.
         batch: queries in a step.
-        rng: chance.
-        passes: forward and backward.
+        rng: the random generator.
+        passes: the engine that runs the networks.
         advance: called with 1 after every step.
     """
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=1.0)
@@ -98,11 +98,11 @@ def look_ahead(
 
 
 def _asked(seen: LogView, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
-    """Sets such as a policy would have asked by now, leaning to the accurate; and the number of the round, from 0."""
+    """Draw the sets asked so far as a policy might, preferring accurate endpoints; and the round's number, from 0."""
     shape = seen.recorded.there.shape
     size = rng.choice((0, 1, 1, 2, 2, 3, 4), shape[0])
-    liking = seen.columns[..., _ENDPOINT["relative_skill"].start] / 4
-    score = liking + rng.gumbel(size=shape) * rng.choice((0.05, 0.2, 1.0)) - 1e3 * ~seen.recorded.there
+    skill = seen.columns[..., _ENDPOINT["relative_skill"].start] / 4
+    score = skill + rng.gumbel(size=shape) * rng.choice((0.05, 0.2, 1.0)) - 1e3 * ~seen.recorded.there
     asked = ((-score).argsort(axis=1).argsort(axis=1) < size[:, None]) & seen.recorded.there
     later = asked & (rng.random(shape) < 0.4) & (size > 1)[:, None]
     number = np.where(size == 0, 0, 1 + (rng.random(shape[0]) < 0.4))
@@ -110,7 +110,7 @@ def _asked(seen: LogView, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
 
 
 def _before(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
-    """The observations without anything that depends on the cost weight."""
+    """Return the observations, with 0 in all columns that depend on the cost weight."""
     b, n = asked.shape
     context = np.zeros((b, layout.width(layout.CONTEXT)), np.float32)
     endpoints = np.zeros((b, n, layout.width(layout.ENDPOINT)), np.float32)
@@ -125,7 +125,7 @@ def _before(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: B
 
 
 def _decider(net: DeciderNet) -> DeciderNet:
-    """From gains to logits; hidden weights of what was left out so far are noise, and start at zero."""
+    """Turn the net for gains into a Decider; hidden weights of columns that were 0 are untrained, and set to zero."""
     arrays = parameters(sharpened(net, 2 * _KAPPA * _UNIT))
     arrays["skip_endpoint"][_ENDPOINT["cost_penalty"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST

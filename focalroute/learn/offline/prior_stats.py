@@ -1,6 +1,6 @@
 """Computes the observer's statistics before each recorded query, given the endpoints asked before it.
 
-The same numbers as `focalroute.observe` gives one by one, for a whole log at once.
+These are the statistics that `focalroute.observe` computes one query at a time, for a whole log at once.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from focalroute.observe.pool_stats import (
 )
 
 _EVERY = 20  # rows that share one matrix of pairs
-_BLOCK = 512  # rows whose similarity to all others is computed at once
+_BLOCK = 512  # rows whose similarities are computed at once
 
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """Where the priors of each endpoint sit.
+    """The priors of each endpoint.
 
     Attributes:
         offsets: (N,) accuracy minus the pool's level.
-        strengths: (N,) how firmly, in asks.
+        strengths: (N,) strength of the accuracy's prior, in asks.
         usd: (N,) cost of a call.
     """
 
@@ -64,12 +64,12 @@ class LongRun:
 
 @dataclass(frozen=True, slots=True)
 class PriorStats:
-    """Before each of T queries.
+    """The statistics before each of T queries.
 
     Attributes:
         rows: see `focalroute.observe.pool_stats.EndpointRows`, (T, N, ...).
-        length: (T, N) the layout's "length" of the recorded reply.
-        pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t has that of t // every.
+        length: (T, N) the column "length" of the recorded reply.
+        pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t uses entry t // every.
         every: see `compute_prior_stats`.
     """
 
@@ -79,7 +79,7 @@ class PriorStats:
     every: int
 
     def pairs_at(self, rows: NDArray[np.int64]) -> F32:
-        """(len(rows), N, N)."""
+        """Return the focal diversity of pairs before these rows, (len(rows), N, N)."""
         found: F32 = self.pairs[rows // self.every]
         return found
 
@@ -87,16 +87,16 @@ class PriorStats:
 def compute_prior_stats(
     recorded: RecordedLog, first: Bools, later: Bools, long_run: LongRun, *, window: int, every: int = _EVERY
 ) -> PriorStats:
-    """Look back from every query on the ``window`` queries before it.
+    """Compute the statistics of the ``window`` queries before every query.
 
     Args:
         recorded: the log.
-        first: (T, N) who was asked in round 1.
-        later: (T, N) who was asked in round 2 or later.
-        long_run: prior of the accuracies.
+        first: (T, N) whether the endpoint was asked in round 1.
+        later: (T, N) whether it was asked in round 2 or later.
+        long_run: the priors.
         window: T of the observer.
-        every: rows that share what is known of pairs, that is focal diversity and standings; the observer renews it
-            with every row, which here would take longer than all else.
+        every: number of rows that share the statistics of pairs, focal diversity and relative skill. The observer
+            renews these with every row, which here would take longer than everything else.
     """
     known = (first | later) & recorded.replied
     answered = known & recorded.usable & (recorded.tokens > 0)
@@ -123,7 +123,7 @@ def compute_prior_stats(
 
 
 def expected(recorded: RecordedLog) -> Expectation:
-    """(T, N) how right each endpoint is and how dear, as a memory of the queries before each expects."""
+    """Return the expected accuracy and cost of each endpoint, (T, N), from a memory of the earlier queries."""
     told = np.asarray(recorded.vectors.any(axis=1))
     known = (recorded.replied & told[:, None]).astype(np.float32)
     paid = relative_costs(np.where(known, recorded.value, np.nan), relative_usd(recorded))
@@ -148,21 +148,21 @@ def expected(recorded: RecordedLog) -> Expectation:
 
 
 def relative_usd(recorded: RecordedLog) -> F32:
-    """(T, N) what each call cost, relative to the endpoint's mean; NaN where that is unknown, or free."""
+    """Return each call's cost relative to the endpoint's mean, (T, N); NaN if that is unknown or 0."""
     mean = (recorded.usd * recorded.there).sum(axis=0) / np.maximum(recorded.there.sum(axis=0), 1)
     usd: F32 = np.where(mean > 0, recorded.usd / np.maximum(mean, 1e-12), np.nan).astype(np.float32)
     return usd
 
 
 def _mean_texts(vectors: F32, told: Bools) -> F32:
-    """(T, D) mean of the texts before each, as a memory that lost none of them takes it."""
+    """Return the mean text before each query, (T, D), of a memory that never replaced any."""
     before = np.cumsum(vectors, axis=0, dtype=np.float64) - vectors
     count: I64 = np.cumsum(told) - told
     return mean_text(before, count)
 
 
 def _remembered(size: int) -> Iterator[I64]:
-    """For each block of a stream the rows that a memory may hold: those of the block, and what was left before it."""
+    """Yield for each block of a log the rows that a memory may hold: the block's own, and those kept before it."""
     rng, rows = np.random.default_rng(0), np.arange(0)
     for at in range(0, size, _BLOCK):
         block = np.arange(at, min(at + _BLOCK, size))
@@ -173,14 +173,14 @@ def _remembered(size: int) -> Iterator[I64]:
 
 
 def log_masses(recorded: RecordedLog) -> F64:
-    """(T, N, K) centred logs of the masses, see `centred_log_mass`; 0 where there is none."""
+    """Return the centred logs of the masses, (T, N, K), see `centred_log_mass`; 0 where unknown."""
     if recorded.mass is None:
         return np.zeros((*recorded.there.shape, recorded.worth.shape[1]))
     return centred_log_mass(recorded.mass, recorded.size)
 
 
 def _totals(recorded: RecordedLog) -> Totals:
-    """Return what each query adds to the totals once its label is known, (T, ...)."""
+    """Return what each query adds to the calibration totals, (T, ...)."""
     logs = log_masses(recorded)[..., :MOST_CHOICES]
     told = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
     given = recorded.usable & told[:, None]
@@ -190,7 +190,7 @@ def _totals(recorded: RecordedLog) -> Totals:
 
 
 def calibration(recorded: RecordedLog) -> Corrections | None:
-    """Return the calibration before each query, (T, ...), had all been asked before; None without probabilities."""
+    """Return the calibration before each query, (T, ...), as if all had been asked; None without probabilities."""
     if recorded.mass is None:
         return None
     added = _totals(recorded)
@@ -204,7 +204,7 @@ def calibration(recorded: RecordedLog) -> Corrections | None:
 
 
 def book(recorded: RecordedLog) -> dict[str | None, Totals]:
-    """The book after the whole log, by task; None: over all tasks. Empty without probabilities."""
+    """Return the calibration totals after the whole log, by task; None: over all tasks. Empty without probabilities."""
     if recorded.mass is None:
         return {}
     added = _totals(recorded)
@@ -220,12 +220,12 @@ def _tasks(recorded: RecordedLog) -> list[str]:
 
 
 def _before(added: Totals) -> Totals:
-    """Sums over all rows before each."""
+    """Return the sums over all rows before each."""
     return Totals(*(np.cumsum(array, axis=0) - array for array in (added.sums, added.squares)))
 
 
 def _windowed(array: F64, window: int) -> F64:
-    """Sums over the ``window`` rows before each."""
+    """Return the sums over the ``window`` rows before each."""
     total = np.concatenate([np.zeros_like(array[:1]), np.cumsum(array, axis=0)])
     at = np.arange(len(array))
     sums: F64 = total[at] - total[np.maximum(at - window, 0)]
@@ -239,7 +239,7 @@ def _lengths(recorded: RecordedLog, seen: dict[str, F64]) -> F32:
 
 
 def _pairs(recorded: RecordedLog, known: Bools, window: int, every: int) -> tuple[F32, F64, F64]:
-    """Of all pairs, renewed every few rows; no value between right and wrong counts.
+    """Compute the statistics of pairs, renewed every few rows, from values of 0 and 1 only.
 
     Returns:
         The focal diversity (T', N, N), and for `relative_skills` the rows in common (T', N, N) and the wins (T', N).

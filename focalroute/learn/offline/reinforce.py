@@ -1,8 +1,8 @@
-"""Trains the Decider by the policy gradient on recorded queries; each sample of a query is the others' baseline.
+"""Trains the Decider by the policy gradient on recorded queries.
 
-REINFORCE (Williams 1992) with the leave-one-out baseline (Kool et al. 2019). Lambda is drawn anew for every batch, so
-that one policy serves every price. `fit_critic` then leaves online updates a central critic to start from, fitted by
-least squares to what rollouts were rewarded.
+This is REINFORCE (Williams 1992) with the leave-one-out baseline (Kool et al. 2019): the baseline of a sample is the
+mean of the query's other samples. Every batch draws its own lambda, so that one policy serves every cost weight.
+`fit_critic` then fits a central critic for online updates to start from, by least squares to the rollouts' rewards.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from focalroute.observe import layout
 
 _OBSERVED = layout.width(layout.CONTEXT) + layout.width(layout.ENDPOINT)
 _MEMBERS = layout.width(layout.MEMBER)
-_BATCHES = 24  # batches of rollouts, each at a cost weight of its own
-_SAMPLES = 2  # rollouts of a query
+_BATCHES = 24  # batches of rollouts for the critic, each at its own cost weight
+_SAMPLES = 2  # rollouts of a query for the critic
 _MINIBATCH, _RATE = 256, 5e-3
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineSettings:
-    """How to train.
+    """The settings of offline training.
 
     Attributes:
-        rounds: the most rounds a query may take.
+        rounds: most rounds of a query.
         window: T of the observer.
-        validation: share of the log, its end, that is held out to choose by; then it is learned from as well.
-        fusion_epochs: over random sets.
-        fusion_rate: of Adam; likewise ``decider_rate``.
-        lookahead_steps: of the regression that gives the Decider another start; ``lookahead_rate``: of its Adam.
+        validation: share of the log, at its end, that is held out for model selection; later it is also learned from.
+        fusion_epochs: epochs over random sets.
+        fusion_rate: Adam's learning rate; likewise ``decider_rate``.
+        lookahead_steps: steps of the regression that gives the Decider another start; ``lookahead_rate``: its rate.
         iterations: of the policy gradient.
         queries: in a batch of the policy gradient.
-        samples: rollouts of each of these.
+        samples: rollouts of each query in it.
         entropy: weight of the Decider's entropy bonus.
         renew: iterations after which windows are renewed and the policy is measured.
-        probed: share of queries on which an endpoint that was not asked is looked at all the same.
+        probed: share of queries on which the window also sees an endpoint that was not asked.
         finish: iterations at the end, with the validation part.
-        finish_epochs: of the Fusion at the end, on the sets that are asked.
-        critic_steps: of the regression that leaves online updates a critic.
+        finish_epochs: epochs of the Fusion at the end, on the sets that the policy asks.
+        critic_steps: steps of the critic's regression.
     """
 
     rounds: int = 3
@@ -75,28 +75,28 @@ class OfflineSettings:
 
     @property
     def steps(self) -> int:
-        """Units of progress in all."""
+        """Total units of progress."""
         return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
 
 
-#: The cost weights at which a policy is measured; at the first everybody is asked, at the last the cheapest alone.
+#: The cost weights at which a policy is measured; at the first all endpoints are asked, at the last only the cheapest.
 GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, HIGHEST_WEIGHT)
 
 
-_BLOCKS = 20  # of the validation queries, in their order
+_BLOCKS = 20  # of consecutive validation queries
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationPoint:
-    """A policy at one cost weight, on queries that it was not trained on.
+    """A policy's results at one cost weight, on queries that it was not trained on.
 
     Attributes:
         cost_weight: lambda.
-        accuracy: mean worth of the answers.
-        cost_ratio: paid / what asking everybody costs.
-        calls: a query.
-        served: the weight that is served in place of this one: its own, or the next higher one that is (see `kept`).
-        alone: whether one endpoint is asked, by the text.
+        accuracy: mean value of the answers.
+        cost_ratio: cost / cost of asking all endpoints.
+        calls: mean number of calls per query.
+        served: the weight that serves in place of this one: itself, or the next higher one that is kept (see `kept`).
+        alone: whether one endpoint is asked, by the text, instead of using the nets.
     """
 
     cost_weight: float
@@ -109,15 +109,15 @@ class ValidationPoint:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGradient:
-    """The batch that the Decider learns from.
+    """Rolls out Deciders on a log, and computes their policy gradients and results.
 
     Attributes:
         views: the log.
-        rows: the queries of it to learn from.
-        fusion: fuses.
+        rows: its queries to learn from.
+        fusion: the Fusion.
         everybody: C, mean USD of asking all.
         settings: how to learn.
-        passes: which engine computes.
+        passes: the engine that runs the networks.
         advance: called with 1 after every step.
     """
 
@@ -130,7 +130,7 @@ class PolicyGradient:
     advance: Callable[[int], object]
 
     def gradients(self, decider: DeciderNet, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
-        """Of the mean reward of one batch, at one cost weight, its sign turned."""
+        """Return the gradients of minus the mean reward of one batch at one cost weight."""
         rows = rng.choice(self.rows, min(self.settings.queries, len(self.rows)), replace=False)
         view, price = drawn_price(rng)
         played = self.roll(decider, view, rows, price, self.settings.samples, rng)
@@ -159,7 +159,7 @@ class PolicyGradient:
         *,
         alone: bool = False,
     ) -> Rollout:
-        """These queries answered at one cost weight; without ``rng`` greedily."""
+        """Roll out these queries at one cost weight; greedily without ``rng``."""
         return roll(
             decider,
             self.fusion,
@@ -174,9 +174,10 @@ class PolicyGradient:
         )
 
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
-        """The greedy policy on these queries at every price of `GRID`: the nets, or the one endpoint that texts favour.
+        """Measure the greedy policy on these queries at every weight of `GRID`: the nets, or one endpoint by the text.
 
-        Where no two answers can be compared the one that has more reward; else the nets, unless they surely have less.
+        If answers can be compared, the nets are used unless their reward is significantly lower; if no two can be, the
+        one with the higher reward.
         """
         recorded = self.views.recorded
         comparable = recorded.closed.any() or (recorded.size < recorded.usable.sum(axis=1)).any()
@@ -194,8 +195,8 @@ class PolicyGradient:
             cost_ratio = paid / everything if everything else 0.0
             worths.append(played.worth)
             points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price, alone))
-        # Where no two answers can be compared, what looks better than chance on few queries is often luck; what texts
-        # favour costs less and has fewer right by its own estimate, which is shrunk.
+        # If no two answers can be compared, a gain of the nets on few queries is often luck. One endpoint by the text
+        # trades right answers for cost only by its own estimate, which is shrunk.
         gain = np.where(comparable | np.array([point.alone for point in points]), -1.0, 1.0)
         cost = np.array([point.cost_ratio for point in points])
         served = [GRID[at] for at in kept(np.stack(worths), cost, gain)]
@@ -203,7 +204,7 @@ class PolicyGradient:
 
 
 def _reward(played: Rollout, price: float) -> F32:
-    """Of each query, minus what it cost; one sample of each."""
+    """Return each query's value minus its cost penalty, of one sample each."""
     reward: F32 = played.worth - price * played.shares.sum(axis=0)
     return reward
 
@@ -218,16 +219,16 @@ def improved(
     share: float,
     rng: np.random.Generator,
 ) -> tuple[DeciderNet, Moments]:
-    """Some steps of ``total``, along which the rate rises and then falls.
+    """Take some steps of the policy gradient; over all ``total`` steps the learning rate rises and then falls.
 
     Args:
-        learners: each step learns from one of them, drawn by chance.
+        learners: each step learns from one of them, drawn at random.
         decider: where to start.
-        moments: of Adam, so far.
-        steps: which of the steps.
-        total: how many there are.
+        moments: Adam's state.
+        steps: which of the steps to take.
+        total: the number of all steps.
         share: of the settings' rate.
-        rng: chance.
+        rng: the random generator.
     """
     adam = Adam(parameters(decider), moments, learning_rate=0.0, max_norm=1.0)
     for step in steps:
@@ -242,22 +243,23 @@ def improved(
 
 
 def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
-    """Which of G ways to answer, the dearest first, are worth serving; what lies between two of them is left to chance.
+    """Return which of G ways to answer, most expensive first, are worth serving; a random mixture fills the gaps.
 
-    Always the last; and the first, unless it has too few right beside the best of the others: then that one, on the
-    same terms. Each of the others has to have more right than a mixture by chance of its neighbours at its cost.
+    The last is always kept. The first is kept unless it is too inaccurate compared with the best of the others, which
+    is then tested as the first in the same way. Each way in between must be more accurate than the random mixture of
+    its kept neighbours at its cost.
 
     Args:
-        worth: (G, n) of the answers to the same queries.
+        worth: (G, n) values of the answers to the same queries.
         cost: (G,).
-        gain: (G,) by how many standard errors of the paired difference; below 0: it may have fewer. The first has to
-            have as many more than the best of the others, or may have fewer by twice as many.
+        gain: (G,) by how many standard errors of the paired difference a way must be better; if negative, it may be
+            worse by as many, and the first by twice as many.
     """
     last, right = len(worth) - 1, worth.mean(axis=1)
     first = 0
     while first < last:
         equals = first + 1 + np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())
-        best = int(equals[cost[equals].argmin()])  # of equal costs the lowest weight: later texts may cost otherwise
+        best = int(equals[cost[equals].argmin()])  # of equal costs the lowest weight: later texts may cost differently
         if _surely(worth[first] - worth[best]) >= min(gain[first], 2 * gain[first]):
             break
         first = best
@@ -277,14 +279,14 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
 
 
 def _surely(gain: NDArray[np.floating]) -> float:
-    """The mean, in standard errors; the larger of those over queries and over blocks, as topics come in blocks."""
+    """Return the mean in standard errors, the larger ones of queries and of blocks, as topics come in blocks."""
     blocks = [block.mean() for block in np.array_split(gain, min(_BLOCKS, len(gain)))]
     error = max(gain.std() / math.sqrt(len(gain)), np.std(blocks) / math.sqrt(len(blocks)), 1e-9)
     return float(gain.mean() / error)
 
 
 def score_of(curve: tuple[ValidationPoint, ...]) -> float:
-    """Mean over the prices at which it decides of the reward, (u - lambda c / C) / (1 + lambda)."""
+    """Return the mean of (u - lambda c / C) / (1 + lambda) over the cost weights at which the nets decide."""
     rewards = [
         (2 * point.accuracy - 1 - point.cost_weight * point.cost_ratio) / (1 + point.cost_weight)
         for point in curve
@@ -294,11 +296,11 @@ def score_of(curve: tuple[ValidationPoint, ...]) -> float:
 
 
 def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32]:
-    """States (S, Ds) of all steps of the rollouts that have an answer, and their rewards to go (S,).
+    """Return the states (S, Ds) of all steps of rollouts with an answer, and their rewards to go (S,).
 
     Args:
         played: the rollouts.
-        seen: what they were rolled out on.
+        seen: the queries.
         cost_weight: lambda, the same for all.
     """
     answered = played.answer >= 0
@@ -308,7 +310,7 @@ def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32
     states, targets = [], []
     last = np.zeros((size, STATE), np.float32)
     for number, step in enumerate(played.steps):
-        free = step.heads.eligible.any(axis=1)  # a forced STOP is no step
+        free = step.heads.eligible.any(axis=1)  # a forced STOP is not a step
         rows = step.rows[free]
         last[rows, :_OBSERVED] = np.concatenate([step.context, step.endpoints.mean(axis=1)], axis=1)[free]
         states.append(last[rows[answered[rows]]])
@@ -320,7 +322,7 @@ def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32
 
 
 def _fused(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
-    """As `focalroute.learn.nets.fusion_state`."""
+    """Return the states before the answer, as `focalroute.learn.nets.fusion_state` does."""
     of = rows // (len(played.answer) // len(seen.recorded))
     members, candidates, _, offered = gathered(seen, of, played.first[rows], played.later[rows])
     count = ((played.first | played.later)[rows] & seen.recorded.usable[of]).sum(axis=1) * offered.sum(axis=1)
@@ -333,13 +335,13 @@ def _fused(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
 
 
 def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng: np.random.Generator) -> CriticNet:
-    """The critic after some steps of Adam, its rate falling along a cosine, on rollouts of a policy at random prices.
+    """Fit the critic by Adam, with a learning rate that falls along a cosine, to rollouts at random cost weights.
 
     Args:
         net: where to start.
-        learner: rolls out, and says how many steps to take.
-        decider: the policy's.
-        rng: chance.
+        learner: rolls out the Decider; its settings give the number of steps.
+        decider: the policy's Decider.
+        rng: the random generator.
     """
     parts = []
     for _ in range(_BATCHES):
@@ -348,7 +350,7 @@ def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng
         view, price = drawn_price(rng)
         parts.append(valued(learner.roll(decider, view, at, price, _SAMPLES, rng), learner.views.at(view, at), price))
     states, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    total = learner.settings.critic_steps if len(states) else 0  # of a log to which nobody has an answer: nothing
+    total = learner.settings.critic_steps if len(states) else 0  # a log without any answer has no states
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=_RATE, max_norm=1.0)
     for step in range(total):
         some = rng.integers(len(states), size=_MINIBATCH)

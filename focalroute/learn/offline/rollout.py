@@ -1,7 +1,7 @@
-"""Rolls a policy out on recorded queries, many at once: what serving would have seen, decided, paid and answered.
+"""Rolls out a policy on many recorded queries at once, as serving would have observed, decided, paid and answered.
 
-B queries with S samples each; what is seen of them is made by `focalroute.observe.observation`, as in serving. Letters
-as in `focalroute.core.records`, and R = B S rollouts, row r of which belongs to query r // S.
+`focalroute.observe.observation` makes the observations, as in serving. Letters as in `focalroute.core.records`, and: B
+queries with S samples each, R = B S rollouts, of which rollout r is of query r // S.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from focalroute.policy.decider import EXPLORATION
 _ENDPOINT = layout.slices(layout.ENDPOINT)
 _MEMBER = layout.slices(layout.MEMBER)
 _FAR = np.float32(-1e9)
-_STEEP = 80  # logits beyond it are far beyond the clip of the probabilities, and would overflow
+_STEEP = 80  # bound of a logit, far beyond the clip of the probabilities, against overflow
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """B recorded queries with all that would have been known before each.
+    """B recorded queries with the statistics before each.
 
     Attributes:
         recorded: the queries.
-        columns: (B, N, De) endpoint rows before anybody is asked, without what depends on lambda.
-        shares: (B, N) c / C expected.
-        cost_factors: (B, N) how many times the usual cost a call is expected to take, by the text.
-        level: (B,) the layout's.
-        pairs: (B, N, N).
-        features: (B, K, N, Fm) every candidate seen through every endpoint, as if asked in round 1; zeros where it does
-            not answer.
+        columns: (B, N, De) endpoint rows before any is asked; 0 in the columns that depend on lambda.
+        shares: (B, N) expected c / C.
+        cost_factors: (B, N) expected cost of a call as a multiple of the usual one, by the text.
+        level: (B,) the column of this name.
+        pairs: (B, N, N) focal diversity of pairs.
+        features: (B, K, N, Fm) each endpoint's evidence on each candidate, as if asked in round 1; zeros if it has no
+            answer.
         ids: (N,) the endpoints' rows in the nets' tables.
     """
 
@@ -63,9 +63,9 @@ class RolloutStep:
     """The decisions of one round.
 
     Attributes:
-        rows: (R',) the rollouts that were still under way.
+        rows: (R',) the rollouts that had not stopped.
         logits: (R', N).
-        heads: what was chosen from, and what was picked; in pool order.
+        heads: the heads, in pool order, and which were picked.
         vjp: from d/dlogits to the Decider's gradients.
     """
 
@@ -83,11 +83,11 @@ class Rollout:
 
     Attributes:
         steps: the decisions, round by round.
-        shares: (rounds, R) what each round cost, in mean costs of asking all; as many rounds as ``steps``.
-        first: (R, N) who was asked in round 1; ``later``: after it.
-        answer: (R,) the candidate answered with, -1 where none answered.
-        worth: (R,) what the answer is worth, 0 to 1.
-        posterior: (R, K) of the Fusion, at the end.
+        shares: (rounds, R) each round's cost relative to the mean cost of asking all; as many rounds as ``steps``.
+        first: (R, N) whether the endpoint was asked in round 1; ``later``: after it.
+        answer: (R,) the candidate that is the answer; -1 if no endpoint answered.
+        worth: (R,) value of the answer, 0 to 1.
+        posterior: (R, K) the Fusion's at the end.
     """
 
     steps: tuple[RolloutStep, ...]
@@ -139,11 +139,11 @@ def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """A Fusion's encoding of each member, asked in round 1 (0) or later (1).
+    """A Fusion's encoding of each member.
 
     Attributes:
-        phi: two (B, N, K P).
-        linear: two (B, N, K).
+        phi: two (B, N, K P): if asked in round 1, and if asked later.
+        linear: two (B, N, K), likewise.
         votes: (B, N, K); ``mass`` likewise.
     """
 
@@ -154,7 +154,7 @@ class Members:
 
 
 def members_of(net: FusionNet, seen: LogView) -> Members:
-    """Every member's part of the Fusion, which does not depend on who else was asked."""
+    """Return every member's part of the Fusion, which does not depend on the other members."""
     x = seen.features
     b, k, n, _ = x.shape
     present, vote = x[..., _MEMBER["present"]], x[..., _MEMBER["vote"].start]
@@ -180,7 +180,7 @@ def _by_member(x: F32) -> F32:
 
 
 def evidence(seen: LogView, votes: F32, mass: F32, count: F32) -> tuple[F32, Bools]:
-    """Candidate features (B, S, K, Fc) and which candidates are offered (B, S, K), from sums over the members asked.
+    """Return candidate features (B, S, K, Fc) and the candidates offered (B, S, K), from sums over the members asked.
 
     Args:
         seen: the queries.
@@ -200,7 +200,7 @@ def evidence(seen: LogView, votes: F32, mass: F32, count: F32) -> tuple[F32, Boo
 
 
 def fused(net: FusionNet, seen: LogView, members: Members, first: F32, later: F32) -> tuple[F32, Bools]:
-    """The posterior (B, S, K) and who is offered, given who answered: (B, S, N) of round 1 and of later ones."""
+    """Return the posterior and the candidates offered, (B, S, K), given the members of round 1 and later, (B, S, N)."""
     b, s, _ = first.shape
     both = first + later
     votes, mass, count = both @ members.votes, both @ members.mass, both.sum(axis=2)
@@ -232,16 +232,16 @@ def roll(
     """Answer every query ``samples`` times.
 
     Args:
-        decider: decides.
-        fusion: fuses.
+        decider: the Decider.
+        fusion: the Fusion.
         seen: B queries.
         cost_weight: (B,) lambda of each query.
-        everybody: C, mean USD of asking all; 0 where all are free.
-        rounds: the most rounds; without an answer by then it goes on until there is one.
+        everybody: C, mean USD of asking all; 0 if all are free.
+        rounds: most rounds; a query without an answer by then continues until it has one.
         samples: S.
-        rng: to sample decisions with; None: greedy.
-        passes: the Decider's forward and backward.
-        alone: whether one endpoint is asked, by the text, wherever something is known of it.
+        rng: samples the decisions; None: greedy.
+        passes: the engine that runs the Decider.
+        alone: whether to ask one endpoint by the text, where anything is known of similar texts.
     """
     b, n = seen.recorded.there.shape
     size = b * samples
@@ -263,7 +263,7 @@ def roll(
         )
         logits, vjp = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
         eligible = there[active] & ~asked
-        # where nobody can be asked a STOP is forced, and nothing decided
+        # if no endpoint can be asked, STOP is forced, and nothing is decided
         must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
         row = of[active]
         logits = _in_place(logits, cost_weight[row], worth_alone[row], lone[row], eligible, must)
@@ -274,12 +274,12 @@ def roll(
         shares.append(np.zeros(size, np.float32))
         shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (everybody or 1.0)
         active = active[picked.any(axis=1)]
-        if not len(active):  # they all stopped: there is no new reply
+        if not len(active):  # all have stopped, so there is no new reply
             break
         answered = [(x & usable).reshape(b, samples, n).astype(np.float32) for x in (first, later)]
         q, are = fused(fusion, seen, members, *answered)
         posterior, offered = q.reshape(size, k), are.reshape(size, k)
-        if number + 1 >= rounds:  # only where nobody has answered it goes on
+        if number + 1 >= rounds:  # only queries without an answer continue
             active = active[~((first | later) & usable)[active].any(axis=1)]
     answer = np.where(offered.any(axis=1), posterior.argmax(axis=1), -1)
     worth = np.where(answer >= 0, seen.recorded.worth[of, np.maximum(answer, 0)], 0).astype(np.float32)
@@ -287,7 +287,7 @@ def roll(
 
 
 def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]:
-    """The worth (B, N) of each endpoint where one is asked, and whether one is, (B,), as `Ask.decide` has it."""
+    """Return the worth of each endpoint if asked alone, (B, N), and whether one is, (B,), as in `Ask.decide`."""
     usd = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
     similar = seen.columns[..., _ENDPOINT["similar"].start]
     shares = typical_shares(usd.astype(np.float64))
@@ -298,7 +298,7 @@ def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]
 
 
 def _in_place(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: Bools, must: Bools) -> F32:
-    """As `Ask.decide`: sure of everybody at the lowest cost weight, of the one worth most where one is asked."""
+    """Replace logits as `Ask.decide` does: all endpoints at the lowest cost weight, or the best one if one is asked."""
     best = np.where(eligible, worth, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
     one = np.where(best & must[:, None], SURE, -SURE)
     bounded = np.where((cost_weight <= LOWEST_WEIGHT)[:, None], SURE, logits)
@@ -316,7 +316,7 @@ def observed(
     posterior: F32,
     offered: Bools,
 ) -> tuple[F32, F32]:
-    """Context (R', Dc) and endpoints (R', N, De), as `AskView.observe` makes them."""
+    """Return context (R', Dc) and endpoints (R', N, De), as `AskView.observe` does."""
     n = asked.shape[1]
     price = observation.bounded_cost_weight(cost_weight[of])
     leader = posterior.argmax(axis=1)
@@ -351,9 +351,9 @@ def observed(
 
 
 def _with_unseen(seen: LogView, of: I64, replied: Bools, posterior: F32, offered: I64) -> tuple[F32, I64]:
-    """The posterior with the answers to free-form questions that none gave, (R', K + U), and how many there are.
+    """Return the posterior with free-form answers that no member gave, (R', K + U), and the number of all answers.
 
-    As in `AskView.none_of_these`.
+    See `AskView.none_of_these`.
     """
     free = ~seen.recorded.closed[of] & replied.any(axis=1)
     if not free.any():
@@ -378,11 +378,11 @@ def _chances(logits: F32, size: int) -> F32:
 
 
 def _sample(logits: F32, eligible: Bools, must: Bools, size: int, rng: np.random.Generator) -> Bools:
-    """From the law of `focalroute.policy.decider`, which does not depend on the order in which heads are visited."""
+    """Sample from the distribution of `focalroute.policy.decider`, which does not depend on the order of the heads."""
     p = _chances(raised(logits, eligible, must), size) * eligible
     picked = np.asarray(rng.random(p.shape, np.float32) < p, np.bool_)
     none = np.flatnonzero(must & ~picked.any(axis=1))
-    # given that somebody is picked, the first one is i with probability p_i prod over j < i of (1 - p_j), normalised
+    # given that any is picked, the first one is i with probability p_i prod over j < i of (1 - p_j), normalised
     if len(none):
         before = np.cumprod(1 - p[none], axis=1) / (1 - p[none])
         weights = np.cumsum(p[none] * before, axis=1)

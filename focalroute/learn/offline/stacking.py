@@ -1,7 +1,7 @@
 """Trains the Fusion on recorded answers: cross-entropy over random, or given, sets of members.
 
-The target is what each candidate is worth, normalised: of a labelled question the right one. A question that no
-endpoint in the set answered right tells nothing.
+The target is the candidates' values, normalised; for a labelled question, the right one. A question that no endpoint in
+the set answered right is ignored.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _PRESENT = layout.slices(layout.MEMBER)["present"].start
 _VOTE = layout.slices(layout.MEMBER)["vote"].start
 _MASS = layout.slices(layout.MEMBER)["probability"].start
 
-#: Rows (B,) of a log -> who was asked in round 1 and later, two (B, N).
+#: Rows (B,) of a log -> the endpoints asked in round 1 and later, two (B, N).
 Sets = Callable[[I64, np.random.Generator], tuple[Bools, Bools]]
 
-#: A batch to learn from: queries, which of them (B,), and who was asked of these in round 1 and later, two (B, N).
+#: A batch to learn from: queries, rows (B,) of these, and the endpoints asked in round 1 and later, two (B, N).
 Lesson = tuple[LogView, I64, tuple[Bools, Bools]]
 
 
 def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
-    """Sets of one size for a whole batch, so that batches stay small: mostly a few, sometimes everyone."""
+    """Return a function that draws sets of one size per batch, so that arrays stay small: mostly few, rarely all."""
     n = usable.shape[1]
 
     def draw(rows: I64, rng: np.random.Generator) -> tuple[Bools, Bools]:
@@ -46,7 +46,7 @@ def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
 
 
 def gathered(seen: LogView, at: I64, first: Bools, later: Bools) -> tuple[F32, F32, I64, Bools]:
-    """Members (B, K, m, Fm), candidates (B, K, Fc), ids (B, m) and who is offered (B, K), as the Fusion sees sets."""
+    """Return the Fusion's input for sets: members (B, K, m, Fm), candidates (B, K, Fc), ids (B, m), offered (B, K)."""
     answered = (first | later) & seen.recorded.usable[at]
     width = max(int(answered.sum(axis=1).max(initial=0)), 1)
     order = np.argsort(~answered, axis=1, kind="stable")[:, :width]
@@ -73,17 +73,17 @@ def fit(
     passes: Backend = NUMPY,
     advance: Callable[[int], object] = lambda _: None,
 ) -> FusionNet:
-    """Some epochs of Adam, its rate falling to a twentieth along a cosine.
+    """Train for some epochs of Adam, with a learning rate that falls to a twentieth along a cosine.
 
     Args:
         net: where to start.
         seen: all rows to learn from.
-        sets: who was asked.
+        sets: draws the endpoints asked.
         epochs: passes over the rows.
         rate: the learning rate at the start.
-        rng: order of the rows, and the sets.
+        rng: for the order of the rows, and the sets.
         batch: rows in a step.
-        passes: forward and backward.
+        passes: the engine that runs the networks.
         advance: called with 1 after every epoch.
     """
     size = len(seen.recorded)
@@ -101,7 +101,7 @@ def fit(
 def descend(
     net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Backend = NUMPY
 ) -> FusionNet:
-    """A step of Adam for each of these lessons; its rate as for `fit`."""
+    """Take one step of Adam for each lesson, with the learning rate of `fit`."""
     adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
     for step, (seen, at, asked) in enumerate(lessons):
         members, candidates, ids, offered = gathered(seen, at, *asked)
@@ -117,12 +117,12 @@ def descend(
 
 
 def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[float, float]:
-    """Mean negative log-likelihood of the right candidate where it was offered (0: nowhere), and accuracy over all."""
-    everyone = np.arange(len(seen.recorded))
-    members, candidates, ids, offered = gathered(seen, everyone, first, later)
+    """Return the mean negative log-likelihood of right candidates that were offered (0: none was), and the accuracy."""
+    rows = np.arange(len(seen.recorded))
+    members, candidates, ids, offered = gathered(seen, rows, first, later)
     log_q = log_posterior(net.forward(members, candidates, ids), offered)
     target = seen.recorded.worth * offered
     told = target.sum(axis=1)
     losses = -(target * np.where(offered, log_q, 0)).sum(axis=1)[told > 0] / told[told > 0]
-    right = seen.recorded.worth[everyone, log_q.argmax(axis=1)] * offered.any(axis=1)
+    right = seen.recorded.worth[rows, log_q.argmax(axis=1)] * offered.any(axis=1)
     return float(losses.sum() / max(len(losses), 1)), float(right.mean())

@@ -1,23 +1,24 @@
-"""Learning offline (the paper's Algorithm 1): from recorded answers to a policy. Read `train` from top to bottom.
+"""Learns offline (the paper's Algorithm 1): a policy from recorded answers. Read `train` from top to bottom.
 
-Both nets start from the policy that is shipped (see `examples.shipped_policy.training`).
+Both nets start from the shipped policy (see `examples.shipped_policy.training`).
 
-1. The Fusion, by cross-entropy over random sets of members; how far it moves towards what it learned is chosen on the
-   validation part, since it may have learned the topics rather than the members.
-2. A second Decider to start from, a fresh one that looks one step ahead on this log alone: the better of the two on the
-   validation part goes on. The shipped one is hard to leave where a pool is unlike the made-up ones it learned from.
-   Both leave less to chance than what is shipped: what their pool is like is in the log.
-3. The Decider: the policy gradient over whole queries, several samples a query, each the baseline of the others; lambda
-   is drawn anew for every batch, so that one policy serves every price. What does best on the validation part is kept.
-4. Both again, briefly, with the validation part: the Fusion on the sets that are really asked.
-5. A central critic of the policy that came out, for online updates to go on from.
+1. The Fusion, by cross-entropy over random sets of members. How far it moves towards the learned weights is chosen on
+   the validation part, since it may have learned the topics rather than the members.
+2. A second start for the Decider: a new one that looks one step ahead on this log alone. The better of the two on the
+   validation part continues; the policy gradient hardly leaves the shipped one if a pool is unlike the synthetic ones.
+   Both explore less than the shipped policy, as the log says what the pool is like.
+3. The Decider, by the policy gradient over whole queries. Each query has several samples, and the mean of the others is
+   a sample's baseline; every batch draws its own lambda, so that one policy serves every cost weight. The best on the
+   validation part is kept.
+4. Both again, briefly, with the validation part: the Fusion on the sets that the policy asks.
+5. A central critic of the resulting policy, for online updates to start from.
 
-The nets do not learn who is who: names held on to who was best in the training part, which cost up to a point where
-topics drift (docs/results/lessons.md). What an endpoint is like they see in its long-run accuracy and cost, its
-relative skill and its price. Online updates may give names a meaning of their own.
+The nets do not learn names: with names they learned which endpoints were best in the training part, which cost up to 1
+point where topics drift (docs/results/lessons.md). They know an endpoint by its long-run accuracy and cost, its
+relative skill and its price. Online updates may learn names.
 
-The paper trains the Decider first, on the interim plurality answer. Here the Fusion comes first: what another member is
-worth depends on how its reply is used.
+The paper trains the Decider first, on the interim plurality answer. Here the Fusion comes first, as the value of
+another member depends on how its reply is used.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from focalroute.observe.experience import Experience
 from focalroute.observe.memory import spread
 from focalroute.policy import bundle
 
-#: How much larger the logits of both starts are made: the shipped policy has to explore a pool that it does not know,
-#: and this one does not. The policy gradient's own steps are too small to take that chance away again.
+#: Factor on the logits of both starts. The shipped policy has to explore an unknown pool, a trained one does not, and
+#: the policy gradient's steps are too small to remove that randomness.
 _SHARPER = 3.0
 _TRUST = (1.0, 0.75, 0.5, 0.25, 0.0)
 
@@ -63,15 +64,15 @@ class Trained:
     """The result of training.
 
     Attributes:
-        seed: of everything random.
+        seed: the random seed.
         decider: the net.
         fusion: the net.
         critic: the net.
-        experience: what serving goes on from.
-        usd_per_query: C, mean USD of asking everybody.
-        trust: share of the Fusion's learned part.
-        curve: the policy on the validation part, before it learned from that.
-        score: mean over prices of the reward there, (u - lambda c / C) / (1 + lambda).
+        experience: for serving to start from.
+        usd_per_query: C, mean USD of asking all.
+        trust: share of the way from the shipped Fusion to the learned one.
+        curve: the policy's results on the validation part, before it learned from that.
+        score: their mean reward, see `score_of`.
     """
 
     seed: int
@@ -98,12 +99,13 @@ def train(
     """Train Fusion and Decider on a log. The same seed gives the same policy.
 
     Args:
-        recorded: the log, in the order the queries came.
-        seed: of everything random.
-        settings: how; None: the defaults.
-        passes: which engine computes.
-        advance: called with the units of progress made, `OfflineSettings.steps` in all.
-        progress: what to go on from, of the same log, seed and settings; the policy is the same as in one go.
+        recorded: the log, in order of arrival.
+        seed: the random seed.
+        settings: None: the defaults.
+        passes: the engine that runs the networks.
+        advance: called with the units of progress made, `OfflineSettings.steps` in total.
+        progress: the state to resume from, of the same log, seed and settings; the policy is the same as without the
+            interruption.
         keep: called with the progress after every phase, and whenever the windows are renewed.
     """
     settings = settings or OfflineSettings()
@@ -133,7 +135,7 @@ def train(
 
 
 def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progress:
-    """Nothing learned yet: the nets are those that are shipped, and random members were asked."""
+    """Return the state before training: the shipped nets, and random members asked."""
     masks = random_masks(recorded, rng)
     shipped = bundle.cold()
     decider = sharpened(decider_net(shipped.decider_onnx), _SHARPER)
@@ -154,7 +156,7 @@ def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progre
 
 
 def _done(progress: Progress, settings: OfflineSettings) -> int:
-    """The units of progress that were made."""
+    """Return the units of progress made."""
     improving = (settings.iterations, settings.finish, settings.critic_steps)
     units = (settings.fusion_epochs, 0, settings.lookahead_steps, *improving)
     whole = units[: progress.phase]
@@ -163,7 +165,7 @@ def _done(progress: Progress, settings: OfflineSettings) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The state that all phases share.
+    """The data and settings that all phases share.
 
     Attributes:
         rows: the queries to learn from; ``held``: the validation part, after them.
@@ -181,20 +183,20 @@ class _Training:
 
     @property
     def judges(self) -> I64:
-        """The queries to choose by: those held out, if there are any."""
+        """The queries for model selection: those held out, if there are any, else all."""
         return self.held if len(self.held) else self.rows
 
     @property
-    def everyone(self) -> I64:
+    def all_rows(self) -> I64:
         """All queries."""
         return np.arange(len(self.recorded))
 
     def gradient(self, fusion: FusionNet, rows: I64) -> PolicyGradient:
-        """Return the Decider's batch beside this Fusion."""
+        """Return the policy gradient with this Fusion."""
         return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
 
     def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[ValidationPoint, ...]:
-        """Measure a Decider on the validation queries, in windows of what it asks, which stay."""
+        """Measure a Decider on the validation queries, after renewing the windows with what it asks."""
         self.views.renew(decider, fusion, self.everybody, self.settings.rounds, rng)
         return self.gradient(fusion, self.rows).curve(decider, self.judges)
 
@@ -207,9 +209,9 @@ def _training(
     advance: Callable[[int], object],
 ) -> _Training:
     size = len(recorded)
-    everyone = np.arange(size)
-    held = everyone[size - int(size * settings.validation) :]
-    rows = everyone[: size - len(held)]
+    all_rows = np.arange(size)
+    held = all_rows[size - int(size * settings.validation) :]
+    rows = all_rows[: size - len(held)]
     _, prior = long_run(recorded, rows)
     ids = np.zeros(len(recorded.names), np.int64)
     views = Views(recorded, prior, ids, progress.masks, window=settings.window, probed=settings.probed)
@@ -218,7 +220,7 @@ def _training(
 
 
 def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The Fusion over random sets, as far towards what it learned as does best on the held-out queries."""
+    """Train the Fusion over random sets, and move towards it as far as does best on the held-out queries."""
     recorded, views, held, settings = training.recorded, training.views, training.held, training.settings
     start = progress.fusion
     learned = fit(
@@ -245,13 +247,13 @@ def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> 
 
 
 def _measure(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The shipped Decider, in windows of what it asks: it stays unless a better one is found."""
+    """Measure the shipped Decider, which stays unless a better one is found."""
     curve = training.measured(progress.decider, progress.fusion, rng)
     return replace(progress, phase=progress.phase + 1, curve=curve, score=score_of(curve))
 
 
 def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """A Decider that learned to look ahead on this log alone, if it is better than the shipped one; else that one."""
+    """Train a new Decider to look ahead on this log alone, and use it if it is better than the shipped one."""
     settings = training.settings
     looking = look_ahead(
         DeciderNet.initial(rng),
@@ -275,7 +277,7 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
 
 
 def _improve(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The Decider by the policy gradient, up to the next renewal of the windows; the best one so far is kept aside."""
+    """Train the Decider by the policy gradient up to the next renewal of the windows, and keep the best one so far."""
     settings = training.settings
     learner = training.gradient(progress.fusion, training.rows)
     end = min(progress.done + settings.renew, settings.iterations)
@@ -296,12 +298,12 @@ def _improve(training: _Training, progress: Progress, rng: np.random.Generator) 
 
 
 def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """Both nets after some more learning from all queries, the Decider from where it was best."""
+    """Train both nets a little more on all queries, starting from the best Decider."""
     settings, fusion = training.settings, progress.fusion
     if settings.finish_epochs:
         fusion = fit(
             fusion,
-            training.views.at(len(PRICES) // 2, training.everyone),
+            training.views.at(len(PRICES) // 2, training.all_rows),
             _one_of(training.views.masks),
             epochs=settings.finish_epochs,
             rate=settings.fusion_rate / 6,
@@ -309,7 +311,7 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
             passes=training.passes,
         )
     decider, moments = improved(
-        [training.gradient(fusion, training.everyone)],
+        [training.gradient(fusion, training.all_rows)],
         progress.best,
         Moments.zero(parameters(progress.best)),
         steps=range(settings.finish),
@@ -321,8 +323,8 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
 
 
 def _value(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """The critic of the policy that came out."""
-    learner = training.gradient(progress.fusion, training.everyone)
+    """Fit the critic of the resulting policy."""
+    learner = training.gradient(progress.fusion, training.all_rows)
     critic = fit_critic(progress.critic, learner, progress.decider, rng)
     return replace(progress, phase=progress.phase + 1, critic=critic)
 
@@ -331,7 +333,7 @@ _PHASES = (_fuse, _measure, _look_ahead, _improve, _finish, _value)
 
 
 def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:
-    """The sets that were asked in a view chosen by chance."""
+    """Return a function that gives the sets asked in a view drawn at random."""
 
     def draw(rows: I64, rng: np.random.Generator) -> Masks:
         first, later = masks[int(rng.integers(len(masks)))]
@@ -341,11 +343,11 @@ def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Mask
 
 
 def _experience(recorded: RecordedLog) -> Experience:
-    """The long run, and queries that have a text."""
+    """Return long-run accuracies and costs, and a memory of the queries that have a text."""
     accuracy, prior = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.replied, recorded.value, np.nan).astype(np.float32)
     told = np.asarray(recorded.vectors.any(axis=1))
-    usd = np.where(recorded.there.any(axis=0), prior.usd, np.nan).astype(np.float32)  # never asked is not free
+    usd = np.where(recorded.there.any(axis=0), prior.usd, np.nan).astype(np.float32)  # without calls: unknown, not free
     some = np.flatnonzero(told)[spread(int(told.sum()))]
     vectors, costs = recorded.vectors[some], relative_usd(recorded)[some]
     return Experience(recorded.names, accuracy, usd, vectors, values[some], costs, book(recorded), recorded.embedder)

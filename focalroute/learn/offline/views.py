@@ -1,7 +1,7 @@
-"""A log as the policy would have seen it in service, at several cost weights: who it asks decides what it knows.
+"""Views of a log as the policy would have seen it in service, at several cost weights.
 
-A policy that is stingy knows little of most endpoints. So training looks at each query through windows that hold only
-what the current policy would have asked before it, and renews them as the policy changes.
+What a policy knows depends on which endpoints it asks, and a frugal one knows little of most. So in training the window
+before each query contains only what the current policy would have asked, and is renewed as the policy changes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.pool_stats import PRIOR_LONG_RUN
 
-#: The cost weights (lambda) that windows are kept for.
+#: The cost weights (lambda) of the views.
 PRICES = (0.01, 0.05, 0.2, 0.8)
 
 _RATES = (0.4, 0.3, 0.2, 0.12)
 _CHUNK = 1024
-_SPREAD = 0.45  # powers of ten by which a price that is drawn may differ from that of its view
+_SPREAD = 0.45  # powers of ten by which a drawn cost weight may differ from its view's
 
-#: Who was asked in round 1 and who later, (T, N) each.
+#: Which endpoints were asked in round 1 and later, (T, N) each.
 Masks = tuple[Bools, Bools]
 
 
 def long_run(recorded: RecordedLog, rows: I64) -> tuple[F32, LongRun]:
-    """(N,) accuracy of each endpoint over these rows, and the priors that follow from them."""
+    """Return each endpoint's accuracy over these rows, (N,), and the priors that follow from the rows."""
     replied = recorded.replied[rows]
     right, count = (replied * recorded.value[rows]).sum(axis=0), replied.sum(axis=0)
     overall = right.sum() / max(count.sum(), 1)
@@ -43,7 +43,7 @@ def long_run(recorded: RecordedLog, rows: I64) -> tuple[F32, LongRun]:
 
 
 def random_masks(recorded: RecordedLog, rng: np.random.Generator) -> tuple[Masks, ...]:
-    """For each view random members, as many as a policy might ask at its price."""
+    """Draw random members for each view, about as many as a policy might ask at its cost weight."""
     masks = []
     for rate in _RATES:
         asked = rng.random(recorded.there.shape) < rate
@@ -57,15 +57,15 @@ class Views:
 
     Args:
         recorded: the log.
-        prior: of the accuracies.
+        prior: the priors of each endpoint.
         ids: the endpoints' rows in the nets' tables.
-        masks: who was asked, for each view.
+        masks: the endpoints asked, for each view.
         window: T.
-        probed: share of queries on which an endpoint that was not asked is looked at all the same.
-        passes: forward, when windows are renewed.
+        probed: share of queries on which the window also sees an endpoint that was not asked.
+        passes: the engine that runs the networks when windows are renewed.
 
     Attributes:
-        masks: who was asked, for each view.
+        masks: the endpoints asked, for each view.
     """
 
     def __init__(
@@ -84,28 +84,28 @@ class Views:
         self._prior, self._window, self._probed, self._passes = prior, window, probed, passes
         self._expected = expected(recorded)
         self._calibration = calibration(recorded)
-        self._everyone = np.arange(len(recorded))
+        self._rows = np.arange(len(recorded))
         self.masks: list[Masks] = []
         self._prior_stats: list[PriorStats] = []
         self.see(masks)
 
     def see(self, masks: Sequence[Masks]) -> None:
-        """Look through windows of these who were asked, for each view."""
+        """Compute each view's windows from the endpoints asked."""
         for view, mask in enumerate(masks):
             self._put(view, mask)
 
     def at(self, view: int, rows: I64) -> LogView:
-        """Return the statistics before these queries, in this view."""
+        """Return these queries with the statistics before each, in this view."""
         return log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
 
     def renew(
         self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
     ) -> None:
-        """Look through what these nets ask, as far as the present windows let them."""
+        """Compute the windows from what these nets ask, given the present windows."""
         for view, price in enumerate(PRICES):
             first, later = (asked.copy() for asked in self.masks[view])
-            for at in range(0, len(self._everyone), _CHUNK):
-                rows = self._everyone[at : at + _CHUNK]
+            for at in range(0, len(self._rows), _CHUNK):
+                rows = self._rows[at : at + _CHUNK]
                 played = roll(
                     decider,
                     fusion,
@@ -132,12 +132,12 @@ class Views:
 
 
 def nearest(cost_weight: float) -> int:
-    """The view whose price is nearest, on a logarithmic scale."""
+    """Return the view whose cost weight is nearest, on a logarithmic scale."""
     distance: NDArray[np.float64] = np.abs(np.log(PRICES) - np.log(max(cost_weight, 1e-6)))
     return int(distance.argmin())
 
 
 def drawn_price(rng: np.random.Generator) -> tuple[int, float]:
-    """A view by chance, and a cost weight not far from its own."""
+    """Draw a view at random, and a cost weight near its own."""
     view = int(rng.integers(len(PRICES)))
     return view, PRICES[view] * 10 ** float(rng.uniform(-_SPREAD, _SPREAD))
