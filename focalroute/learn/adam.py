@@ -25,8 +25,8 @@ class Moments:
 
     Attributes:
         steps: steps taken.
-        first: by parameter, the running mean of its gradient.
-        second: likewise of the gradient's square.
+        first: parameter -> running mean of its gradient.
+        second: parameter -> running mean of the gradient's square.
     """
 
     steps: int
@@ -35,20 +35,20 @@ class Moments:
 
     @classmethod
     def zero(cls, parameters: Mapping[str, Floats]) -> Moments:
-        """Before the first step."""
+        """Return the state before the first step."""
         return cls(0, *({key: np.zeros_like(value) for key, value in parameters.items()} for _ in range(2)))
 
 
 class Adam:
-    """Minimises, one gradient at a time; the parameters given are left as they are.
+    """Minimises, one gradient at a time; the given parameters are not modified.
 
-    All parameters lie in one vector, since at these sizes an operation costs more than its arithmetic.
+    All parameters are kept in one vector, since at these sizes an operation costs more than its arithmetic.
 
     Args:
         parameters: where to start.
-        moments: what an earlier update left, of the same names and shapes.
+        moments: the state after an earlier update, of the same names and shapes.
         learning_rate: eta of the next step; may be changed between steps.
-        max_norm: a longer gradient is scaled down to this length.
+        max_norm: longer gradients are scaled down to this length.
 
     Attributes:
         learning_rate: as given.
@@ -67,7 +67,7 @@ class Adam:
 
     @property
     def parameters(self) -> Gradients:
-        """Where it is now, by name; later steps do not change what was given out."""
+        """The current parameters by name; later steps do not change arrays already returned."""
         return self._split(self._at)
 
     @property
@@ -76,7 +76,7 @@ class Adam:
         return Moments(self._steps, self._split(self._first), self._split(self._second))
 
     def step(self, gradients: Mapping[str, Floats]) -> None:
-        """One step against the gradients."""
+        """Take one step against the gradients."""
         gradient = self._vector(gradients)
         norm = float(np.sqrt(gradient @ gradient))
         if norm > self._max_norm:
@@ -108,11 +108,11 @@ class MinibatchSettings(Protocol):
 
     @property
     def minibatch(self) -> int:
-        """About how many rows one gradient step takes."""
+        """Approximate number of rows for a gradient step."""
 
     @property
     def max_norm(self) -> float:
-        """Longest gradient."""
+        """Longest gradient; see `Adam`."""
 
 
 def fit_minibatches(
@@ -130,11 +130,11 @@ def fit_minibatches(
     Args:
         net: where to start, a dataclass of its parameters.
         parameters: the arrays of ``net`` to be learned, by field.
-        gradients: of a net on the rows with these numbers; None ends the learning.
+        gradients: returns the gradients of a net on these rows; None ends the learning.
         rng: shuffles the rows.
 
     Returns:
-        The last net, and what Adam remembers.
+        The last net, and Adam's state.
     """
     adam = Adam(parameters, moments, learning_rate=learning_rate, max_norm=settings.max_norm)
     parts = max(1, round(count / settings.minibatch))

@@ -1,7 +1,7 @@
-"""Runs the networks while they learn, in numpy, or in torch and its autograd for long runs and large pools.
+"""Runs the networks while they learn, in numpy, or in torch with autograd for long runs and large pools.
 
-The torch functions are the same mathematics as `focalroute.learn.nets` and `focalroute.learn.nets`, written once more
-without a single derivative, so that each checks the other. The only module that imports torch, and only when asked to.
+The torch functions compute the same as `focalroute.learn.nets`, written independently and without derivatives, so that
+each checks the other. This is the only module that imports torch, and only on request.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _Ids: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One engine's passes, each from numpy arrays to logits and the function that pulls gradients back.
+    """One engine's passes, each from numpy arrays to outputs and their vjp.
 
     Attributes:
         decider: as `focalroute.learn.nets.decider_pass`.
         fusion: as `focalroute.learn.nets.fusion_pass`.
         critic: as `focalroute.learn.nets.critic_pass`.
-        name: the engine's, and where it computes.
+        name: of the engine and its device.
     """
 
     decider: Callable[[DeciderNet, Floats, Floats, _Ids], tuple[Floats, Vjp]]
@@ -56,15 +56,15 @@ NUMPY = Backend(decider_pass, fusion_pass, critic_pass)
 
 
 def open_backend(backend: BackendName = "numpy", device: str | None = None) -> Backend:
-    """The passes of an engine. On the same batch both give the same numbers, up to rounding.
+    """Return the passes of an engine. Both engines give the same numbers on the same batch, up to rounding.
 
     Args:
         backend: "numpy", or "torch" (extra ``train``).
-        device: where torch computes, as it names it ("cpu", "cuda"); None: the processor.
+        device: torch's name of a device ("cpu", "cuda"); None: the processor.
 
     Raises:
-        ConfigError: there is no such backend, torch is not installed or has no such device here, or numpy is to
-            compute anywhere but on the processor.
+        ConfigError: there is no such backend, torch is not installed or has no such device here, or numpy is given
+            a device other than the processor.
     """
     if backend == "numpy":
         if device not in (None, "cpu"):
@@ -81,12 +81,12 @@ _MEMBER = layout.slices(layout.MEMBER)
 
 
 class TorchBackend:
-    """The passes on one device; arrays go there and come back with each.
+    """The passes on one device; each copies its arrays there and the results back.
 
-    Everything works in the widest type of its inputs, as numpy's passes do.
+    They compute in the widest type of their inputs, as numpy's passes do.
 
     Args:
-        device: as torch names it: "cpu", "cuda", "cuda:1".
+        device: torch's name of it: "cpu", "cuda", "cuda:1".
 
     Raises:
         ConfigError: torch is not installed, or has no such device here.
@@ -97,7 +97,7 @@ class TorchBackend:
             import torch
         try:
             self._device = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+        except (RuntimeError, AssertionError) as error:  # the latter if torch was built without support for it
             raise ConfigError(f"device: torch cannot use {device!r} here: {error}") from None
 
     def decider(

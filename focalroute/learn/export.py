@@ -1,9 +1,9 @@
-"""The networks as ONNX, and back. The only module that imports onnx.
+"""Writes the networks as ONNX and reads them back. The only module that imports onnx.
 
-A graph is written in the net's own parameters, under their own names, so that it can be read back; whatever depends
-on parameters alone onnxruntime computes once, when it opens the model. The linear part of a net rides along as two
-hidden units, since s = relu(s) - relu(-s): at these sizes a node costs more than its arithmetic, and this saves half
-of them.
+A graph contains the net's own parameters under their own names, so that it can be read back; onnxruntime computes
+everything that depends on parameters alone once, when it opens the model. The linear part of a net is written as two
+more hidden units, since s = relu(s) - relu(-s): at these sizes a node costs more than its arithmetic, and this saves
+half the nodes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from focalroute.learn.nets import DeciderNet, FusionNet, parameters, restored
 from focalroute.observe import layout
 
 OPSET = 17
-IR_VERSION = 8  # what opset 17 came with: read by every onnxruntime since 1.12
+IR_VERSION = 8  # that of opset 17, which onnxruntime reads since 1.12
 
 _Net = TypeVar("_Net", DeciderNet, FusionNet)
 _Shape = Sequence[str | int]
 
 
 def decider_model(net: DeciderNet) -> bytes:
-    """``decider.onnx``: context (B, Dc), endpoints (B, N, De) float32, ids (N,) int64 -> logits (B, N) float32."""
+    """Write ``decider.onnx``: context (B, Dc), endpoints (B, N, De) float32, ids (N,) int64 -> logits (B, N)."""
     g = _Graph(parameters(net))
     names = g("Gather", g("MatMul", "names", g.widened("hidden_name", "skip_name")), "ids")
     bias = g("Concat", "hidden_bias", "bias", g("Neg", "bias"), axis=0)
@@ -40,11 +40,11 @@ def decider_model(net: DeciderNet) -> bytes:
 
 
 def fusion_model(net: FusionNet) -> bytes:
-    """``fusion.onnx``: members (B, K, m, Fm), candidates (B, K, Fc) float32, ids (B, m) int64 -> logits (B, K) float32.
+    """Write ``fusion.onnx``: members (B, K, m, Fm), candidates (B, K, Fc) float32, ids (B, m) int64 -> logits (B, K).
 
-    What depends on a member's name is multiplied by one of its features ``present`` and ``vote``. So each name has a
-    matrix, the shared one plus what the name adds to those two rows, and all members meet theirs in one batched
-    product.
+    Every term that depends on a member's name is multiplied by its feature ``present`` or ``vote``. So each name has a
+    matrix, the shared one with the name's terms added to those two rows, and one batched product applies them to all
+    members.
     """
     g = _Graph(parameters(net))
     phi = net.phi_bias.size
@@ -68,10 +68,10 @@ def fusion_model(net: FusionNet) -> bytes:
 
 
 def der_model(net: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """``der.onnx``: seen (B, D) -> logits (B, N + 1) = sigmoid(seen hidden + hidden_bias) out + out_bias.
+    """Write ``der.onnx``: seen (B, D) -> logits (B, N + 1) = sigmoid(seen hidden + hidden_bias) out + out_bias.
 
     Args:
-        net: these four: (D, H), (H,), (H, N + 1), (N + 1,).
+        net: "hidden" (D, H), "hidden_bias" (H,), "out" (H, N + 1), "out_bias" (N + 1,).
     """
     g = _Graph(net)
     hidden = g("Sigmoid", g("Gemm", "seen", "hidden", "hidden_bias"))
@@ -80,12 +80,12 @@ def der_model(net: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def decider_net(model: bytes) -> DeciderNet:
-    """The net that `decider_model` wrote; PolicyError if it did not."""
+    """Read a net that `decider_model` wrote; PolicyError if it did not."""
     return _read(DeciderNet, model)
 
 
 def fusion_net(model: bytes) -> FusionNet:
-    """The net that `fusion_model` wrote; PolicyError if it did not."""
+    """Read a net that `fusion_model` wrote; PolicyError if it did not."""
     return _read(FusionNet, model)
 
 
@@ -94,12 +94,12 @@ def _read(kind: type[_Net], model: bytes) -> _Net:
         tensors = onnx.load_model_from_string(model).graph.initializer
         arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float32) for tensor in tensors}
         return restored(kind, arrays)
-    except Exception as error:  # noqa: BLE001 - whatever protobuf and onnx raise on bytes that are no such model
+    except Exception as error:  # noqa: BLE001 - protobuf and onnx may raise anything on other bytes
         raise PolicyError(f"not a model written from a {kind.__name__}: {type(error).__name__}: {error}") from None
 
 
 class _Graph:
-    """Collects nodes: calling it adds one and gives the name of its output."""
+    """Collects nodes; calling it adds one and returns its output's name."""
 
     def __init__(self, constants: Mapping[str, NDArray[np.float32]]) -> None:
         self._nodes: list[onnx.NodeProto] = []
@@ -119,27 +119,27 @@ class _Graph:
         return self("Unsqueeze", value, self.constant([axis], np.int64))
 
     def row(self, feature: str) -> str:
-        """A column vector (Fm, 1) that is 1 at this feature of a member."""
+        """Add a column vector (Fm, 1) that is 1 at this feature of a member."""
         column = np.zeros((layout.width(layout.MEMBER), 1))
         column[layout.slices(layout.MEMBER)[feature]] = 1
         return self.constant(column)
 
     def widened(self, hidden: str, skip: str) -> str:
-        """Hidden weights (D, H) with the linear ones as two more columns: (D, H + 2)."""
+        """Append the linear weights to hidden weights (D, H) as two more columns: (D, H + 2)."""
         column = self.unsqueezed(skip, 1)
         return self("Concat", hidden, column, self("Neg", column), axis=1)
 
     def score(self, hidden: str) -> None:
-        """The output layer: hidden units (B, ., H + 2) -> "logits" (B, .)."""
+        """Add the output layer: hidden units (B, ., H + 2) -> "logits" (B, .)."""
         column = self.unsqueezed(self("Concat", "out", self.constant([1.0, -1.0]), axis=0), 1)
         self.result("Squeeze", self("MatMul", hidden, column), self.constant([2], np.int64))
 
     def result(self, op: str, *inputs: str) -> None:
-        """The last node: its output is "logits"."""
+        """Add the last node, whose output is "logits"."""
         self._nodes.append(onnx.helper.make_node(op, inputs, ["logits"]))
 
     def model(self, name: str, inputs: Mapping[str, _Shape], ids: Mapping[str, _Shape], shape: _Shape) -> bytes:
-        """The finished model, checked: float ``inputs`` and integer ``ids`` -> "logits" of this shape."""
+        """Return the finished, checked model: float ``inputs`` and integer ``ids`` -> "logits" of this shape."""
         values = [_value(key, onnx.TensorProto.FLOAT, size) for key, size in inputs.items()]
         values += [_value(key, onnx.TensorProto.INT64, size) for key, size in ids.items()]
         graph = onnx.helper.make_graph(

@@ -1,23 +1,23 @@
-"""Whether another policy may take over from the one that serves: a test on answers that chose nothing.
+"""Tests whether a challenger may replace the policy that serves, on answers from which neither was selected.
 
-While a challenger is on trial it decides a share s of the asks, drawn by chance, and the champion the rest. An answer
-tells about both: with P the probability of its decisions under either, it counts
+While a challenger is on trial it decides a random share s of the asks, and the champion the rest. Every answer counts
+for both policies, by the probability of its decisions under each:
 
     rho = P(challenger) / P    for the challenger and    sigma = P(champion) / P    for the champion,
 
-P = (1 - s) P(champion) + s P(challenger), either of which decided. So with s = 1/2 neither counts more than twice, and
-where both decide alike they differ by nothing. Without a share (s = 0) rho is an importance weight. A Fusion counts
-through the answer it gives to the same replies, and through the posterior it shows the Decider between rounds
-(`reobserved`: everything that goes into that posterior is stored with the answer, so that it can be made again).
+with P = (1 - s) P(champion) + s P(challenger). With s = 1/2 neither weight exceeds 2, and they are equal where both
+policies decide alike. Without a share (s = 0) rho is an importance weight. The Fusion counts through its answer to the
+same replies, and through the posterior it shows the Decider between rounds (`reobserved`: everything that goes into
+that posterior is stored with the answer, so that it can be recomputed).
 
-What an answer was worth is v = u - lambda c / C, u from -1 to 1, lambda the price in force when it was asked: what a
-policy spends more has to be worth it. With v in [a, b] an answer gives two values, one bounded below and one above,
+An answer's value is v = u - lambda c / C, u from -1 to 1, lambda the cost weight when it was asked, so that higher
+costs must pay off. With v in [a, b] an answer gives two values, one bounded below and one bounded above,
 
     rho (v - a) + sigma (b - v) - (b - a)    and    (b - a) - rho (b - v) - sigma (v - a),
 
-and the mean of each is the challenger's gain in v. `lower_bound` makes bounds of them that hold however often one
-looks. What a policy does that was never tried counts in the first as if it were worth the least of the challenger and
-the most of the champion; in the second the other way round.
+and the mean of each is the challenger's gain in v. `lower_bound` turns them into bounds that hold however often they
+are checked. Decisions that were never tried count in the first value as worth a if the challenger's and b if the
+champion's, in the second the other way round.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from focalroute.observe.observation import OPEN_CHOICES, odds_of, posterior_colu
 
 #: Points in one unit of u, which runs from -1 to 1: a point is 1 % of right answers.
 POINTS = 50.0
-#: How likely each of the two bounds may ever be wrong.
+#: Probability that each of the two bounds is ever wrong, at most.
 ALPHA = 0.05
-#: What an answer says: the two values, b - a, and what the challenger gains in u and in c / C.
+#: Evidence of an answer: the two values, b - a, and the challenger's gain in u and in c / C.
 WIDTH = 5
 
 _STAKES = 0.9 * 0.3 ** np.arange(3)
-_STEPS = 30  # halvings: the bound to a billionth of the range
+_STEPS = 30  # halvings, for the bound to a billionth of the range
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
@@ -52,10 +52,10 @@ _LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Nets:
-    """A policy as the gate reads it.
+    """A policy's nets.
 
     Attributes:
-        version: what its answers are stamped with.
+        version: the policy version on its answers.
         names: the endpoints it knows, in the order of its tables from row 1 on.
     """
 
@@ -65,7 +65,7 @@ class Nets:
     fusion: FusionNet
 
     def over(self, names: Sequence[str]) -> Nets:
-        """With the tables of these names; one that it does not know has row 0, as where it serves."""
+        """Return the nets with tables over these names; unknown ones get row 0, as in serving."""
         known = {name: row for row, name in enumerate(self.names, 1)}
         rows = np.array([0, *(known.get(name, 0) for name in names)])
         return Nets(
@@ -77,11 +77,11 @@ class Nets:
 
 
 def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, share: float) -> F64:
-    """The evidence of answers on a challenger against the champion, (n, 5) in their order (see `WIDTH`).
+    """Return the evidence of answers on a challenger against the champion, (n, 5) in their order (see `WIDTH`).
 
     Args:
-        episodes: decided by either of them; without a share all by the champion.
-        share: of the asks that were the challenger's, drawn by chance.
+        episodes: decided by either policy; without a share all by the champion.
+        share: s, the random share of the asks that the challenger decided.
     """
     if not episodes:
         return np.zeros((0, WIDTH))
@@ -99,7 +99,7 @@ def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, s
 
 
 def balanced(champion: F64, challenger: F64, share: float) -> tuple[F64, F64]:
-    """Rho and sigma of answers whose decisions either makes with these probabilities, in log."""
+    """Return rho and sigma, given the log-probabilities of the answers' decisions under each policy."""
     if share == 0:
         return np.exp(challenger - champion), np.ones(len(champion))
     both = np.logaddexp(np.log1p(-share) + champion, np.log(share) + challenger)
@@ -107,12 +107,12 @@ def balanced(champion: F64, challenger: F64, share: float) -> tuple[F64, F64]:
 
 
 def paired(rho: F64, sigma: F64, after: F64, before: F64, price: F64) -> F64:
-    """The two values of answers, and b - a, (n, 3).
+    """Return the two values of each answer, and b - a, (n, 3).
 
     Args:
-        rho: what each counts for the challenger; ``sigma`` for the champion.
-        after: v of the answer that the challenger would have given to the same replies; ``before`` the champion.
-        price: lambda: v is from -1 - lambda to 1.
+        rho: each answer's weight for the challenger; ``sigma``: for the champion.
+        after: v of the challenger's answer to the same replies; ``before``: of the champion's.
+        price: lambda; v is from -1 - lambda to 1.
     """
     least, span = -1 - price, 2 + price
     low = rho * (after - least) + sigma * (1 - before) - span
@@ -121,7 +121,7 @@ def paired(rho: F64, sigma: F64, after: F64, before: F64, price: F64) -> F64:
 
 
 def judge(evidence: F64) -> Comparison:
-    """The estimate and its bounds, by all evidence so far."""
+    """Return the estimated gain and its bounds from all evidence so far."""
     low, high, span, right, cost = evidence.T
     return Comparison(
         episodes=len(evidence),
@@ -134,21 +134,21 @@ def judge(evidence: F64) -> Comparison:
 
 
 def lower_bound(values: F64, spans: F64, *, alpha: float) -> float:
-    """A bound that the mean of the values is surely not under, with probability 1 - alpha at all times together.
+    """Return a lower bound of the values' mean that holds at all times together with probability 1 - alpha.
 
-    A confidence sequence by betting (Waudby-Smith & Ramdas 2023, arXiv 2010.09686). A bet against "the mean is at most
-    m" at fair odds multiplies its wealth by 1 + b (x - m) with every value x, for a stake b that keeps it positive. If
-    the mean is at most m, the wealth ever reaches 1 / alpha with a probability of at most alpha (Ville), however often
-    one looks. The values need no upper bound (arXiv 2210.10768). No stake has to be guessed: the first dollar is split
-    over stakes from bold to timid.
+    This is a confidence sequence by betting (Waudby-Smith & Ramdas 2023, arXiv 2010.09686). A bet against "the mean is
+    at most m" at fair odds multiplies its wealth by 1 + b (x - m) for every value x, with a stake b that keeps it
+    positive. If the mean is at most m, the wealth ever reaches 1 / alpha with probability at most alpha (Ville),
+    however often it is checked. The values need no upper bound (arXiv 2210.10768). The initial wealth is split over
+    large and small stakes, so that none has to be chosen.
 
     Args:
-        values: (n,) each at least -span, with one mean given those before.
+        values: (n,) each at least -span, all with the same mean given the earlier ones.
         spans: (n,) positive, each known before its value.
-        alpha: how likely the bound may ever be wrong.
+        alpha: probability that the bound is ever wrong, at most.
 
     Returns:
-        The bound, within the largest span; minus that where there are no values.
+        The bound, within the largest span; minus the largest span if there are no values.
     """
     widest = float(spans.max(initial=1.0))
     low, high = -widest, widest
@@ -162,7 +162,7 @@ def lower_bound(values: F64, spans: F64, *, alpha: float) -> float:
 
 
 def _log_wealth(values: F64, spans: F64, mean: float) -> float:
-    """The logarithm of the wealth against "the mean is at most this"."""
+    """Return the log wealth of the bets against "the mean is at most this"."""
     stakes = _STAKES[:, None] / (spans + max(mean, 0.0))
     logs = np.log1p(stakes * (values - mean)).sum(axis=1)
     return float(np.logaddexp.reduce(logs)) - math.log(len(_STAKES))
@@ -173,12 +173,12 @@ def _mean(values: F64) -> float:
 
 
 def _price(one: Episode) -> float:
-    """The dearest lambda of its decisions."""
+    """Return the highest lambda of its decisions."""
     return max((float(10 ** seen.context[_LAMBDA]) for seen, _ in one.trajectory.decisions), default=0.0)
 
 
 def _worth_by(champion: Nets, challenger: Nets, made: Batch, theirs: Bools) -> tuple[F64, F64]:
-    """u (B,) of the answers that the challenger and the champion give to the same replies."""
+    """Return u (B,) of the challenger's and of the champion's answers to the same replies."""
     posteriors = [log_q(nets.fusion, made.fusions) for nets in (challenger, champion)]
     answers = [posterior.argmax(axis=1) for posterior in posteriors]
     u = worth(made.fusions, np.where(theirs[:, None], *posteriors))
@@ -191,7 +191,10 @@ def _worth_by(champion: Nets, challenger: Nets, made: Batch, theirs: Bools) -> t
 def _weights(
     champion: Nets, challenger: Nets, episodes: Sequence[Episode], made: Batch, theirs: Bools, share: float
 ) -> tuple[F64, F64]:
-    """Rho and sigma of each episode; by who decided where it is not known what the other saw."""
+    """Return rho and sigma of each episode.
+
+    If the other policy's view is unknown, an episode counts only for the policy that decided it.
+    """
     decisions, fusions = made.decisions, made.fusions
     known = np.ones(len(theirs), np.bool_)
     chances = []
@@ -208,7 +211,7 @@ def _weights(
 
 
 def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:
-    """(B,) how likely the net makes an episode's decisions, in log; those that were not sampled, for sure or never."""
+    """Return the log-probability of each episode's decisions under the net, (B,); greedy ones add 0 or -inf."""
     decisions, heads = made.decisions, made.decisions.heads
     total = np.zeros(len(made.steps.taken))
     if not len(decisions.episode):
@@ -228,20 +231,20 @@ def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:
 
 
 def log_q(net: FusionNet, fusions: Fusions) -> F64:
-    """The posterior over the candidates in log, (B, K)."""
+    """Return the log posterior over the candidates, (B, K)."""
     return log_posterior(net.forward(fusions.members, fusions.candidates, fusions.ids), fusions.offered)
 
 
 def worth(fusions: Fusions, log_q: Floats) -> F64:
-    """u (B, K), had this candidate been the answer.
+    """Return u (B, K) as if each candidate had been the answer.
 
-    Exact with a label. From a bare reward on answer a the others are right with probability
-    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2: exact too after a full 1, and of two choices. An answer that was written
-    from the candidates does not depend on which of them the Fusion prefers.
+    With a label this is exact. From a bare reward on answer a, each other candidate c is right with probability
+    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2, which is also exact after a reward of 1, and for two choices. A
+    synthesised answer has the same u whichever candidate the Fusion prefers.
 
     Args:
         fusions: the Fusion steps.
-        log_q: (B, K) of the policy that answered, or of one close to it.
+        log_q: (B, K) under the policy that answered, or one close to it.
     """
     q, each = np.exp(log_q), np.arange(len(log_q))
     y = (fusions.reward.astype(np.float64) + 1) / 2
@@ -261,23 +264,23 @@ _CHOICES, _REPLIED = _CONTEXT["choices"].start, layout.slices(layout.ENDPOINT)["
 _MEMBER = layout.slices(layout.MEMBER)
 _VOTE, _PROBABILITY, _EVIDENCE = (_MEMBER[name].start for name in ("vote", "probability", "evidence"))
 _LARGEST = 4
-_EQUAL = 1e-3  # between what single and double precision make of the same
+_EQUAL = 1e-3  # tolerance for rounding in single precision
 
 
 def reobserved(
     episodes: Sequence[Episode], decisions: Decisions, fusions: Fusions, served: FusionNet, other: FusionNet
 ) -> tuple[F32, Bools]:
-    """The contexts of these decisions as the other Fusion would have made them.
+    """Return the contexts of these decisions with the posteriors of another Fusion.
 
     Args:
-        episodes: those that ``decisions`` and ``fusions`` are of.
-        decisions: S of them, greedy ones included; ``episode`` and ``place`` say which each is.
-        served: the Fusion that made the posterior which was stored.
-        other: the other one, whose tables have the same rows.
+        episodes: those of ``decisions`` and ``fusions``.
+        decisions: S decisions, greedy ones included, each located by its ``episode`` and ``place``.
+        served: the Fusion that made the stored posteriors.
+        other: the other Fusion, whose tables have the same rows.
 
     Returns:
-        (S, Dc) the contexts, and (S,) whether each is known: what ``served`` makes of it is what was stored.
-        Open texts, which are compared with each other, are not.
+        (S, Dc) the contexts, and (S,) whether each is known, which it is if ``served`` reproduces the stored one. Those
+        with open texts, which are compared with each other, are not.
     """
     context, known = decisions.context.copy(), np.ones(len(decisions.context), np.bool_)
     replied = _replied(episodes, decisions, fusions.members.shape[2])
@@ -292,7 +295,7 @@ def reobserved(
 
 
 def _replied(episodes: Sequence[Episode], decisions: Decisions, most: int) -> Bools:
-    """(S, m) which of the members that the Fusion saw at the end had replied before each decision."""
+    """Return which of the members in the final evidence had replied before each decision, (S, m)."""
     replied = np.zeros((len(decisions.episode), most), np.bool_)
     for s, (row, place) in enumerate(zip(decisions.episode, decisions.place, strict=True)):
         trajectory = episodes[row].trajectory
@@ -302,7 +305,7 @@ def _replied(episodes: Sequence[Episode], decisions: Decisions, most: int) -> Bo
 
 
 class _Seen:
-    """The replies that the Fusion saw after some round, as arrays; letters as in `Fusions`."""
+    """The Fusion's inputs after some round, as arrays; letters as in `Fusions`."""
 
     def __init__(self, fusions: Fusions, rows: I64, replied: Bools, closed: Bools, pools: I64) -> None:
         members = fusions.members[rows] * replied[:, None, :, None]
@@ -317,7 +320,7 @@ class _Seen:
         self._candidates = candidates * self._offered[..., None]
 
     def shown(self, fusion: FusionNet) -> F32:
-        """(S, 6) the columns of the context that a posterior fills, as `AskView.see` does."""
+        """Return the context's columns of a Fusion's posterior, (S, 6), as `AskView.see` computes them."""
         logits = fusion.forward(self._members, self._candidates, self._ids)
         p = np.where(self._offered, np.exp(log_posterior(logits, self._offered)), 0)
         odds = np.where(self._offered, odds_of(self._members[..., _EVIDENCE].sum(axis=2)), 0).sum(axis=1)

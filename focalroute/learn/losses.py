@@ -1,19 +1,19 @@
 """Likelihoods of many decisions at once, and the losses of Decider and Fusion with their derivatives by the logits.
 
-The likelihood is that of `focalroute.policy.decider`, for arrays. Heads lie in visiting order. Where somebody must be
-picked, z is taken less ln(sum of e^z) over the heads visited, if that is negative. Since every head visited is eligible
-as long as nothing is picked, the chances h of "at least one" telescope: with p the heads' own probabilities
+The likelihood is that of `focalroute.policy.decider`, for arrays. Heads are in visiting order. If at least one must be
+picked, ln(sum of e^z) over the heads visited is subtracted from z, if it is negative. Since every head visited is
+eligible while none is picked, the probabilities h of "at least one" telescope: with p the heads' own probabilities
 
     log pi(a) = sum over eligible heads of a_i log p_i + (1 - a_i) log(1 - p_i)
-                - [somebody must be picked] log(1 - prod over all heads of (1 - p_j)).
+                - [one must be picked] log(1 - prod over all heads of (1 - p_j)).
 
-Where exactly one was to be picked, ln(sum of e^z) is taken off whatever its sign, and with o = p / (1 - p)
+If exactly one must be picked, ln(sum of e^z) is subtracted whatever its sign, and with o = p / (1 - p)
 
     log pi(a) = log o_i - log sum over all heads of o_j,  i the one picked.
 
-The Fusion's loss is a likelihood, not the expected reward sum over c of q(c) u(c) that design and policy gradients
-suggest: both are exact given a label, but maximising the expectation makes q as certain as it can be, which ruins the
-calibration that the Decider's next round and the user's ``confidence`` rest on.
+The Fusion's loss is a likelihood, not the expected reward, the sum over c of q(c) u(c), that a policy gradient would
+suggest. Both are exact given a label, but maximising the expectation makes q as certain as possible, which ruins the
+calibration that the Decider's next round and the user's ``confidence`` need.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The law of S decisions under some logits z.
+    """The distribution of S decisions under some logits z.
 
     Attributes:
         log_pi: (S,) log-probability of what was picked.
         d_log_pi: (S, P) its derivative by z.
-        entropy: (S,) sum over eligible heads of their Bernoulli entropies, in nats; without the rule "at least one".
-            Where exactly one was to be picked, the entropy of that choice.
+        entropy: (S,) sum of the eligible heads' Bernoulli entropies, in nats, ignoring that one must be picked. If
+            exactly one must be picked, the entropy of that choice.
         d_entropy: (S, P) its derivative by z.
 
-    The derivatives pass straight through the clip: they are those of the sigmoid at the clipped p, so a_i - p_i for a
-    free head. Exactly they would be zero there, and a head at the floor would never come back, however well its rare
-    picks did.
+    The derivatives ignore the clip: they are those of the sigmoid at the clipped p, so a_i - p_i for a free head. The
+    exact ones would be zero beyond the clip, and a head at the floor would never recover, however good its rare picks.
     """
 
     log_pi: Floats
@@ -56,7 +55,7 @@ class Likelihood:
 
 
 def likelihood(logits: Floats, heads: HeadBatch) -> Likelihood:
-    """The law of the decisions under ``logits`` (S, P), in float64."""
+    """Return the distribution of the decisions under ``logits`` (S, P), in float64."""
     if heads.one is None or not heads.one.any():
         return _of_several(logits, heads)
     one, several = _of_one(logits, heads), _of_several(logits, heads)
@@ -70,7 +69,7 @@ def likelihood(logits: Floats, heads: HeadBatch) -> Likelihood:
 
 
 def _of_one(logits: Floats, heads: HeadBatch) -> Likelihood:
-    """Where exactly one is picked of the heads visited: the softmax of their clipped logits."""
+    """Return the distribution if exactly one head is picked: the softmax of the clipped logits of those visited."""
     far = np.log(heads.pool / EXPLORATION - 1)[:, None]
     z = np.clip(logits.astype(np.float64) - _log_odds(logits.astype(np.float64), heads.visited), -far, far)
     log_p = np.where(heads.visited, z - _log_odds(z, heads.visited), 0)
@@ -85,7 +84,7 @@ def _of_one(logits: Floats, heads: HeadBatch) -> Likelihood:
 
 
 def _log_odds(logits: Floats, visited: Bools) -> Floats:
-    """ln(sum of e^z) of the heads visited, (S, 1); 0 where there are none."""
+    """Return ln(sum of e^z) over the heads visited, (S, 1); 0 if there are none."""
     log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
     found: Floats = np.where(visited.any(axis=1), log_sum, 0)[:, None]
     return found
@@ -99,15 +98,15 @@ def _of_several(logits: Floats, heads: HeadBatch) -> Likelihood:
     p = odds / (1 + odds)
     log_out = -np.log1p(odds)  # log(1 - p); log p is this + z
     chosen = np.where(heads.eligible, heads.picked * z + log_out, 0).sum(axis=1)
-    log_nobody = np.where(heads.visited, log_out, 0).sum(axis=1)
-    somebody = np.where(heads.must_pick, -np.expm1(log_nobody), 1)
-    vjp = np.where(heads.must_pick, np.exp(log_nobody) / somebody, 0)[:, None]
+    log_none = np.where(heads.visited, log_out, 0).sum(axis=1)
+    any_picked = np.where(heads.must_pick, -np.expm1(log_none), 1)
+    vjp = np.where(heads.must_pick, np.exp(log_none) / any_picked, 0)[:, None]
     entropy = np.where(heads.eligible, -p * z - log_out, 0)
     d_log_pi = np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, vjp * p, 0)
     d_entropy = np.where(heads.eligible, -z * p * (1 - p), 0)
     share = _share(logits, heads)
     return Likelihood(
-        log_pi=chosen - np.log(somebody),
+        log_pi=chosen - np.log(any_picked),
         d_log_pi=_lowered(d_log_pi, share),
         entropy=entropy.sum(axis=1),
         d_entropy=_lowered(d_entropy, share),
@@ -115,25 +114,25 @@ def _of_several(logits: Floats, heads: HeadBatch) -> Likelihood:
 
 
 def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
-    """The logits (S, P), raised where somebody must be picked until the odds of the heads visited sum to 1."""
+    """Return logits (S, P), raised where one must be picked until the odds of the heads visited sum to 1."""
     return np.asarray(logits - np.minimum(_log_sum(logits, visited, must_pick), 0), logits.dtype)
 
 
 def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
-    """ln(sum of e^z) of the heads visited, (S, 1); 0 where none must be picked."""
+    """Return ln(sum of e^z) over the heads visited, (S, 1); 0 where none need be picked."""
     found: Floats = np.where(must_pick[:, None], _log_odds(logits, visited), 0)
     return found
 
 
 def _share(logits: Floats, heads: HeadBatch) -> Floats:
-    """By how much each logit lowers the raised logits, (S, P): its share of the odds; 0 where nothing was raised."""
+    """Return by how much each logit lowers the raised ones, (S, P): its share of the odds; 0 if nothing was raised."""
     log_sum = _log_sum(logits, heads.visited, heads.must_pick)
     share: Floats = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
     return share
 
 
 def _lowered(gradient: Floats, share: Floats) -> Floats:
-    """From derivatives by raised logits to those by the logits themselves: what raises them depends on all visited."""
+    """Turn derivatives by raised logits into those by the logits; the raising depends on all heads visited."""
     lowered: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
     return lowered
 
@@ -143,10 +142,10 @@ class SurrogateLoss:
     """The clipped surrogate of some decisions (Schulman et al. 2017, eq. 7).
 
     Attributes:
-        loss: -mean of w min(rho A, clip(rho, 1 - eps, 1 + eps) A), the entropy bonus not counted.
-        d_logits: (S, P) of the loss and the entropy bonus.
+        loss: -mean of w min(rho A, clip(rho, 1 - eps, 1 + eps) A), without the entropy bonus.
+        d_logits: (S, P) derivative of the loss with the entropy bonus.
         approx_kl: mean of (rho - 1) - log rho, an estimate of KL(pi_old || pi) that is never negative.
-        clip_fraction: share of decisions whose rho lies beyond 1 +- eps.
+        clip_fraction: share of decisions whose rho is outside 1 +- eps.
     """
 
     loss: float
@@ -157,11 +156,11 @@ class SurrogateLoss:
 
 @dataclass(frozen=True, slots=True)
 class FusionLoss:
-    """The likelihood of what was said of some answers.
+    """The negative log-likelihood of the feedback on some answers.
 
     Attributes:
-        loss: mean over the episodes that tell something; 0 if none does. The KL penalty is not counted.
-        d_logits: (B, K) of the loss and the penalty.
+        loss: mean over the episodes with informative feedback, without the KL penalty; 0 if there are none.
+        d_logits: (B, K) derivative of the loss with the penalty.
         kl: mean of KL(q_old || q).
     """
 
@@ -173,12 +172,12 @@ class FusionLoss:
 def surrogate_loss(
     distribution: Likelihood, old_log_pi: Floats, weights: Floats, advantages: Floats, *, clip: float, entropy: float
 ) -> SurrogateLoss:
-    """The surrogate, with one joint ratio rho = pi / pi_old for each decision, and an entropy bonus.
+    """Return the surrogate, with one joint ratio rho = pi / pi_old per decision, and an entropy bonus.
 
     Args:
-        law: the decisions' law now.
+        distribution: of the decisions under the present policy.
         old_log_pi: (S,) at the start of the update.
-        weights: (S,) w, how far the policy at the start was from the one that decided; without gradient.
+        weights: (S,) w, the bounded ratio of the policy at the start to the one that decided; constant.
         advantages: (S,) A.
         clip: eps.
         entropy: weight of the bonus.
@@ -198,7 +197,7 @@ def surrogate_loss(
 
 
 def log_posterior(logits: Floats, offered: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """log q (B, K) over the candidates offered; very small elsewhere."""
+    """Return log q (B, K) over the candidates offered; very small elsewhere."""
     masked = np.where(offered, logits.astype(np.float64), _FAR)
     masked -= masked.max(axis=1, keepdims=True)
     posterior: NDArray[np.float64] = masked - np.log(np.exp(masked).sum(axis=1, keepdims=True))
@@ -206,16 +205,16 @@ def log_posterior(logits: Floats, offered: NDArray[np.bool_]) -> NDArray[np.floa
 
 
 def fusion_loss(logits: Floats, fusions: Fusions, rows: NDArray[Any], old: Floats, *, penalty: float) -> FusionLoss:
-    """The negative log-likelihood of the feedback, and ``penalty`` times KL(q_old || q).
+    """Return the negative log-likelihood of the feedback, and ``penalty`` times KL(q_old || q).
 
     From a label: -log q(right). From a bare reward on answer a, with y = (u + 1) / 2: -y log q(a) - (1 - y) log(1 -
-    q(a)). A label that no candidate has tells nothing.
+    q(a)). A label that is not among the candidates counts nothing.
 
     Args:
         logits: (B, K) of the episodes ``rows``.
         fusions: all episodes.
-        rows: which of them.
-        old: (B, K) log q_old of them.
+        rows: (B,) indices of episodes.
+        old: (B, K) log q_old of these.
         penalty: weight of the KL.
     """
     offered = fusions.offered[rows]
@@ -238,14 +237,14 @@ def fusion_loss(logits: Floats, fusions: Fusions, rows: NDArray[Any], old: Float
 
 
 def unlikeliness(log_q: Floats, fusions: Fusions) -> NDArray[np.float64]:
-    """(B,) the negative log-likelihood of what was said of each answer, see `fusion_loss`; 0 if that is nothing."""
+    """Return the negative log-likelihood of each answer's feedback, (B,), see `fusion_loss`; 0 if uninformative."""
     return _said(log_q, fusions, np.arange(len(log_q)))[0]
 
 
 def _said(
     log_q: Floats, fusions: Fusions, rows: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
-    """Of each row its loss, the candidate that something is said of, y, and whether that tells anything."""
+    """Return for each row its loss, the candidate that the feedback is about, y, and whether it is informative."""
     labelled, each = fusions.labelled[rows], np.arange(len(rows))
     target = np.where(labelled, fusions.right[rows], fusions.answered[rows])
     chosen, told = np.maximum(target, 0), target >= 0
@@ -256,7 +255,7 @@ def _said(
 
 
 def standardised(advantages: Floats) -> NDArray[np.float64]:
-    """Advantages of mean 0 and standard deviation 1; zero where all are equal."""
+    """Return advantages of mean 0 and standard deviation 1; zeros if all are equal."""
     centred: NDArray[np.float64] = advantages.astype(np.float64) - advantages.mean()
     deviation = float(centred.std())
     if deviation <= 1e-9:

@@ -1,7 +1,6 @@
-"""One MAPPO update (Yu et al. 2022, arXiv 2103.01955): Decider, Fusion and central critic, from one batch of episodes.
+"""One MAPPO update (Yu et al. 2022, arXiv 2103.01955) of Decider, Fusion and central critic from a batch of episodes.
 
-Read `update` from top to bottom. Nothing given is changed; the same batch and the same random generator give the same
-bytes.
+Read `update` from top to bottom. Arguments are not modified; the same batch and random generator give the same bytes.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _LIKELY = 1.0  # standard errors by which a Fusion must be better on held-out fe
 _SHARES = (1.0, 0.5, 0.25, 0.125)
 
 
-#: Nothing is discounted inside an episode, which is one query.
+#: No discount within an episode, which is one query.
 GAMMA = 1.0
 GAE_LAMBDA = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """How to learn.
+    """The hyperparameters of an update.
 
     Attributes:
         decider_rate: Adam's learning rate for the Decider; likewise ``fusion_rate`` and ``critic_rate``.
@@ -54,11 +53,11 @@ class Hyperparameters:
         entropy: weight of the Decider's entropy bonus.
         max_weight: largest w = pi_old / mu.
         epochs: passes over the batch.
-        minibatch: about how many rows one gradient step takes.
-        target_kl: the Decider stops for this update once a minibatch's approx_kl is beyond it; never does it end
-            further than 1.5 times this.
+        minibatch: approximate number of rows for a gradient step.
+        target_kl: the Decider's learning stops when a minibatch's approx_kl exceeds this; at the end it is at most 1.5
+            times this.
         fusion_penalty: weight of the Fusion's KL(q_old || q).
-        fusion_target_kl: likewise for the Fusion's KL(q_old || q).
+        fusion_target_kl: as ``target_kl``, for the Fusion's KL(q_old || q).
         max_norm: longest gradient.
         gae_lambda: lambda of the advantage estimate.
     """
@@ -80,7 +79,7 @@ class Hyperparameters:
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """The three nets, and what Adam remembers of each: all that learning goes on from.
+    """The learner's state: the three nets, and Adam's state for each.
 
     Attributes:
         moments: by "decider", "fusion" and "critic".
@@ -93,7 +92,7 @@ class Learner:
 
     @classmethod
     def fresh(cls, decider: DeciderNet, fusion: FusionNet, critic: CriticNet) -> Learner:
-        """Before the first update."""
+        """Return the state before the first update."""
         nets: dict[str, Mapping[str, Floats]] = {
             "decider": parameters(decider),
             "fusion": parameters(fusion),
@@ -105,17 +104,17 @@ class Learner:
 def update(
     learner: Learner, batch: Batch, settings: Hyperparameters, rng: np.random.Generator, *, passes: Backend = NUMPY
 ) -> tuple[Learner, Diagnostics]:
-    """Learn from a batch: advantages by the critic as it is, then each net on its own, for some epochs.
+    """Learn from a batch: compute advantages by the present critic, then train each net on its own.
 
     Args:
-        learner: what to go on from.
-        batch: what to learn from.
-        settings: how.
+        learner: the state to continue from.
+        batch: the episodes.
+        settings: the hyperparameters.
         rng: shuffles the minibatches.
         passes: the engine that runs the networks.
 
     Returns:
-        The next learner, and how it went.
+        The next state, and diagnostics.
     """
     steps = batch.steps
     before = values(learner.critic, steps.states, passes.critic)
@@ -144,7 +143,7 @@ def _learn_to_decide(
     rng: np.random.Generator,
     passes: Backend,
 ) -> tuple[DeciderNet, Moments, _Figures]:
-    """By the clipped surrogate, from where ``mu`` decided; stops when it has gone far enough."""
+    """Train the Decider by the clipped surrogate, weighted by pi_old / mu, up to ``target_kl``."""
     net, moments = learner.decider, learner.moments["decider"]
     if not len(decisions.log_mu):
         names = ("policy_loss", "approx_kl", "clip_fraction", "entropy", "effective_sample_size")
@@ -154,8 +153,8 @@ def _learn_to_decide(
         logits, vjp = passes.decider(net, decisions.context[rows], decisions.endpoints[rows], decisions.ids[rows])
         return likelihood(logits, decisions.heads.take(rows)), lambda d: vjp(d.astype(logits.dtype))
 
-    everyone = np.arange(len(decisions.log_mu))
-    old = distribution(net, everyone)[0].log_pi
+    all_rows = np.arange(len(decisions.log_mu))
+    old = distribution(net, all_rows)[0].log_pi
     weights = np.minimum(np.exp(old - decisions.log_mu), settings.max_weight)
     normalised = standardised(advantages[decisions.episode, decisions.step].astype(np.float64))
 
@@ -170,8 +169,8 @@ def _learn_to_decide(
         return None if loss.approx_kl > settings.target_kl else vjp(loss.d_logits)
 
     def figures(net: DeciderNet) -> _Figures:
-        now, _ = distribution(net, everyone)
-        end = surrogate(now, everyone)
+        now, _ = distribution(net, all_rows)
+        end = surrogate(now, all_rows)
         return {
             "policy_loss": end.loss,
             "approx_kl": end.approx_kl,
@@ -180,7 +179,7 @@ def _learn_to_decide(
         }
 
     far, moments = fit_minibatches(
-        net, parameters(net), moments, gradients, len(everyone), settings, settings.decider_rate, rng
+        net, parameters(net), moments, gradients, len(all_rows), settings, settings.decider_rate, rng
     )
     net, end = _within(net, far, figures, "approx_kl", settings.target_kl)
     return net, moments, {**end, "effective_sample_size": float(weights.sum() ** 2 / (weights**2).sum())}
@@ -194,7 +193,7 @@ def _learn_to_value(
     rng: np.random.Generator,
     passes: Backend,
 ) -> tuple[CriticNet, Moments]:
-    """By least squares on the lambda-returns of all steps."""
+    """Train the critic by least squares on the lambda-returns of all steps."""
     states, targets = steps.states[steps.taken], returns[steps.taken]
 
     def gradients(net: CriticNet, rows: _Rows) -> Gradients:
@@ -208,12 +207,12 @@ def _learn_to_value(
 def _learn_to_fuse(
     learner: Learner, fusions: Fusions, settings: Hyperparameters, rng: np.random.Generator, passes: Backend
 ) -> tuple[FusionNet, Moments, _Figures]:
-    """By the likelihood of the feedback; stops when it has gone far enough."""
+    """Train the Fusion by the likelihood of the feedback, up to ``fusion_target_kl``."""
     net, penalty = learner.fusion, settings.fusion_penalty
-    everyone = np.arange(len(fusions.answered))
+    all_rows = np.arange(len(fusions.answered))
     logits, _ = passes.fusion(net, fusions.members, fusions.candidates, fusions.ids)
     old = log_posterior(logits, fusions.offered)
-    start = fusion_loss(logits, fusions, everyone, old, penalty=penalty)
+    start = fusion_loss(logits, fusions, all_rows, old, penalty=penalty)
 
     def gradients(net: FusionNet, rows: _Rows) -> Gradients | None:
         logits, vjp = passes.fusion(net, fusions.members[rows], fusions.candidates[rows], fusions.ids[rows])
@@ -222,12 +221,12 @@ def _learn_to_fuse(
 
     def figures(net: FusionNet) -> _Figures:
         logits, _ = passes.fusion(net, fusions.members, fusions.candidates, fusions.ids)
-        end = fusion_loss(logits, fusions, everyone, old, penalty=penalty)
+        end = fusion_loss(logits, fusions, all_rows, old, penalty=penalty)
         return {"fusion_loss_after": end.loss, "fusion_kl": end.kl}
 
     moments = learner.moments["fusion"]
     far, moments = fit_minibatches(
-        net, parameters(net), moments, gradients, len(everyone), settings, settings.fusion_rate, rng
+        net, parameters(net), moments, gradients, len(all_rows), settings, settings.fusion_rate, rng
     )
     net, end = _within(net, far, figures, "fusion_kl", settings.fusion_target_kl)
     return net, moments, {"fusion_loss": start.loss, **end}
@@ -236,10 +235,12 @@ def _learn_to_fuse(
 def _within(
     net: _Policy, far: _Policy, figures: Callable[[_Policy], _Figures], distance: str, target: float
 ) -> tuple[_Policy, _Figures]:
-    """The last net on the way from ``net`` to ``far``, halved again and again, that went no further than 1.5 target.
+    """Return the first net within 1.5 times ``target``, halving the way from ``net`` to ``far``, with its figures.
 
-    A minibatch notices that it is too far only after the step; where gradients had been small for long, one step of
-    Adam can be a leap. Its figures, of which ``distance`` is one, come with it.
+    Learning stops only after the step that went too far, and after many small gradients one step of Adam can be large.
+
+    Args:
+        figures: computes a net's figures, of which ``distance`` names the one to bound.
     """
     for halvings in range(_HALVINGS):
         nearer = between(net, far, 0.5**halvings)
@@ -258,11 +259,11 @@ def _on_values(before: Floats, returns: Floats) -> dict[str, float]:
 
 
 def gae(rewards: Floats, values: Floats, *, gamma: float = GAMMA, lam: float = GAE_LAMBDA) -> Floats:
-    """Advantages A (B, T) of ``rewards`` (B, T) and ``values`` (B, T) of the states before each step.
+    """Return advantages A (B, T) from ``rewards`` (B, T) and ``values`` (B, T) of the states before each step.
 
-    A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t (their eqs. 11, 16),
-    V = 0 after the last column. Shorter episodes are padded on the left, where nothing flows back from. A + values is
-    the return the critic learns.
+    A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t (Schulman et al. 2016,
+    arXiv 1506.02438, eqs. 11, 16), V = 0 after the last column. Shorter episodes are padded on the left, which does not
+    affect their steps. A + values is the return that the critic learns.
     """
     advantages = np.zeros_like(values)
     following = np.zeros_like(values[:, 0])
@@ -275,11 +276,10 @@ def gae(rewards: Floats, values: Floats, *, gamma: float = GAMMA, lam: float = G
 
 
 def supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
-    """As far from the old Fusion towards the new one as held-out feedback says that it is better.
+    """Return the best Fusion on held-out feedback between old and new; the old one if no other is likely better.
 
-    Of the shares of the way that are likely better, the one that is best; the old one itself if none is. Better is the
-    likelihood of the feedback, which tells much smaller steps apart than the share of right answers does: the Decider
-    reads the posterior, and a Fusion that is a little too sure stops asking too soon.
+    The criterion is the likelihood of the feedback, which detects much smaller differences than the share of right
+    answers: the Decider reads the posterior, and with a slightly overconfident Fusion it stops too soon.
     """
     losses = unlikeliness(log_q(old, held), held)
     best, found = 0.0, old

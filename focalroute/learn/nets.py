@@ -1,21 +1,19 @@
 """The networks, as frozen containers of float32 arrays, with their forward passes and gradients in numpy.
 
 Letters as in `focalroute.core.records`, and: B rows of a batch, V known endpoint names, E the width of a name's
-embedding, H hidden units, P units of the member network. Row 0 of every table over names stands for a name not in it
-and stays zero.
+embedding, H hidden units, P units of the member network. Row 0 of every table over names is for unknown names and stays
+zero.
 
 `decider_pass` and `fusion_pass` return the logits and a vector-Jacobian product (vjp), which takes dL/dlogits and
 returns dL/d of every parameter, under the net's own names. They work in the type of their inputs: float32 to learn,
-float64 to be checked against finite differences. Time goes into passes over the hidden units, not into arithmetic, so
-the products build few arrays of that size: dL/dhidden is d_b out_h where unit h of row b is on, whose two factors go
-onto what lies beside it in each product.
+float64 to be checked against finite differences. Passes over the hidden units take most of the time, not arithmetic, so
+the products build few arrays of that size: dL/dhidden is d_b out_h where unit h of row b is on, and each of these two
+factors is multiplied into the other operand of each product.
 
-The central critic: one value for the team, of what is known before a step's action.
-
-Its state is [context, mean over endpoints of their features, mean of the Fusion's member features, largest of each of
-its candidate features, 1 at the Fusion step]. The Fusion's parts are zero at a Decider step, where what the Fusion made
-of the replies so far is in the context. It never holds the decision it is the baseline of: that would cancel the
-Decider's gradient.
+The central critic gives one value for the team, from what is known before a step's action. Its state is [context, mean
+over endpoints of their features, mean of the Fusion's member features, largest of each of its candidate features, 1 at
+the Fusion step]. The Fusion's parts are zero at a Decider step, where the context holds the posterior so far. The state
+never contains the decision for which it is the baseline: that would cancel the Decider's gradient.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class DeciderNet:
     """Scores every endpoint by one shared network, linear plus one hidden layer (Wide & Deep, Cheng et al. 2016).
 
     z_bi = s . [context_b, endpoint_bi, e_i] + bias + out . relu(W [context_b, endpoint_bi, e_i] + hidden_bias), where
-    e_i is the embedding of endpoint i's name and s and W are kept in three parts each.
+    e_i is the embedding of endpoint i's name; s and W are stored in three parts each.
 
     Attributes:
         names: (V + 1, E) the embeddings.
@@ -69,7 +67,7 @@ class DeciderNet:
     def initial(
         cls, rng: np.random.Generator, *, vocabulary: int = 0, hidden: int = 32, embedding: int = 8
     ) -> DeciderNet:
-        """A net that scores everything 0: random hidden weights (He et al. 2015), everything else zero."""
+        """Return a net that scores everything 0: random hidden weights (He et al. 2015), all others zero."""
         context, endpoint = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)
         weights = _he(rng, (context + endpoint + embedding, hidden))
         return cls(
@@ -86,7 +84,7 @@ class DeciderNet:
         )
 
     def forward(self, context: F32, endpoints: F32, ids: I64) -> F32:
-        """Logits (B, N) of ``context`` (B, Dc), ``endpoints`` (B, N, De) and the endpoints' rows ``ids`` (N,)."""
+        """Return logits (B, N) of ``context`` (B, Dc), ``endpoints`` (B, N, De) and their table rows ``ids`` (N,)."""
         names = self.names[ids]
         shared = context @ self.hidden_context + self.hidden_bias
         hidden = _dense(endpoints, self.hidden_endpoint) + shared[:, None, :] + names @ self.hidden_name
@@ -107,8 +105,8 @@ class FusionNet:
                    + out . relu(hidden_pool . sum_j phi_bkj + hidden_candidate . c_bk + hidden_bias)
         phi_bkj  = relu(phi_member . x_bkj + present_bkj (phi_name . e_j + phi_bias))
 
-    A row of zeros (``present`` is 0) adds nothing, so it can pad a batch. There is no bias on the score: the softmax
-    over candidates would not see it, as it does not see features that are equal for all candidates.
+    A row of zeros (``present`` is 0) adds nothing, so it can pad a batch. The score has no bias, as it would cancel in
+    the softmax over candidates.
 
     Attributes:
         names: (V + 1, E) the embeddings e.
@@ -136,7 +134,7 @@ class FusionNet:
     def initial(
         cls, rng: np.random.Generator, *, vocabulary: int = 0, phi: int = 16, hidden: int = 16, embedding: int = 8
     ) -> FusionNet:
-        """A net that scores everything 0: random hidden weights (He et al. 2015), everything else zero."""
+        """Return a net that scores everything 0: random hidden weights (He et al. 2015), all others zero."""
         member, candidate = layout.width(layout.MEMBER), layout.width(layout.CANDIDATE)
         first, second = _he(rng, (member + embedding, phi)), _he(rng, (phi + candidate, hidden))
         return cls(
@@ -154,7 +152,7 @@ class FusionNet:
         )
 
     def forward(self, members: F32, candidates: F32, ids: I64) -> F32:
-        """Logits (B, K) of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and their rows ``ids`` (B, m)."""
+        """Return logits (B, K) of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and their ``ids`` (B, m)."""
         present, vote = members[..., _MEMBER["present"]], members[..., _MEMBER["vote"]]
         named = (self.names[ids] @ self.phi_name + self.phi_bias)[:, None]
         phi = _dense(members, self.phi_member) + present * named
@@ -167,34 +165,34 @@ class FusionNet:
 
 
 _Arrays = TypeVar("_Arrays", bound="DataclassInstance")
-#: Either of the two.
+#: Either of the policy's nets.
 Net = TypeVar("Net", DeciderNet, FusionNet)
 
 
 def parameters(net: DataclassInstance) -> dict[str, F32]:
-    """The arrays of a net by name, in the order of its fields."""
+    """Return the arrays of a net by name, in the order of its fields."""
     return {field.name: getattr(net, field.name) for field in fields(net)}
 
 
 def restored(kind: type[_Arrays], arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> _Arrays:
-    """The net of this kind from its arrays, whose names begin with the prefix; KeyError if one is missing."""
+    """Make a net of this kind from its arrays, whose names begin with the prefix; KeyError if one is missing."""
     return kind(**{field.name: arrays[prefix + field.name] for field in fields(kind)})
 
 
 def between(start: Net, end: Net, share: float) -> Net:
-    """The net whose weights lie so far on the straight line from one net, 0, to another of the same sizes, 1."""
+    """Interpolate linearly between two nets of the same sizes; ``share`` 0 gives the start, 1 the end."""
     old, new = parameters(start), parameters(end)
     return replace(end, **{name: old[name] + np.float32(share) * (new[name] - old[name]) for name in old})
 
 
 def sharpened(net: DeciderNet, factor: float) -> DeciderNet:
-    """The Decider with logits this many times as large: the likelier decision of each head stays, with less chance."""
+    """Multiply the Decider's logits: each head's likelier decision stays the same, and becomes more certain."""
     linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
     return replace(net, **{name: getattr(net, name) * np.float32(factor) for name in linear})
 
 
 def zeroed(weights: F32, rows: int | slice) -> F32:
-    """A copy of the weights that takes no notice of the features in these rows."""
+    """Return a copy of the weights that ignores the features in these rows."""
     changed = weights.copy()
     changed[rows] = 0
     return changed
@@ -210,9 +208,9 @@ def _zeros(*shape: int) -> F32:
 
 
 def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
-    """Logits (B, P) and their vjp, of ``context`` (B, Dc), ``endpoints`` (B, P, De) and their rows ``ids`` (B, P).
+    """Return logits (B, P) and vjp, of ``context`` (B, Dc), ``endpoints`` (B, P, De) and table rows ``ids`` (B, P).
 
-    Each row of the batch may hold other endpoints, in any order: the heads share one network.
+    Each row of the batch may have different endpoints, in any order, as the heads share one network.
     """
     shared = context @ net.hidden_context + net.hidden_bias
     hidden = _dense(endpoints, net.hidden_endpoint)
@@ -245,7 +243,7 @@ def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArr
 
 
 def fusion_pass(net: FusionNet, members: Floats, candidates: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
-    """Logits (B, K) and their vjp, of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and rows ``ids`` (B, m)."""
+    """Return logits (B, K) and vjp of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and ``ids`` (B, m)."""
     present, vote = members[..., _MEMBER["present"].start], members[..., _MEMBER["vote"].start]
     together = np.einsum("bkmf->bkf", members)
     named = (net.names @ net.phi_name + net.phi_bias).take(ids, axis=0)
@@ -287,19 +285,19 @@ def _flat(x: Floats) -> Floats:
 
 
 def _dense(x: Floats, weights: Floats) -> Floats:
-    """``x @ weights`` over the last axis, as one matrix product."""
+    """Return ``x @ weights`` over the last axis, as one matrix product."""
     product: Floats = (_flat(x) @ weights).reshape(*x.shape[:-1], *weights.shape[1:])
     return product
 
 
 def _member(ids: NDArray[np.int64], rows: int, dtype: np.dtype[Any]) -> Floats:
-    """(rows, B P): 1 where an id is the row. ``member @ values`` adds values up by id, much faster than np.add.at."""
+    """Return (rows, B P): 1 where an id is the row. ``member @ values`` sums by id, much faster than np.add.at."""
     member: Floats = (np.arange(rows)[:, None] == ids.ravel()).astype(dtype)
     return member
 
 
 def _but_unknown(table: Floats) -> Floats:
-    """Row 0 stands for every name that is not known, and stays zero."""
+    """Set row 0 of a gradient to zero: the row for unknown names is never learned."""
     table[0] = 0
     return table
 
@@ -328,13 +326,13 @@ class CriticNet:
 
     @classmethod
     def initial(cls, rng: np.random.Generator, *, hidden: int = 32) -> CriticNet:
-        """A critic that values everything 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
+        """Return a critic that values everything 0: random hidden weights (Glorot & Bengio 2010), all others zero."""
         weights = (rng.standard_normal((STATE, hidden)) / np.sqrt(STATE)).astype(np.float32)
         return cls(weights, np.zeros(hidden, np.float32), np.zeros(hidden, np.float32), np.zeros(1, np.float32))
 
 
 def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
-    """Values (B,) of ``states`` (B, Ds), and the function that pulls dL/dvalues (B,) back to the parameters."""
+    """Return values (B,) of ``states`` (B, Ds), and their vjp, from dL/dvalues (B,) to dL/d of every parameter."""
     hidden: Floats = np.tanh(states @ net.hidden + net.hidden_bias)
 
     def vjp(d: Floats) -> Gradients:
@@ -350,14 +348,14 @@ def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
 
 
 def decider_state(observation: Observation) -> F32:
-    """The state (Ds,) before a decision."""
+    """Return the state (Ds,) before a decision."""
     state = np.zeros(STATE, np.float32)
     state[:_OBSERVED] = np.concatenate([observation.context, observation.endpoints.mean(axis=0)])
     return state
 
 
 def fusion_state(last: Observation | None, evidence: Evidence) -> F32:
-    """The state (Ds,) before the answer: the last decision's observation, and all that was replied."""
+    """Return the state (Ds,) before the answer: the last decision's observation, and the final evidence."""
     state = np.zeros(STATE, np.float32) if last is None else decider_state(last)
     state[_OBSERVED : _OBSERVED + _MEMBERS] = evidence.members.mean(axis=(0, 1))
     state[_OBSERVED + _MEMBERS : -1] = evidence.candidates.max(axis=0)
@@ -368,6 +366,6 @@ def fusion_state(last: Observation | None, evidence: Evidence) -> F32:
 def values(
     net: CriticNet, states: Floats, run: Callable[[CriticNet, Floats], tuple[Floats, Vjp]] = critic_pass
 ) -> NDArray[np.floating[Any]]:
-    """V of ``states`` (..., Ds), of their leading shape; ``run`` is the pass of the engine that computes it."""
+    """Return V of ``states`` (..., Ds), of their leading shape; ``run`` is an engine's critic pass."""
     flat, _ = run(net, states.reshape(-1, states.shape[-1]))
     return flat.reshape(states.shape[:-1])

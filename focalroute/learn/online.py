@@ -1,6 +1,6 @@
-"""Learning online (the paper's Algorithm 2): from the store to a challenger, and from a challenger to the next policy.
+"""Learns online (the paper's Algorithm 2): a challenger from the store, and the next policy from a challenger.
 
-It runs on any thread or in a process of its own, and never on the event loop. Read `_updated` from top to bottom.
+It runs on any thread or in its own process, never on the event loop. Read `_updated` from top to bottom.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from focalroute.policy.publish import end_trial, make_current, publish
 from focalroute.policy.slot import CHALLENGER_SHARE
 from focalroute.store.base import Store
 
-#: A challenger is learned from at least this number of answers with feedback.
+#: Answers with feedback that a challenger needs at least.
 LEAST = 100
-#: How the shipped policy goes on learning: its Fusion knows nothing of this pool yet, its Decider is meant for any.
+#: For the shipped policy: its Fusion does not know this pool yet, its Decider was trained for any pool.
 STARTING = Hyperparameters(decider_rate=5e-4, target_kl=0.005)
-#: How one that was trained on recorded answers does: a thousand answers of its own say much less than these.
+#: For a policy trained on recorded answers, which say much more than the thousand answers of an update.
 REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
-_HELD_OUT = 5  # one episode in five is held out, to choose how far the Fusion goes
+_HELD_OUT = 5  # one episode in five is held out, to choose how far the Fusion moves
 
 _log = logging.getLogger("focalroute")
 
@@ -49,18 +49,17 @@ def update_policy(
     seed: int | None = None,
     share: float = CHALLENGER_SHARE,
 ) -> UpdateReport:
-    """Judge the challenger on what the store holds since; without one, learn one and put it on trial.
+    """Judge the challenger on new answers in the store; if there is none, learn one and put it on trial.
 
     Args:
         store: where answers and their feedback are.
-        root: the folder of bundles; one that holds none gets the shipped policy as its first.
-        settings: how to learn; None: `STARTING`, or `REFINING` a policy that brings experience along.
-        seed: for the split and the minibatches; None: new chance every time. The same seed, store and folder give the
-            same weights.
-        share: what a challenger decides of the asks; 0: those who serve do not know of it.
+        root: the folder of bundles; an empty one gets the shipped policy first.
+        settings: how to learn; None: `REFINING` for a policy with experience, else `STARTING`.
+        seed: for the split and the minibatches; None: random. The same seed, store and folder give the same weights.
+        share: share of the asks that a challenger decides; 0: it does not serve during its trial.
 
     Raises:
-        PolicyError: the current bundle does not pass its checks, or the new one cannot be written.
+        PolicyError: the current bundle fails a check, or the new one cannot be written.
         StoreError: the store cannot be read.
     """
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
@@ -88,7 +87,7 @@ def _updated(
 def _watched(
     root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode]
 ) -> tuple[Trial, UpdateReport | None]:
-    """Go back to the version before, if it is surely better; stop watching once that will not be shown."""
+    """Return to the previous version if it is surely better; stop watching once it is unlikely to be shown better."""
     before = bundle.load(root, trial.parent)
     trial = with_new_evidence(trial, _nets(policy), _nets(before), episodes)
     outcome, found = verdict(trial.watched)
@@ -96,7 +95,7 @@ def _watched(
         trial = replace(trial, parent=None) if outcome == "not better" else trial
         write_trial(root, trial)
         return trial, None
-    reason = f"version {before.version}, which served before, is surely better: {_shown(found)}"
+    reason = f"version {before.version}, which served before, is better with 95 % confidence: {_shown(found)}"
     make_current(root, before.version)
     write_trial(root, Trial(before.version, record=trial.noted(policy.version, "rolled back", found, reason).record))
     return trial, UpdateReport("rolled back", before.version, policy.version, reason, comparison=found)
@@ -105,7 +104,7 @@ def _watched(
 def _judged(
     root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode], share: float
 ) -> UpdateReport:
-    """Let the challenger take over, go, or stay on trial."""
+    """Publish the challenger, drop it, or keep it on trial."""
     challenger = bundle.load(root, trial.challenger)
     trial = with_new_evidence(trial, _nets(policy), _nets(challenger), episodes, share=share)
     outcome, found = verdict(trial.tried)
@@ -114,12 +113,12 @@ def _judged(
         reason = f"version {challenger.version} is on trial: {_shown(found)}"
         return UpdateReport("on trial", policy.version, policy.version, reason, challenger.version, comparison=found)
     if outcome == "better":
-        reason = f"surely better: {_shown(found)}"
+        reason = f"better with 95 % confidence: {_shown(found)}"
         record = trial.noted(challenger.version, "published", found, reason).record
         make_current(root, challenger.version)
         write_trial(root, Trial(challenger.version, parent=policy.version, record=record))
         return UpdateReport("published", challenger.version, policy.version, reason, comparison=found)
-    reason = f"version {challenger.version} will not be shown to be better: {_shown(found)}"
+    reason = f"version {challenger.version} is unlikely to prove better: {_shown(found)}"
     end_trial(root)
     ended = trial.noted(challenger.version, "dropped", found, reason)
     write_trial(root, Trial(policy.version, parent=ended.parent, watched=ended.watched, record=ended.record))
@@ -176,7 +175,7 @@ def _challenged(
 
 
 def _first_published(root: str | Path, policy: bundle.Policy) -> int:
-    """The version that is to be challenged: the current one, or the shipped one, which an empty folder gets first."""
+    """Return the version to challenge: the current one, or the shipped one, which is published to an empty folder."""
     if bundle.versions(root):
         return policy.version
     return publish(
@@ -196,15 +195,15 @@ def _nets(policy: bundle.Policy) -> Nets:
 
 def _shown(found: Comparison) -> str:
     if not found.episodes:
-        return "no feedback since on an answer that either decided; serve with this policy folder, and give feedback"
+        return "no new feedback on an answer that either decided; serve with this policy folder, and give feedback"
     return (
         f"{found.gain:+.1f} points ({found.low:+.1f} to {found.high:+.1f}) on {found.episodes} answers, right answers "
-        f"{found.right:+.1f}, cost {found.cost:+.1f} % of asking everybody"
+        f"{found.right:+.1f}, cost {found.cost:+.1f} % of asking all endpoints"
     )
 
 
 def _split(episodes: Sequence[Episode], rng: np.random.Generator) -> tuple[list[Episode], list[Episode]]:
-    """A random fifth, and the rest; both in order."""
+    """Return a random fifth, and the rest; both in order."""
     held = set(rng.permutation(len(episodes))[: len(episodes) // _HELD_OUT].tolist())
     parts: tuple[list[Episode], list[Episode]] = [], []
     for place, one in enumerate(episodes):
@@ -224,7 +223,7 @@ def _state(root: str | Path, version: int) -> Mapping[str, NDArray[Any]]:
 
 
 def _resumed(state: Mapping[str, NDArray[Any]], policy: bundle.Policy, names: int, rng: np.random.Generator) -> Learner:
-    """The policy's nets, grown to this many names, with the critic and the moments that were left."""
+    """Return the policy's nets, grown to this many names, with the stored critic and moments, or new ones."""
     decider = grown(decider_net(policy.decider_onnx), names, rng)
     fusion = grown(fusion_net(policy.fusion_onnx), names, rng)
     if state:
@@ -241,7 +240,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def pack(learner: Learner) -> dict[str, NDArray[Any]]:
-    """The state as named arrays."""
+    """Return the learner's state as named arrays."""
     arrays: dict[str, NDArray[Any]] = {f"critic.{key}": value for key, value in parameters(learner.critic).items()}
     for net, moments in learner.moments.items():
         arrays[f"{net}.steps"] = np.array(moments.steps)
@@ -251,10 +250,10 @@ def pack(learner: Learner) -> dict[str, NDArray[Any]]:
 
 
 def unpack(arrays: Arrays, decider: DeciderNet, fusion: FusionNet) -> Learner:
-    """The learner of these nets with the state that was packed; what is new in their tables has no moments yet.
+    """Return the learner of these nets with a packed state; moments of names added since are zero.
 
     Raises:
-        PolicyError: the state is not one that `pack` left for such nets.
+        PolicyError: the arrays are not a state that `pack` made for such nets.
     """
     try:
         critic = restored(CriticNet, arrays, "critic.")
@@ -278,7 +277,7 @@ def _moments(arrays: Arrays, net: str, shapes: Mapping[str, Floats]) -> Moments:
 
 
 def _padded(array: NDArray[Any], like: Floats, key: str) -> NDArray[Any]:
-    """The array with rows of zeros for names that are new; ValueError if it differs otherwise."""
+    """Append rows of zeros for new names; ValueError if the shapes differ otherwise."""
     new = len(like) - len(array) if key in _TABLES else 0
     padded = np.concatenate([array, np.zeros((max(new, 0), *array.shape[1:]), array.dtype)])
     if padded.shape != like.shape:

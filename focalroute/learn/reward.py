@@ -1,4 +1,4 @@
-"""From what somebody says of an answer to what it teaches about each member: credit."""
+"""Turns feedback on an answer into each member's correctness: credit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-#: What is right: a choice, a free-form answer, tool calls, a structured answer or its JSON.
+#: The right answer: a choice, a free-form answer, tool calls, a structured answer or its JSON.
 Label = (
     str | float | Decimal | date | time | timedelta | UUID | Enum
     | Mapping[str, Any] | Sequence[Any] | Set[Any] | BaseModel | _Dataclass
@@ -52,7 +52,7 @@ class Said(TypedDict, total=False):
 
 
 def reward_of(reward: float | bool) -> float:
-    """The reward as a number in [-1, 1]; True is 1, False is -1.
+    """Return the reward as a number in [-1, 1]; True is 1, False is -1.
 
     Raises:
         FeedbackError: it is not a number in that range.
@@ -67,12 +67,12 @@ def reward_of(reward: float | bool) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy as Python's own."""
+    """Turn a numpy scalar into Python's own type."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _number(value: object) -> float | None:
-    """None: it is not a number."""
+    """Return the value as a float; None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
     try:
@@ -84,15 +84,15 @@ def _number(value: object) -> float | None:
 
 
 def _named(value: object, number: float | None) -> str:
-    """How a message names it, bounded: the number, or the type of what is none."""
+    """Return what a message calls a value, bounded: the number, or its type if it is not a number."""
     return type(value).__name__ if number is None else str(number)
 
 
 def label_key(label: Label, answer: StoredAnswer) -> str:
-    """The key of the candidate that the label names: a choice, a free-form answer, tool calls, or a structured answer,
-    in all of its fields.
+    """Return the key of the candidate that the label names: a choice, a free-form answer, tool calls, or a structured
+    answer with all its fields.
 
-    Where the caller's own callable made the candidates, the label is taken to be in its normal form already.
+    If a callable of the caller made the candidates, the label must already be in its normal form.
 
     Raises:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
@@ -130,11 +130,11 @@ def judged(
     preferred: Label | None = None,
     score: float | None = None,
 ) -> tuple[float, str | None]:
-    """Return the feedback on an answer as `Feedback` has it: (reward, label).
+    """Return feedback as the reward and label of a `Feedback`.
 
     Raises:
-        FeedbackError: none or several of them are given, or one is out of range.
-        BadLabel: see `label_key`; or what is preferred is none of the candidates.
+        FeedbackError: none or several arguments are given, or one is out of range.
+        BadLabel: see `label_key`; or ``preferred`` is not among the candidates.
     """
     if sum(one is not None for one in (reward, label, label_index, preferred, score)) != 1:
         raise FeedbackError("feedback: give one of reward, label, label_index, preferred and score")
@@ -161,7 +161,7 @@ def judged(
 
 
 def score_reward(score: float) -> float:
-    """The reward of a score in [0, 1].
+    """Return the reward of a score in [0, 1].
 
     Raises:
         FeedbackError: it is not a number in that range.
@@ -173,7 +173,7 @@ def score_reward(score: float) -> float:
 
 
 def _runner_up(answer: StoredAnswer) -> str | None:
-    """The likeliest candidate that was not given; None: there is no other."""
+    """Return the likeliest candidate that was not the answer; None if there is no other."""
     others = [i for i in range(len(answer.keys)) if i != answer.answered]
     return answer.keys[max(others, key=lambda i: answer.probabilities[i])] if others else None
 
@@ -189,23 +189,21 @@ def _key_at(index: int | None, answer: StoredAnswer) -> str:
 
 
 def outranks(source: str, other: str) -> bool:
-    """Whether ``source``'s word on an answer replaces ``other``'s: a judge's only a judge's, all others any."""
+    """Whether feedback of ``source`` replaces that of ``other``: a judge's replaces only a judge's, all others any."""
     return source != JUDGE or other == JUDGE
 
 
 def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
-    """Each member's own correctness, as far as the feedback tells.
+    """Return each member's own correctness, as far as the feedback reveals it.
 
-    A label is exact. A preference tells of those who gave the better or the worse of two, as inferred. A bare reward
-    tells of those who agree with the answer: (reward + 1) / 2. Of the others it tells, on a closed question: after a
-    full 1, that they are wrong; after a full -1, that member j is right with probability q(j's candidate) /
-    (1 - q(answer)), which is inferred unless there were but two choices.
+    A label is exact. A preference gives inferred values, for members that gave the better or the worse of the two. A
+    bare reward gives (reward + 1) / 2 to members that agree with the answer. On a closed question it also covers the
+    others: after a reward of 1 they are wrong; after -1 member j is right with probability q(j's candidate) /
+    (1 - q(answer)), which is inferred unless there were only two choices.
 
-    A reward for what was written from the replies is shared: everybody it was made of is credited with it, as inferred,
-    for no member has earned it alone.
+    A reward for a synthesised answer gives all members with an answer the same inferred value, as none earned it alone.
 
-    A reply in which there was no answer is wrong, whatever is said. Endpoints that were probed afterwards are credited
-    alike, in round 0.
+    A reply without an answer is always wrong. Endpoints that were probed afterwards are credited likewise, in round 0.
     """
     text = _text_of(answer) | _confidence_of(answer, feedback)
     masses = _masses(answer, _told(answer, feedback))
@@ -228,11 +226,11 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
 
 
 def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
-    """An answer without feedback, and how many answers its question has, as `Observer.agree` takes them.
+    """Return the arguments of `Observer.agree` for an answer without feedback: its outcome, and its choices.
 
-    Open texts need not be equal to agree, so nothing is learned from whether they are. Members' probabilities are
-    calibrated by a right choice that is drawn from the fused posterior, the same whenever the answer is read again
-    (stochastic EM; Celeux & Diebolt 1985).
+    Open texts need not be equal to agree, so nothing is learned from their equality. Members' probabilities are
+    calibrated with a right choice drawn from the fused posterior, the same each time the answer is read (stochastic EM;
+    Celeux & Diebolt 1985).
     """
     text, masses = _text_of(answer), None
     if answer.kind == "choice":
@@ -252,14 +250,14 @@ def _text_of(answer: StoredAnswer) -> dict[str, Any]:
 
 
 def _confidence_of(answer: StoredAnswer, feedback: Feedback) -> dict[str, Any]:
-    """How sure the Fusion was of the answer, and how right that was; nothing of one put together from several."""
+    """Return the answer's posterior and how right it was; nothing for an answer combined from several candidates."""
     if answer.kind in (SYNTHESIS, "structured"):
         return {}
     return {"posterior": answer.probabilities[answer.answered], "correct": (feedback.reward + 1) / 2}
 
 
 def _drawn(answer: StoredAnswer) -> int | None:
-    """A right candidate drawn from the posterior; None for a member asked alone, whose posterior is its own."""
+    """Draw a right candidate from the posterior; None if only one member replied, as the posterior is then its own."""
     if len(answer.members) < 2 or not any(answer.probabilities):
         return None
     rng = random.Random(answer.id)  # noqa: S311 - no secret
@@ -267,18 +265,18 @@ def _drawn(answer: StoredAnswer) -> int | None:
 
 
 def _told(answer: StoredAnswer, feedback: Feedback) -> int | None:
-    """The right candidate, if the feedback tells it."""
+    """Return the right candidate, if the feedback reveals it."""
     if feedback.right is not None:
         return answer.keys.index(feedback.right) if feedback.right in answer.keys else None
     return answer.answered if feedback.reward == 1 and feedback.preference is None else None
 
 
 def _masses(answer: StoredAnswer, label: int | None) -> Masses | None:
-    """Return the members' probabilities on a closed question with this right choice; None: it is not known."""
+    """Return the members' probabilities on a closed question with this right choice; None if unknown."""
     trajectory = answer.trajectory
     if label is None or answer.kind != "choice" or trajectory is None:
         return None
-    if trajectory.evidence.members.shape[2] != width(MEMBER):  # of another version
+    if trajectory.evidence.members.shape[2] != width(MEMBER):  # stored by another version of this package
         return None
     given = {name: log_mass for name, log_mass in _log_masses(trajectory) if log_mass.any()}
     return Masses(trajectory.task, label, len(answer.keys), given) if given else None
@@ -291,7 +289,7 @@ def _log_masses(trajectory: Trajectory) -> Iterator[tuple[str, F32]]:
 
 
 def _with_probes(answer: StoredAnswer) -> StoredAnswer:
-    """As if those probed had been members, too; a free-form answer that only they gave had no mass."""
+    """Return the answer with probed endpoints as members; candidates that only these gave have probability 0."""
     if not answer.probes:
         return answer
     said = [probe.key for probe in answer.probes if probe.key is not None]
@@ -311,7 +309,7 @@ def _with_probes(answer: StoredAnswer) -> StoredAnswer:
 
 
 def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None], tuple[float | None, bool]]:
-    """Candidate -> (value, whether it is known rather than inferred)."""
+    """Return a function: candidate -> (value, whether it is known rather than inferred)."""
     reward = feedback.reward
     agreeing = (reward + 1) / 2
     if answer.kind == SYNTHESIS:

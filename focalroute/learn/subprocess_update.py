@@ -1,4 +1,4 @@
-"""An update in a process of its own: asks that are served meanwhile need not share the interpreter's lock with it."""
+"""Runs an update in its own process, so that it does not hold the interpreter lock of a process that serves asks."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from pydantic import TypeAdapter
 from focalroute.core.errors import PolicyError
 from focalroute.learn.update_report import UpdateReport
 
-_NICE = 10  # asks go first
-_LOOK_EVERY_S = 0.2  # whether it is to stop
+_NICE = 10  # asks have priority
+_CHECK_STOP_EVERY_S = 0.2
 
 _log = logging.getLogger("focalroute")
 
 
 def can_start() -> bool:
-    """Whether this program is run by a Python that can be started once more: not if it is frozen, or embeds one."""
+    """Whether this Python can be started as another process: not in a frozen program, or one that embeds Python."""
     return Path(sys.executable or "").stem.lower().startswith("python")
 
 
 def update_in_subprocess(
     store: Path, root: str | Path, *, seed: int | None = None, stop: threading.Event | None = None
 ) -> UpdateReport:
-    """The same as `focalroute.learn.online.update_policy` on a store's file, by ``focalroute update``.
+    """Run `focalroute.learn.online.update_policy` on a store's file, by ``focalroute update``.
 
-    It blocks until that process has ended, which goes on if this one dies, and publishes whole versions only.
+    It blocks until the process has ended. If this process dies, the other one continues; it publishes only whole
+    versions.
 
     Args:
-        stop: once it is set the process is killed.
+        stop: when set, the process is killed.
 
     Raises:
-        PolicyError: it failed; the message is its own.
+        PolicyError: the update failed; the message is that of the process.
     """
     command = [sys.executable, "-P", "-m", "focalroute", "update", "--json"]
     command += [f"--store={store}", f"--policy={Path(root).absolute()}"]
     if seed is not None:
         command.append(f"--seed={seed}")
-    here = os.pathsep.join(map(str, sys.path))  # what can be imported here can be there
+    here = os.pathsep.join(map(str, sys.path))  # so that the process can import the same modules
     environment = {**os.environ, "PYTHONPATH": here}
     try:
-        process = subprocess.Popen(  # noqa: S603 - this very Python, by its path
+        process = subprocess.Popen(  # noqa: S603 - this Python, by its path
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -61,7 +62,7 @@ def update_in_subprocess(
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
         while True:
             try:
-                report, said = process.communicate(timeout=_LOOK_EVERY_S)
+                report, said = process.communicate(timeout=_CHECK_STOP_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
                 if stop is not None and stop.is_set():

@@ -1,4 +1,4 @@
-"""From answers and what was said of them to episodes, and from episodes to the padded arrays an update learns from.
+"""Turns answers and their feedback into episodes, and episodes into the padded arrays that an update learns from.
 
 Letters as in `focalroute.core.records`, and: B episodes, T their largest number of steps, S sampled decisions in all,
 P the largest number of heads visited, Ds the width of the critic's state.
@@ -26,10 +26,10 @@ class Episode:
     """One rewarded query.
 
     Attributes:
-        shares: for each of the trajectory's decisions, what its round cost, c_k / C, in costs of asking all once.
+        shares: for each of the trajectory's decisions, its round's cost relative to asking all once, c_k / C.
         reward: u in [-1, 1], of the answer given.
-        right: index of the right candidate, from a label; None: no label, or none of the candidates is right.
-        labelled: whether there was a label: every candidate is then known to be right or wrong.
+        right: index of the right candidate, from a label; None: no label, or no candidate is right.
+        labelled: whether there was a label, so that every candidate is known to be right or wrong.
     """
 
     id: str
@@ -42,17 +42,17 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The typical costs of calls, frozen for one update.
+    """The typical costs of calls, fixed for one update.
 
     Attributes:
-        usd: endpoint -> mean cost of a call, over the calls whose cost is known.
+        usd: endpoint -> mean cost of its calls of known cost.
     """
 
     usd: Mapping[str, float]
 
     @classmethod
     def of(cls, answers: Iterable[StoredAnswer]) -> Costs:
-        """The means over these answers' calls."""
+        """Return the mean costs of these answers' calls."""
         sums: dict[str, tuple[float, int]] = {}
         for answer in answers:
             for endpoint, _, usd in _calls(answer):
@@ -62,20 +62,20 @@ class Costs:
         return cls({endpoint: total / calls for endpoint, (total, calls) in sums.items()})
 
     def typical(self, endpoint: str) -> float:
-        """USD of a call; of an endpoint whose cost is not known the mean of those known, and 1 where none is.
+        """Return the USD of a call; if unknown, the mean of the known ones, or 1 if there are none.
 
-        So without any price a call costs an N-th of asking all: unknown is not free.
+        So without any prices a call costs an N-th of asking all: unknown is not free.
         """
         if not self.usd:
             return 1.0
         return self.usd.get(endpoint, sum(self.usd.values()) / len(self.usd))
 
     def ask_all(self, endpoints: Sequence[str]) -> float:
-        """C, USD of asking all of a pool once."""
+        """Return C, USD of asking all of a pool once."""
         return sum(map(self.typical, endpoints))
 
     def shares(self, answer: StoredAnswer, trajectory: Trajectory) -> tuple[float, ...]:
-        """c_k / C of each decision; 0 where the whole pool is free."""
+        """Return c_k / C of each decision; 0 if the whole pool is free."""
         rounds: dict[int, float] = {}
         for endpoint, number, usd in _calls(answer):
             if usd is None:
@@ -88,7 +88,7 @@ class Costs:
 
 
 def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
-    """The feedback that counts, of all given for one answer in their order; None if there is none."""
+    """Return the feedback that counts among all feedback on an answer, oldest first; None if there is none."""
     found: Feedback | None = None
     for said in feedback:
         if found is None or outranks(said.source, found.source):
@@ -99,7 +99,7 @@ def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
 def rewarded(
     answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]],
 ) -> list[tuple[StoredAnswer, Feedback]]:
-    """The answers that a policy decided and somebody judged, in their order, each with the feedback that counts."""
+    """Return the answers that a policy decided and that have feedback, in order, each with the feedback that counts."""
     return [
         (answer, said)
         for answer, feedback in answers
@@ -108,14 +108,14 @@ def rewarded(
 
 
 def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode | None:
-    """The episode of an answer and what was said of it.
+    """Return the episode of an answer and its feedback.
 
-    None if no policy decided it, or another version of this package saw it through another layout.
+    None if no policy decided it, or if another version of this package stored it with another layout.
     """
     trajectory, label = answer.trajectory, feedback.right
     if trajectory is None or not _fits(trajectory):
         return None
-    keys, right = answer.keys[: len(trajectory.evidence.candidates)], None  # what was written from them is none of them
+    keys, right = answer.keys[: len(trajectory.evidence.candidates)], None  # without the key of a synthesised answer
     if label in keys:
         right = keys.index(label)
     return Episode(
@@ -129,7 +129,7 @@ def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode |
 
 
 def _fits(trajectory: Trajectory) -> bool:
-    """Whether everything the policies saw has today's layout."""
+    """Whether all inputs of the policies have the present layout."""
     evidence = trajectory.evidence
     seen = [(evidence.members, layout.MEMBER), (evidence.candidates, layout.CANDIDATE)]
     for observation, _ in trajectory.decisions:
@@ -138,9 +138,9 @@ def _fits(trajectory: Trajectory) -> bool:
 
 
 def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
-    """(endpoint, round, USD or None) of every call made: from the receipt, else of the members that replied.
+    """Return (endpoint, round, USD or None) of every call, from the receipt, or else of the members that replied.
 
-    What was reserved for a call that was given up counts as unknown: it is many times what a call costs.
+    The cost of a cancelled call counts as unknown if it is only a reservation, which is many times the actual cost.
     """
     calls = json.loads(answer.receipt).get("calls")
     if calls is None:
@@ -157,7 +157,7 @@ def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
-_SMALL = 0.01  # what a tenth does to decisions is as much as an update does
+_SMALL = 0.01  # scale of new embeddings; at 0.1 they would change decisions as much as an update does
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +165,12 @@ class HeadBatch:
     """The heads that S decisions chose from; P places, padded at the end.
 
     Attributes:
-        visited: (S, P) a head, not padding: who could be picked while none was.
-        eligible: (S, P) who still could be picked beside those picked before.
-        picked: (S, P) who was.
-        must_pick: (S,) whether one had to be picked.
+        visited: (S, P) a head, not padding: it could be picked while none was.
+        eligible: (S, P) the head could still be picked when it was visited, given those picked before.
+        picked: (S, P) the head was picked.
+        must_pick: (S,) whether at least one had to be picked.
         pool: (S,) N, the size of the pool, on which the clip of p depends.
-        one: (S,) whether exactly one was to be picked; None: nowhere.
+        one: (S,) whether exactly one had to be picked; None: in no decision.
     """
 
     visited: Bools
@@ -181,7 +181,7 @@ class HeadBatch:
     one: Bools | None = None
 
     def take(self, rows: NDArray[Any]) -> HeadBatch:
-        """Only these decisions."""
+        """Return only these decisions."""
         one = None if self.one is None else self.one[rows]
         return HeadBatch(
             self.visited[rows], self.eligible[rows], self.picked[rows], self.must_pick[rows], self.pool[rows], one
@@ -190,17 +190,17 @@ class HeadBatch:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Some decisions, for learning those that were sampled; greedy ones have no probability to learn by.
+    """S decisions; only sampled ones can be learned from, as greedy ones have no probability.
 
     Attributes:
         context: (S, Dc).
         endpoints: (S, P, De) of the heads in visiting order.
         ids: (S, P) their rows in the nets' tables.
-        heads: what was chosen from.
-        log_mu: (S,) log-probability under the policy that chose; NaN of a greedy one.
+        heads: the heads, and which were picked.
+        log_mu: (S,) log-probability under the policy that decided; NaN for a greedy decision.
         episode: (S,) the row of `StepBatch`.
         step: (S,) the column of `StepBatch`.
-        place: (S,) which of its episode's decisions it is.
+        place: (S,) index among its episode's decisions.
     """
 
     context: F32
@@ -215,10 +215,10 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All steps, greedy ones too; an episode fills its row from the right, its Fusion step in the last column.
+    """All steps, including greedy ones; an episode's row is right-aligned, with its Fusion step in the last column.
 
     Attributes:
-        states: (B, T, Ds) what the critic sees.
+        states: (B, T, Ds) the critic's input.
         rewards: (B, T): -lambda c_k / C at Decider steps, u at the Fusion step.
         taken: (B, T) a step, not padding.
     """
@@ -233,12 +233,12 @@ class Fusions:
     """The Fusion steps.
 
     Attributes:
-        members: (B, K, m, Fm); zeros (``present`` too) where an episode has fewer.
+        members: (B, K, m, Fm); zeros, also in ``present``, for padding.
         candidates: (B, K, Fc).
         ids: (B, m) the members' rows in the nets' tables.
         offered: (B, K) a candidate, not padding.
-        answered: (B,) index of the answer given; -1: it was none of the candidates.
-        right: (B,) index of the right candidate; -1: not known, or none is.
+        answered: (B,) index of the answer given; -1: it was not a candidate.
+        right: (B,) index of the right candidate; -1: unknown, or no candidate is right.
         labelled: (B,) whether there was a label.
         reward: (B,) u of the answer given.
     """
@@ -263,7 +263,7 @@ class Batch:
 
 
 def vocabulary(names: Sequence[str], episodes: Iterable[Episode]) -> tuple[str, ...]:
-    """The names known so far, then those that first appear in the episodes, in their order."""
+    """Return the names known so far, then those that first appear in the episodes, in order."""
     known = dict.fromkeys(names)
     for one in episodes:
         known.update(dict.fromkeys(one.trajectory.endpoints))
@@ -271,9 +271,9 @@ def vocabulary(names: Sequence[str], episodes: Iterable[Episode]) -> tuple[str, 
 
 
 def grown(net: Net, size: int, rng: np.random.Generator) -> Net:
-    """The net with tables over ``size`` names: an embedding starts small and random, a vote weight at zero.
+    """Return the net with tables over ``size`` names; new embeddings are small and random, new vote weights zero.
 
-    Zero embeddings would never move: where the weights that read them are zero too, so are both gradients.
+    Zero embeddings could never be learned: while the weights that read them are also zero, both gradients are zero.
     """
     new = size + 1 - len(net.names)
     embeddings = (_SMALL * rng.standard_normal((new, net.names.shape[1]))).astype(net.names.dtype)
@@ -284,7 +284,7 @@ def grown(net: Net, size: int, rng: np.random.Generator) -> Net:
 
 
 def neutral(net: Net, size: int) -> Net:
-    """The net with tables over ``size`` names that all count as unknown, for now: rows of zeros."""
+    """Return the net with tables of zeros over ``size`` names, which so all count as unknown."""
     names = np.zeros((size + 1, net.names.shape[1]), net.names.dtype)
     if isinstance(net, FusionNet):
         return replace(net, names=names, vote=np.zeros(size + 1, net.vote.dtype))
@@ -292,10 +292,10 @@ def neutral(net: Net, size: int) -> Net:
 
 
 def unlimited(net: DeciderNet) -> DeciderNet:
-    """The net that decides alike while no cap is near, and takes no notice of one that is.
+    """Return the Decider with its "budget_left" input fixed at 1.
 
-    In training the layout's "budget_left" is always 1, so that what a net makes of less is chance. What a cap does not
-    pay for is not eligible anyway.
+    In training this input is always 1, so the effect of smaller values is arbitrary. Endpoints that a cap cannot pay
+    for are not eligible anyway.
     """
     return replace(
         net,
@@ -307,12 +307,12 @@ def unlimited(net: DeciderNet) -> DeciderNet:
 
 
 def batch(episodes: Sequence[Episode], names: Sequence[str], *, greedy: bool = False) -> Batch:
-    """The episodes as arrays.
+    """Return the episodes as arrays.
 
     Args:
         episodes: at least one.
         names: every endpoint's name, in the order of the nets' tables.
-        greedy: whether decisions that were not sampled are among the `Decisions`.
+        greedy: whether `Decisions` includes decisions that were not sampled.
     """
     rows = {name: row for row, name in enumerate(names, 1)}
     ids = [np.array([rows[name] for name in one.trajectory.endpoints], np.int64) for one in episodes]
@@ -410,5 +410,5 @@ def _fusions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Fusions:
 
 
 def _width(episodes: Iterable[Episode]) -> int:
-    """T: the most decisions of any episode, and the Fusion step."""
+    """Return T: the most decisions of any episode, plus the Fusion step."""
     return 1 + max(len(one.trajectory.decisions) for one in episodes)

@@ -1,7 +1,7 @@
-"""How the trial of a challenger stands, and what became of those before: ``trial.npz`` in the policy folder.
+"""The state of a challenger's trial, and the verdicts on earlier ones: ``trial.npz`` in the policy folder.
 
-Every answer counts once. The champion is watched as well: against what it was learned from, by the same test on its own
-answers, without giving any to the older one.
+Every answer counts once. The champion is also watched: the same test compares it, on its own answers, with the version
+that it took over from, which serves no asks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from focalroute.policy.publish import lock_folder, replace_file
 from focalroute.policy.slot import CHALLENGER_SHARE
 
 TRIAL = "trial.npz"
-#: Fewer answers give no verdict: they may all come from one hour, or from one user.
+#: Least number of answers for a verdict: fewer may all come from one hour, or from one user.
 LEAST = 100
 #: A trial ends after this number of answers with feedback.
 BUDGET = 2_000
 #: A challenger that is not ahead after this number is dropped.
 PATIENCE = 1_000
-#: Points that a challenger has to be able to gain.
+#: Least upper bound, in points, of a challenger's gain; below it is dropped.
 WORTH = 0.2
 
 _KEPT = 50  # verdicts
@@ -45,16 +45,16 @@ Verdict = Literal["better", "not better", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Answers that count no more: their ids, and of those that did what each said (`focalroute.learn.gate.evidence`).
+    """Answers already used: their ids, and the evidence of those that were compared (`focalroute.learn.gate.evidence`).
 
-    The others among the ids are those that the challenger was learned from.
+    The other ids are of the answers that the challenger was learned from.
     """
 
     ids: tuple[str, ...] = ()
     values: F64 = field(default_factory=lambda: np.zeros((0, WIDTH)))
 
     def more(self, champion: Nets, other: Nets, episodes: Sequence[Episode], *, share: float) -> Counted:
-        """With those of the episodes that were not counted yet, as far as the budget goes."""
+        """Return this with the episodes not used yet, up to the budget."""
         known = set(self.ids)
         new = [one for one in episodes if one.id not in known][: BUDGET - len(self.values)]
         values = evidence(champion, other, new, share=share)
@@ -63,15 +63,15 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A champion, who challenges it, and what it came from.
+    """A champion, its challenger, and its parent.
 
     Attributes:
         champion: the version that serves.
-        challenger: the one that is on trial; None: there is none.
-        parent: the one that the champion took over from, while it is watched; None: it is not.
+        challenger: the version on trial, if any.
+        parent: the version that the champion took over from, while the champion is watched; else None.
         tried: the evidence on the challenger.
         watched: the evidence on the parent.
-        record: what became of earlier trials, oldest first: plain values.
+        record: the verdicts on earlier trials, oldest first: plain values.
     """
 
     champion: int
@@ -82,7 +82,7 @@ class Trial:
     record: tuple[Mapping[str, Any], ...] = ()
 
     def noted(self, version: int, outcome: str, comparison: Comparison, reason: str) -> Trial:
-        """With one more verdict on record."""
+        """Return the trial with one more verdict on record."""
         entry = {"version": version, "outcome": outcome, "reason": reason, "gate": asdict(comparison)}
         return replace(self, record=(*self.record, entry)[-_KEPT:])
 
@@ -90,10 +90,10 @@ class Trial:
 def with_new_evidence(
     trial: Trial, champion: Nets, other: Nets, episodes: Sequence[Episode], *, share: float = CHALLENGER_SHARE
 ) -> Trial:
-    """The trial with what new answers say of the challenger, or else of the parent, whichever ``other`` is.
+    """Return the trial with the evidence of new answers on ``other``, which is the challenger or the parent.
 
     Args:
-        share: what the challenger decides of the asks; 0: it is tried on the champion's answers alone.
+        share: share of the asks that the challenger decides; 0: it is tried on the champion's answers alone.
     """
     own = [one for one in episodes if one.trajectory.version == trial.champion]
     if other.version != trial.challenger:
@@ -105,7 +105,7 @@ def with_new_evidence(
 
 
 def verdict(counted: Counted) -> tuple[Verdict, Comparison]:
-    """Whether the other policy is surely better than the champion, will not be shown to be, or neither yet."""
+    """Return whether the other policy is surely better than the champion, unlikely to prove so, or still open."""
     found = judge(counted.values)
     if found.episodes < LEAST:
         return "open", found
@@ -116,7 +116,7 @@ def verdict(counted: Counted) -> tuple[Verdict, Comparison]:
 
 
 def read_trial(root: str | Path, champion: int, challenger: int | None) -> Trial:
-    """How the trial stands; one that is not of these two is over, but its record stays."""
+    """Read the trial's state; the trial of another champion or challenger is over, but its record stays."""
     path = Path(root) / TRIAL
     if not path.exists():
         return Trial(champion, challenger)
@@ -137,7 +137,7 @@ def read_trial(root: str | Path, champion: int, challenger: int | None) -> Trial
 
 
 def write_trial(root: str | Path, trial: Trial) -> None:
-    """Keep how the trial stands."""
+    """Write the trial's state."""
     meta = {name: getattr(trial, name) for name in ("champion", "challenger", "parent", "record")}
     arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta))}
     for name, counted in (("tried", trial.tried), ("watched", trial.watched)):

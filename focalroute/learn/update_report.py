@@ -1,4 +1,4 @@
-"""The input and the report of an update, apart from the learner, which may run in another process."""
+"""The report of an update, in a module without the learner, which may run in another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 #: The latest rewarded answers that an update learns from.
 WINDOW = 1_000
-#: How many of the latest answers it looks at to find them.
+#: How many of the latest answers are searched for them.
 REACH = 4 * WINDOW
 
 Status = Literal["published", "on trial", "dropped", "rolled back", "insufficient"]
@@ -15,15 +15,15 @@ Status = Literal["published", "on trial", "dropped", "rolled back", "insufficien
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Another policy's value minus the serving one's, in points: 1 is one more right answer in 100, costs counted too.
+    """Another policy's value minus the serving one's, net of costs, in points: 1 is one more right answer in 100.
 
     Attributes:
         episodes: answers with feedback that were compared; each counts once.
         gain: the estimated difference.
-        low: with 95 % probability the difference is not below this, however often it is looked at.
+        low: with 95 % probability the difference is not below this, however often it is checked.
         high: likewise, not above this.
-        right: how much of the gain is right answers, in points.
-        cost: how much more is spent on an answer, in % of asking every endpoint.
+        right: the gain in right answers alone, in points.
+        cost: the additional cost of an answer, in % of asking every endpoint.
     """
 
     episodes: int
@@ -36,15 +36,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """How an update went. Losses are means in nats, values in units of reward.
+    """Diagnostics of an update. Losses are means in nats, values in units of reward.
 
     Attributes:
         episodes: queries in the batch.
-        decisions: sampled decisions, which the surrogate is over; all of the Decider's figures are 0 if there are none.
-        policy_loss: the surrogate at the end, its sign turned. Advantages are normalised: compare it with nothing else.
-        approx_kl: mean of (rho - 1) - log rho at the end: how far the Decider went; beyond ``target_kl`` it stopped.
+        decisions: sampled decisions, which the surrogate uses; without any, all of the Decider's figures are 0.
+        policy_loss: minus the surrogate at the end. Advantages are normalised, so it cannot be compared across updates.
+        approx_kl: mean of (rho - 1) - log rho at the end: how far the Decider moved; beyond ``target_kl`` it stopped.
         clip_fraction: share of decisions whose ratio rho ended beyond 1 +- eps; far over 0.3: too large a step.
-        entropy: of a decision at the end, in nats, added up over its heads; falling to 0: it no longer explores.
+        entropy: of a decision at the end, in nats, summed over its heads; near 0: it no longer explores.
         effective_sample_size: (sum w)^2 / sum w^2 of w = min(pi_old / mu, 2): how many fresh decisions these are worth.
         value_loss: mean squared error / 2 of the critic before the update.
         explained_variance: 1 - Var(return - V) / Var(return) before the update: 1 perfect, 0 no better than a constant,
@@ -74,17 +74,16 @@ class UpdateReport:
 
     Attributes:
         status: "on trial": a challenger decides a share of the asks, and there is no verdict yet; "published": it
-            proved better, and serves; "dropped": it is unlikely to prove better; "rolled back": the version before
-            proved better than the one that took over from it, and serves again; "insufficient": too little to learn
-            from.
+            proved better, and serves; "dropped": it is unlikely to prove better; "rolled back": the previous version
+            proved better than the one that replaced it, and serves again; "insufficient": too little to learn from.
         version: the version that is current now.
         parent: the version that was current before.
-        challenger: the version that is on trial now; None: there is none.
-        episodes: how many answers with feedback it learned from; 0: it judged, and learned nothing.
-        held_out: how many were kept to choose how far the Fusion goes.
+        challenger: the version that is on trial now, if any.
+        episodes: how many answers with feedback it learned from; 0: it only judged.
+        held_out: how many were held out to choose how far the Fusion moves.
         reason: the status in words.
-        comparison: the gate's estimate; None: there was nothing to judge.
-        diagnostics: how learning went; None if it learned nothing.
+        comparison: the gate's estimate; None if nothing was judged.
+        diagnostics: of the learning; None if there was none.
     """
 
     status: Status

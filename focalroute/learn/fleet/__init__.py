@@ -1,1 +1,1 @@
-"""A fleet of workers on one store: they follow one policy, which an elected learner makes from all feedback."""
+"""A fleet of workers on one store follows one policy, which an elected learner updates from all feedback."""

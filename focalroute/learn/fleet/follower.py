@@ -25,21 +25,21 @@ _log = logging.getLogger("focalroute")
 
 
 def fetch(store: Store, policy: str | Path | Baseline | None) -> None:
-    """Put the fleet's current policy into the folder, if there is a fleet, a folder and a policy; else nothing.
+    """Write the fleet's current policy to the folder; do nothing without a fleet, a folder or such a policy.
 
     Raises:
-        PolicyError: it does not pass its checks, or cannot be written.
+        PolicyError: it fails a check or cannot be written.
     """
     if is_shared(store) and policy is not None and not isinstance(policy, Baseline):
-        with suppress(StoreError):  # Redis is away: what the folder holds serves
+        with suppress(StoreError):  # without Redis, the folder's policy serves
             version, files = _files(store)
             if files:
                 install(policy, version, files)
 
 
 def _files(store: RedisStore, version: int | None = None) -> tuple[int, dict[str, bytes]]:
-    """A version, the current one unless said, and its files as workers need them; none where nothing is published."""
-    from focalroute.store.redis.fleet_policy import FleetPolicy  # only a fleet needs anything of Redis
+    """Return a version (None: the current one) and the files of it that workers need; no files if none is published."""
+    from focalroute.store.redis.fleet_policy import FleetPolicy  # imported here, as only a fleet needs Redis
 
     fleet_policy = FleetPolicy(store)
     if version is None:
@@ -50,10 +50,10 @@ def _files(store: RedisStore, version: int | None = None) -> tuple[int, dict[str
 
 
 class Follower:
-    """Keeps a folder at the fleet's current policy, and lets the slot serve it. Without a fleet or a folder it is idle.
+    """Keeps a folder and a slot at the fleet's current policy. Without a fleet or a folder it is idle.
 
-    A version that fails its checks is not served; the one before stays, and the log says why. One that cannot be put
-    into the folder serves all the same.
+    A version that fails its checks is not served; the earlier one stays, and the log says why. A version that cannot be
+    written to the folder still serves.
     """
 
     def __init__(self, store: Store, slot: PolicySlot, policy: str | Path | Baseline | None) -> None:
@@ -76,12 +76,12 @@ class Follower:
             _log.error("version %d of the fleet's policy: %s (version %d serves)", version, error, serves)
 
     def close(self) -> None:
-        """Wait for a version under way and let go of the thread. Idempotent."""
+        """Wait for a version being copied, and end the thread. Idempotent."""
         self._worker.shutdown()
 
 
 def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = False) -> None:
-    """Make a version serve again in the whole fleet, and say which.
+    """Make a version serve in the whole fleet again (None: the current one's parent), and print it.
 
     Raises:
         ConfigError: there is no such version, or none to go back to.

@@ -1,13 +1,12 @@
-"""The fleet's learner: the lease holder drains the feedback, updates, and publishes what passes the gate.
+"""The fleet's learner: the lease holder takes the feedback, updates the policy, and publishes what passes the gate.
 
-The new version and the note of which feedback it was about are one step in Redis, which only the holder of the latest
-lease can take, and only if the version that it started from still serves. So a learner that dies, hangs or is rolled
-back under its hands leaves everything to its successor, and nothing is counted twice. Any number may run; one works.
-A challenger is tried on the answers of the version that serves: the workers do not know of it.
+One step in Redis publishes a version and marks its feedback as learned. Only the holder of the latest lease can take
+it, and only if the version it started from still serves. So if a learner dies or hangs, or its version is rolled back
+meanwhile, its successor starts over, and nothing is counted twice. Any number may run; one works. A challenger is tried
+on the answers of the version that serves; workers never serve it.
 
-The archive is a SQLite store into which the oldest rows go before Redis lets go of them. A row is in the archive before
-it leaves Redis, and putting it there again changes nothing: so a crash between the two loses nothing and doubles
-nothing.
+The archive is a SQLite store that receives the oldest rows before Redis drops them. A row is written to the archive
+before it leaves Redis, and writing it again changes nothing, so a crash in between neither loses nor duplicates it.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from focalroute.store.redis.reads import LedgerEntry, drop_answers, drop_ledger,
 from focalroute.store.redis.rows import AnswerHash, entry_order
 from focalroute.store.redis.store import RedisStore
 
-#: In the archive, under this key stands how far the ledger was taken over; in the same transaction as its rows.
+#: Key in the archive of the last ledger entry taken over; written in the same transaction as the rows.
 _MARK = "archived ledger"
 
 _log = logging.getLogger("focalroute")
 
 
 class Archive:
-    """Takes over what Redis is to keep no longer.
+    """Takes over rows that Redis should no longer keep.
 
     Args:
         path: the archive, a SQLite file; it can be read like any store.
@@ -60,10 +59,10 @@ class Archive:
         FleetPolicy(store).keep_archive(True)
 
     def take(self) -> int:
-        """Take over everything beyond what Redis keeps; how many answers.
+        """Take over all rows beyond those Redis should keep; return the number of answers taken.
 
         Raises:
-            StoreError: either of the two cannot be used; nothing is lost.
+            StoreError: Redis or the archive cannot be used; nothing is lost.
         """
         while bills := self._store.run(lambda connection: oldest_ledger(connection, self._store.keep)):
             self._take_bills(bills)
@@ -95,7 +94,7 @@ class Archive:
         self._kept.write(*rows, done).result()
 
     def close(self) -> None:
-        """Let go of the file. The next archive goes on."""
+        """Close the file. Another `Archive` can continue with it."""
         self._kept.close()
 
 
@@ -116,19 +115,19 @@ def _usd(pico: int | None) -> Any:
     return None if pico is None else from_pico(pico)
 
 
-_MOST = 10_000  # feedbacks that one update takes off the list
+_MOST = 10_000  # feedbacks that one update takes
 _TIDY_EVERY_S = 60.0
 
 
 class FleetLearner:
-    """A candidate for the lease, and the learner while it holds it.
+    """A candidate for the lease, and the fleet's learner while it holds it.
 
     Args:
-        start: a folder whose current policy the fleet begins with, if it has none yet; None: the shipped one.
+        start: a folder whose current policy the fleet starts with, if it has none yet; None: the shipped one.
         every: feedbacks between two updates.
-        seed: of the updates, together with the version they start from; None: chance.
-        lease_s: how long it takes until a learner that died is replaced, at the most.
-        archive: where rows go that Redis is to keep no longer; None: nowhere.
+        seed: of the updates, together with the version they start from; None: random.
+        lease_s: how long it takes at most until a dead learner is replaced.
+        archive: takes over rows that Redis should no longer keep; None: there is no archive.
     """
 
     def __init__(
@@ -152,10 +151,10 @@ class FleetLearner:
         self._next_tidy = 0.0
 
     def step(self) -> UpdateReport | None:
-        """Update once, if this is the learner and there is enough feedback; None: there was nothing to do.
+        """Update once, if this is the learner and there is enough feedback; None: no update was made.
 
         Raises:
-            StoreError: Redis is away.
+            StoreError: Redis cannot be used.
             PolicyError: the fleet's policy is damaged.
         """
         return self._step(self._every)
@@ -173,7 +172,7 @@ class FleetLearner:
             return self._update(token, entries)
 
     def run(self) -> UpdateReport:
-        """Update now, with whatever feedback there is."""
+        """Update now, however little feedback there is."""
         report = self._step(0)
         if report is not None:
             return report
@@ -181,7 +180,7 @@ class FleetLearner:
         return UpdateReport("insufficient", current, current, "another process learns for this fleet now")
 
     def close(self) -> None:
-        """Give the lease up, so that the next one need not wait for its end."""
+        """Give up the lease, so that the next learner need not wait until it expires."""
         with suppress(StoreError):
             self._fleet_policy.lease("give up", self._who, self._lease_s)
 
@@ -210,7 +209,7 @@ class FleetLearner:
         return None
 
     def _begin(self) -> None:
-        """Give a fleet that has no policy yet the one that it is to begin with."""
+        """Publish the policy to start with, if the fleet has none yet."""
         if self._start is None or self._fleet_policy.state().current or not bundle.versions(self._start):
             return
         version = bundle.load(self._start).version
@@ -226,12 +225,12 @@ class FleetLearner:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        """Keep the lease as long as the work takes."""
+        """Renew the lease while the work takes."""
         over = threading.Event()
 
         def keep() -> None:
             while not over.wait(self._lease_s / 3):
-                with suppress(StoreError):  # then it ends, and what is published under it is refused
+                with suppress(StoreError):  # the lease then expires, and publishing is refused
                     self._fleet_policy.lease("keep", self._who, self._lease_s)
 
         thread = threading.Thread(target=keep, name="focalroute-lease", daemon=True)
@@ -244,12 +243,12 @@ class FleetLearner:
 
 
 def _read(folder: Path) -> dict[str, bytes]:
-    """The files of a bundle; PolicyError if one is too large, or no regular file within the policy folder."""
+    """Read the files of a bundle; PolicyError if one is too large, or not a regular file within the policy folder."""
     return {name: bundle.read_file(folder / name, folder.parent) for name in FILES if os.path.lexists(folder / name)}
 
 
 def trial_files(folder: Path) -> dict[str, bytes]:
-    """The files that a trial in this folder consists of, by name; the challenger's files with its folder's."""
+    """Read the files of the trial in this folder, by path: its state, and the challenger's bundle."""
     version = bundle.challenger(folder)
     files = {name: folder / name for name in (TRIAL, bundle.CHALLENGER) if (folder / name).exists()}
     if version is not None:
@@ -259,7 +258,7 @@ def trial_files(folder: Path) -> dict[str, bytes]:
 
 
 def put_trial(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Put into this folder what `trial_files` gave."""
+    """Write the files that `trial_files` returned into this folder."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
