@@ -32,7 +32,7 @@ _MATCHED_PER_STEP = 500  # bytes times instructions: without an automaton RE2 tr
 
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _REFUSED = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
-_DEAR = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # each takes about as long as five others
+_COSTLY = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # each takes about as long as five others
 _INSTALL = "pip install 'focalroute[schema]', or give a pydantic model"
 
 
@@ -131,7 +131,7 @@ def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Ex
         "uniqueItems": unique_items,
     }
     keywords = {**draft.VALIDATORS, **linear}
-    return extend(draft, {name: _counted(keyword, 5 if name in _DEAR else 1) for name, keyword in keywords.items()})
+    return extend(draft, {name: _counted(keyword, 5 if name in _COSTLY else 1) for name, keyword in keywords.items()})
 
 
 def _counted(keyword: Any, steps: int) -> Any:

@@ -35,10 +35,10 @@ def answer_html(answer: Answer) -> str:
         )
         for call in calls
     ]
-    told = f"confidence {answer.confidence:.2f}, {dollars(answer.cost)}, {answer.latency_s:.2f} s"
+    summary = f"confidence {answer.confidence:.2f}, {dollars(answer.cost)}, {answer.latency_s:.2f} s"
     notes = "".join(f"<p>{escape(one)}</p>" for one in answer.degraded)
     return (
-        f'<div><p style="white-space:pre-wrap"><b>{escape(answer.text)}</b></p><p>{told}</p>'
+        f'<div><p style="white-space:pre-wrap"><b>{escape(answer.text)}</b></p><p>{summary}</p>'
         f"<table><thead><tr>{_HEAD}</tr></thead><tbody>{''.join(rows)}</tbody></table>{notes}</div>"
     )
 
@@ -62,7 +62,7 @@ def _bar(part: float, whole: float, colour: str, *, start: float = 0.0) -> str:
     return _BAR.format(**shares, colour=colour)
 
 
-def _row(asked: str, said: str, *numbers: str) -> str:
+def _row(endpoint: str, reply: str, *numbers: str) -> str:
     """Return a row of cells that are HTML already; only a reply's text may wrap."""
     rest = "".join(_CELL.format("nowrap", cell) for cell in numbers)
-    return f"<tr>{_CELL.format('nowrap', asked)}{_CELL.format('normal', said)}{rest}</tr>"
+    return f"<tr>{_CELL.format('nowrap', endpoint)}{_CELL.format('normal', reply)}{rest}</tr>"

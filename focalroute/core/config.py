@@ -49,7 +49,7 @@ _HOST, _NUMBER = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_.])?"), re.compile
 RESERVED_PARAMS = frozenset(("messages", "model", "stream", "stream_options"))
 
 #: Arguments of openai's client that are not fields of the body -> what to use here instead.
-_SAID_ELSEWHERE = {
+_NOT_IN_BODY = {
     "extra_query": "is not sent; give a ready client with default_query",
     "timeout": "give timeout_s to the Endpoint, or deadline_s to ask",
 }
@@ -235,8 +235,8 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{str(name)[:40]}: name each parameter by text, not by {type(name).__name__}")
         if name in RESERVED_PARAMS:
             raise ValueError(f"{name}: is set by focalroute; remove it")
-        if name in _SAID_ELSEWHERE:
-            raise ValueError(f"{name}: {_SAID_ELSEWHERE[name]}")
+        if name in _NOT_IN_BODY:
+            raise ValueError(f"{name}: {_NOT_IN_BODY[name]}")
     return params
 
 
@@ -484,8 +484,8 @@ class Endpoint:
         if "extra_headers" in params:
             raise ValueError("params: extra_headers: is named headers here; give it beside params")
         require_json("params", params)
-        told = thinking_params(self.base_url, self.reasoning_effort, self.thinking_tokens, self.verbosity)
-        self._set(params={**params, **told})
+        thinking = thinking_params(self.base_url, self.reasoning_effort, self.thinking_tokens, self.verbosity)
+        self._set(params={**params, **thinking})
         if self.base_url is not None and self.client is not None:
             raise ValueError("base_url, client: give one of them, not both")
         if self.client is not None and (self.api_key_env or self.api_key):

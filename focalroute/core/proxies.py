@@ -20,12 +20,12 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     host = parts.hostname or ""
     if endpoint.proxy or is_loopback(host) or urllib.request.proxy_bypass(host):
         return endpoint.proxy
-    named = urllib.request.getproxies()
-    kind = parts.scheme if named.get(parts.scheme) else "all"
-    said = named.get(kind)
-    if not said:
+    proxies = urllib.request.getproxies()
+    kind = parts.scheme if proxies.get(parts.scheme) else "all"
+    address = proxies.get(kind)
+    if not address:
         return None
-    proxy = said if "://" in said else f"http://{said}"
+    proxy = address if "://" in address else f"http://{address}"
     if not is_http(proxy):
         raise ConfigError(f"Endpoint {endpoint.name!r}: {kind}_proxy: is not an address such as http://proxy:3128")
     return proxy

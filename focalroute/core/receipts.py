@@ -175,16 +175,16 @@ class Receipt:
             if call.error is not None:
                 ended = "cancelled" if call.error.kind == "cancelled" else "failed"
             times = (call.queued_s, "queued"), (call.sent_s, "sent"), (call.first_token_s, "first token")
-            told = (*times, (call.ended_s, ended))
-            moments += [Event(at_s, what, call.endpoint) for at_s, what in told if at_s is not None]
+            stages = (*times, (call.ended_s, ended))
+            moments += [Event(at_s, what, call.endpoint) for at_s, what in stages if at_s is not None]
         return tuple(sorted(moments, key=lambda event: event.at_s))
 
     @property
     def usage(self) -> Usage | None:
         """Tokens of all calls, ``synthesis`` included; None if no service reported any."""
         calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
-        told = [call.usage for call in calls if call.usage is not None]
-        return functools.reduce(operator.add, told) if told else None
+        known = [call.usage for call in calls if call.usage is not None]
+        return functools.reduce(operator.add, known) if known else None
 
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
@@ -274,9 +274,9 @@ class Answer(Generic[T_co]):
         return format(self.text, form)
 
     def __repr__(self) -> str:
-        told = f"confidence={self.confidence:.2f}, cost={dollars(self.cost)}, calls={len(self.receipt.calls)}"
-        told += ", cached" if self.cached else ""
-        return f"Answer({shortened(self.text, _SHOWN)!r}, {told})"
+        details = f"confidence={self.confidence:.2f}, cost={dollars(self.cost)}, calls={len(self.receipt.calls)}"
+        details += ", cached" if self.cached else ""
+        return f"Answer({shortened(self.text, _SHOWN)!r}, {details})"
 
     def _repr_html_(self) -> str:
         """The answer as HTML for a notebook: each endpoint's reply, its probability, cost and time."""
@@ -358,8 +358,8 @@ class Answers(list[Answer | BaseException]):
         """Write a line of JSON for each query: `Answer.to_dict`, or the error, with the query's ``index``."""
         with Path(path).open("w", encoding="utf-8") as file:
             for index, one in enumerate(self):
-                told = one.to_dict() if isinstance(one, Answer) else {"error": error_text(one)}
-                file.write(json.dumps({"index": index, **told}) + "\n")
+                record = one.to_dict() if isinstance(one, Answer) else {"error": error_text(one)}
+                file.write(json.dumps({"index": index, **record}) + "\n")
 
 
 def _row(index: int, answer: Answer | BaseException) -> dict[str, Any]:

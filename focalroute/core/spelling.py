@@ -40,12 +40,12 @@ _ADVICE: Mapping[str, str] = {
 
 def advice(problem: ErrorDetails) -> str:
     """Return advice on a problem that pydantic found; pydantic's own message where we have none."""
-    said = _ADVICE.get(problem["type"])
-    if said is None:
+    template = _ADVICE.get(problem["type"])
+    if template is None:
         return problem["msg"].removeprefix("Value error, ")
     bounds = problem.get("ctx", {})
     whole = {name: int(at) for name, at in bounds.items() if isinstance(at, float) and at.is_integer()}
-    return said.format_map({**bounds, **whole})
+    return template.format_map({**bounds, **whole})
 
 
 def first_problem(error: ValidationError) -> tuple[str, ErrorDetails]:

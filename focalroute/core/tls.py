@@ -41,13 +41,13 @@ def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str
             named = f"SSL_CERT_FILE: {os.environ.get('SSL_CERT_FILE')}"
             context = httpx.create_ssl_context(verify)
     except OSError as error:
-        raise ConfigError(f"{named}: no certificates can be read from it ({error}); give PEM files") from None
+        raise ConfigError(f"{named}: cannot read certificates from it ({error}); give PEM files") from None
     if cert is None:
         return context
     try:
         file, key = (cert, None) if isinstance(cert, str) else cert
         context.load_cert_chain(file, key, password="")  # else it would prompt for one
     except OSError as error:
-        said = f"cert: no certificate with its key, unencrypted, can be read from it ({error}); give PEM files"
-        raise ConfigError(said) from None
+        message = f"cert: cannot read a certificate with its unencrypted key ({error}); give PEM files"
+        raise ConfigError(message) from None
     return context

@@ -71,29 +71,29 @@ def _unusable_hint(failure: Failure) -> str:
 
 
 def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
-    status, said = failure.status or 0, f"{failure.code} {failure.provider_message}"
+    status, message = failure.status or 0, f"{failure.code} {failure.provider_message}"
     variable = endpoint.api_key_env or "the key"
     if 300 <= status < 400 and status != 304:
         return f"check base_url {endpoint.base_url or host}: it redirects, and redirects are not followed"
     if status < 400:
         return f"check base_url: is {host} an OpenAI-compatible service?"
-    if status == 402 or (status in (400, 403, 429) and _CREDIT.search(said) and "per" not in said.split()):
+    if status == 402 or (status in (400, 403, 429) and _CREDIT.search(message) and "per" not in message.split()):
         return f"add credit to the account at {host}"
-    if status == 401 or (status in (400, 403) and _KEY.search(said)):
+    if status == 401 or (status in (400, 403) and _KEY.search(message)):
         if endpoint.api_key_env is None and endpoint.api_key is None and endpoint.client is None:
             return f"name the variable of its key in api_key_env: {host} asks for one"
         return f"set {variable} to a key that {host} accepts"
     if failure.lacks is not None and status < 500:
         return f"leave {failure.lacks} out, or ask another model"
-    if status == 404 and not _MODEL.search(said):
+    if status == 404 and not _MODEL.search(message):
         path = urlsplit(endpoint.base_url or "").path
         likely = "it has no /v1" if "/v1" not in path else "is its path right"
         return f"check base_url {endpoint.base_url or host}: {likely}?"
-    if status in (400, 404) and _MODEL.search(said) and re.search("exist|found|access|invalid|know", said):
+    if status in (400, 404) and _MODEL.search(message) and re.search("exist|found|access|invalid|know", message):
         return f"correct the model {endpoint.model!r}: focalroute pool check says what {host} lists"
-    if status == 413 or _LONG.search(said):
+    if status == 413 or _LONG.search(message):
         return _SHORTEN
-    if _FILTER.search(said):
+    if _FILTER.search(message):
         return _REPHRASE
     if status == 403:
         return f"ask {host} for access to {endpoint.model!r}, or use a key that has it"

@@ -158,8 +158,8 @@ def _sender(
     """Return the function that sends a request: by the user's client, without redirects, or by our own transport."""
     client: httpx.AsyncClient | None = endpoint.http_client
     if client is not None:
-        told = client.timeout
-        timeout = (told.connect, told.read, told.write, told.pool)
+        given = client.timeout
+        timeout = (given.connect, given.read, given.write, given.pool)
         if set(timeout) == {_HTTPX_S}:
             timeout = _TIMEOUT
 

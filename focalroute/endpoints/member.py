@@ -89,7 +89,7 @@ class PoolMember:
         self._store = store
         self._guard = guard
         self._capabilities = capabilities.declared(endpoint) or self._remembered()
-        self._hoped = capabilities.override(endpoint, capabilities.ALL)  # assumed until they are known
+        self._assumed = capabilities.override(endpoint, capabilities.ALL)  # until they are known
         if self._capabilities is not None and self._capabilities.thinks:
             self._quirks.thinks = True
         self._checks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
@@ -115,7 +115,7 @@ class PoolMember:
         able = self._capabilities if call.needs_capabilities else capabilities.NONE
         if able is None:
             self._begin_check()
-        known = able or self._hoped
+        known = able or self._assumed
         if known.thinks != self._quirks.thinks:
             known = replace(known, thinks=self._quirks.thinks)
         plan = call.plan(known)
@@ -267,7 +267,7 @@ class PoolMember:
     def _unlearn(self, call: MemberCall, plan: Plan, failure: Failure) -> bool:
         """Drop a refused capability; whether that changes the plan. If capabilities were only assumed, drop all."""
         if self._capabilities is None:
-            self._hoped = capabilities.override(self.endpoint, capabilities.NONE)
+            self._assumed = capabilities.override(self.endpoint, capabilities.NONE)
         else:
             self._capabilities = capabilities.without(self._capabilities, failure) or self._capabilities
         return self._plan(call) != plan
@@ -380,11 +380,11 @@ class PoolMember:
     def _log_attempt(self, call: MemberCall, failure: Failure | None) -> None:
         """Log the outcome of an attempt, without texts or keys."""
         bill, seconds = call.bills[-1], time.perf_counter() - call.silent_since
-        told = "no usage" if bill.usage is None else str(bill.usage).removeprefix("Usage")
+        usage = "no usage" if bill.usage is None else str(bill.usage).removeprefix("Usage")
         _log.debug(
             "%s (%s at %s), query %s, attempt %d: %s after %.3f s; %s, USD %s",
             self.endpoint.name, self.endpoint.model, host_of(self.endpoint), call.context.query.id, len(call.bills),
-            "answered" if failure is None else f"{failure.kind}: {failure.message}", seconds, told, bill.cost,
+            "answered" if failure is None else f"{failure.kind}: {failure.message}", seconds, usage, bill.cost,
         )  # fmt: skip
 
     async def _complete(self, call: MemberCall, request: Request, paid_call: PaidCall) -> Completion:

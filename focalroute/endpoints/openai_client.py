@@ -28,7 +28,7 @@ OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 #: Most bytes read of an error or of a lookup.
 MAX_ERROR_BYTES = 64 * 1024
-_UNPACKED = {"Accept-Encoding": "identity"}  # uncompressed, so that reading is bounded by what is sent
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}  # so that reading is bounded by what is sent
 _OPENAI_HOSTS = ("openai.com", "azure.com")
 #: Exceptions of httpx and httpx2 that are raised before anything is sent.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
@@ -122,7 +122,7 @@ class OpenAITransport:
 
         self._client = endpoint.client
         self._on_headers = on_headers
-        self._headers = {**endpoint.headers, **_UNPACKED}
+        self._headers = {**endpoint.headers, **_UNCOMPRESSED}
         self._private = private_values(endpoint)
         self._unread = AsyncStream[object]
         self.cap = cap_field(str(self._client.base_url))

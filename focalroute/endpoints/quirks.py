@@ -44,12 +44,12 @@ class Quirks:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        told = endpoint.thinking_tokens
-        self.thinks = endpoint.reasoning_effort != "none" and (bool(told) or thinks(endpoint.model))
+        tokens = endpoint.thinking_tokens
+        self.thinks = endpoint.reasoning_effort != "none" and (bool(tokens) or thinks(endpoint.model))
         self.unopened = False
         self._name = endpoint.name
-        self._room = told
-        self._fixed = told is not None or not endpoint.params.keys().isdisjoint(_CAPS)
+        self._room = tokens
+        self._fixed = tokens is not None or not endpoint.params.keys().isdisjoint(_CAPS)
         self._cap: str | None = None  # the name of the token limit; None: the usual one at this address
         self._refused: set[str] = set()
         service = endpoint.service or service_at(endpoint.base_url)

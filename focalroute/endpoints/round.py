@@ -403,8 +403,8 @@ class RoundCalls:
                 member.task.result()
             if member.reply is not None:
                 continue
-            said = "another endpoint answered first" if member.call.outrun else "not needed any more"
-            failure = why or Failure("cancelled", said)
+            reason = "another endpoint answered first" if member.call.outrun else "not needed any more"
+            failure = why or Failure("cancelled", reason)
             member.reply = _reply(member, error=failure)
 
 

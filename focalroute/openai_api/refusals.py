@@ -36,7 +36,7 @@ _REQUEST_NAMES = {
 #: Limits whose amounts a caller may see: those of its request and of its key.
 _OWN_LIMITS = ("max_usd", "usd_per_tag.key:")
 _RETRY_AFTER_S = 1
-_MOST_TOLD = 2  # reasons of a failed ask
+_MOST_REASONS = 2  # reasons of a failed ask
 #: Parts of a provider's message that tell an account, or where it is managed.
 _ACCOUNT = re.compile(r"https?://\S+|\b(?:org|organization|proj|project|acct|user)[-_]\w+")
 #: Messages for strangers, by the code of the refusal.
@@ -111,7 +111,7 @@ def refusal_of(error: FocalrouteError) -> Refused:
 def public_refusal_of(error: FocalrouteError) -> Refused:
     """Map an error to the response that a stranger gets: without endpoints, addresses, accounts, keys and files."""
     refused = refusal_of(error)
-    told = _reasons(error.replies) if isinstance(error, PoolError) else ""
+    reasons = _reasons(error.replies) if isinstance(error, PoolError) else ""
     if isinstance(error, StreamBroken):
         refused.message = "the answer broke off; ask again"
     elif isinstance(error, BudgetExceeded) and not is_own(error):
@@ -120,7 +120,7 @@ def public_refusal_of(error: FocalrouteError) -> Refused:
     elif isinstance(error, ConfigError) and error.private and refused.status < 500:
         refused.message = f"{refused.param}: this server is not set up for it; leave it out, or ask its operator"
     elif refused.code in _PUBLIC:
-        refused.message = told or _PUBLIC[refused.code]
+        refused.message = reasons or _PUBLIC[refused.code]
     return refused
 
 
@@ -140,8 +140,8 @@ def _reasons(replies: Sequence[Reply]) -> str:
     failures = [one for one in failures if one.kind == "unusable" or one.of_request]
     hints = Counter(one.hint for one in failures if one.hint)
     reasons = Counter(_ACCOUNT.sub("[...]", one.message) for one in failures)
-    advice = "".join(f"{hint}; " for hint, _ in hints.most_common(_MOST_TOLD))
-    return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_TOLD)))})" if reasons else ""
+    advice = "".join(f"{hint}; " for hint, _ in hints.most_common(_MOST_REASONS))
+    return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_REASONS)))})" if reasons else ""
 
 
 def _invalid(message: str) -> Refused:

@@ -454,5 +454,5 @@ def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:
 def _meaning(name: str, *schemas: Mapping[str, Any]) -> str:
     """Return a description of the choice: the field's name, and the schemas' descriptions."""
     described = [schema["description"] for schema in schemas if isinstance(schema.get("description"), str)]
-    said = [f'"{name}"', *described] if name else described
-    return f"What is asked for is {': '.join(said)}" if said else ""
+    parts = [f'"{name}"', *described] if name else described
+    return f"What is asked for is {': '.join(parts)}" if parts else ""

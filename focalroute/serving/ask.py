@@ -351,11 +351,11 @@ def _reasons(failures: Mapping[str, Failure]) -> str:
     alike: dict[tuple[str, str], list[str]] = {}
     for name, error in failures.items():
         alike.setdefault((error.kind, error.message), []).append(name)
-    told = []
+    parts = []
     for (kind, message), (first, *others) in alike.items():
         likewise = f"; likewise {', '.join(others)}" if others else ""
-        told.append(f"{first}{_where(failures[first])}: {kind}: {message}{likewise}")
-    return "; ".join(told)
+        parts.append(f"{first}{_where(failures[first])}: {kind}: {message}{likewise}")
+    return "; ".join(parts)
 
 
 def _where(failure: Failure) -> str:

@@ -186,9 +186,9 @@ async def _chat_completion(ensemble: AsyncEnsemble, body: bytes) -> _Reply:
     return _Reply(200, _lines(stream, events(chat, stream, first)), {"content-type": "text/event-stream"})
 
 
-async def _lines(stream: AsyncAnswerStream, told: AsyncIterator[str]) -> AsyncGenerator[bytes]:
+async def _lines(stream: AsyncAnswerStream, lines: AsyncIterator[str]) -> AsyncGenerator[bytes]:
     try:
-        async for event in told:
+        async for event in lines:
             yield f"data: {event}\n\n".encode()
     except FocalrouteError as error:
         yield _error_event(error)

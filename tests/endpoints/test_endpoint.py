@@ -334,7 +334,7 @@ def test_a_reply_that_is_packed_is_named(through: Through) -> None:
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
         return web.Response(body=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"})
 
-    assert "packed" in str(failure(through, handler))
+    assert "compressed" in str(failure(through, handler))
 
 
 @EVERY_WAY
@@ -703,6 +703,6 @@ def test_trusted_certificates_are_set_as_in_httpx(tmp_path: Path, monkeypatch: p
     unknown, missing, empty, trusted = asyncio.run(run())
     assert unknown.failure.kind == "connection"
     assert "Cert" in str(unknown)
-    assert str(missing).startswith(f"SSL_CERT_FILE: {tmp_path / 'none.pem'}: no certificates can be read")
-    assert str(empty).startswith(f"SSL_CERT_FILE: {key}: no certificates can be read")
+    assert str(missing).startswith(f"SSL_CERT_FILE: {tmp_path / 'none.pem'}: cannot read certificates")
+    assert str(empty).startswith(f"SSL_CERT_FILE: {key}: cannot read certificates")
     assert trusted == "A"

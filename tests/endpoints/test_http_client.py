@@ -443,7 +443,7 @@ def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path
             """)
         (loaded,) = load_pool(file).endpoints
         assert complete(loaded).choices[0].text == "A"
-        for settings, said in (({"verify": key}, "verify: no cert"), ({"cert": certificate}, "cert: no certificate")):
+        for settings, said in (({"verify": key}, "verify: cannot read"), ({"cert": certificate}, "cert: cannot read")):
             with pytest.raises(ConfigError, match=f"endpoints: e: {said}"):
                 Ensemble([endpoint(base_url=url, **settings)])
 

@@ -131,8 +131,8 @@ class Plan:
             ConfigError: the caller's own normaliser returned something other than a string or None.
         """
         parsed = self._read(completion, self.request.params_over(params or {}))
-        said = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
-        return replace(parsed, reasoning=said) if said else parsed
+        reasoning = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
+        return replace(parsed, reasoning=reasoning) if reasoning else parsed
 
     def _read(self, completion: Completion, params: Mapping[str, Any]) -> ParsedReply:
         samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for
@@ -155,15 +155,16 @@ class Plan:
             return _single(completion, reader, "parsed")
         return _single(completion, reader, self.method)
 
-    def _repair(self, said: CompletionChoice, structure: Structure) -> Plan | None:
+    def _repair(self, reply: CompletionChoice, structure: Structure) -> Plan | None:
         """Return the plan that shows the model what is wrong with its structured reply, and asks for it again."""
-        if self.repairs or said.finish_reason in _CUT:
+        if self.repairs or reply.finish_reason in _CUT:
             return None
-        asked = (
-            {"role": "assistant", "content": said.text[:_MOST_REPAIRED] or "{}"},
-            {"role": "user", "content": f"That is not valid: {structure.problem(said.text)}.\n{structure.instruction}"},
+        asked = f"That is not valid: {structure.problem(reply.text)}.\n{structure.instruction}"
+        added = (
+            {"role": "assistant", "content": reply.text[:_MOST_REPAIRED] or "{}"},
+            {"role": "user", "content": asked},
         )
-        request = replace(self.request, messages=(*self.request.messages, *asked))
+        request = replace(self.request, messages=(*self.request.messages, *added))
         return replace(self, request=request, fallback=None, repairs=True)
 
     def hoping(self) -> Plan:
@@ -211,8 +212,8 @@ def needs_capabilities(query: Query) -> bool:
 
 def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
     """Constrain the reply to the schema if possible; else, or if this schema is refused, put it in the prompt."""
-    told = Request(append_text(query.messages, structure.instruction), None, params=query.params)
-    fallback = Plan(told, "text", None, structure)
+    prompted = Request(append_text(query.messages, structure.instruction), None, params=query.params)
+    fallback = Plan(prompted, "text", None, structure)
     if not held or not structure.is_object or "response_format" in query.params:
         return fallback
     params = {**query.params, "response_format": structure.response_format}

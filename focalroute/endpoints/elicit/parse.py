@@ -100,8 +100,8 @@ class ChoiceParser:
 
     def _may_go_on(self, text: str, found: NamedChoice) -> bool:
         """Whether a name at the end of the text may be the beginning of another, as 4 of 42."""
-        said, names = text[found.start :].casefold(), self._by_label if found.label else self._bare
-        return any(name.startswith(said) and name != said for name in names)
+        ending, names = text[found.start :].casefold(), self._by_label if found.label else self._bare
+        return any(name.startswith(ending) and name != ending for name in names)
 
     def _find(self, text: str, *, cut: bool) -> NamedChoice | None:
         begin = text.rfind("</think>") + 8 if "</think>" in text else 0
@@ -116,9 +116,9 @@ class ChoiceParser:
         whole = self._named_at(text, start, loose=True)
         if whole is not None and (whole.end == end or self._repeats(text, whole, end)):
             return whole
-        said = self._last_explicit(text, begin, start) or self._leading(text, start)
-        if said is not None:
-            return None if self._hesitates(text, said) else said
+        found = self._last_explicit(text, begin, start) or self._leading(text, start)
+        if found is not None:
+            return None if self._hesitates(text, found) else found
         return None if cut else self._only_mention(text, start)
 
     def _only_decoration(self, text: str) -> NamedChoice | None:

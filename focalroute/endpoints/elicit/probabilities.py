@@ -87,10 +87,10 @@ class _Walk:
         self._labels = [label.casefold() for label in labels]
         self._masses = probabilities
 
-    def at(self, position: int, said: str, probability: float, lead: str = "") -> None:
+    def at(self, position: int, prefix: str, probability: float, lead: str = "") -> None:
         token = self._tokens[position]
         for text, logprob in {token.text: token.logprob, **token.top}.items():
-            name, closed = _extended(said, text.removeprefix(lead))
+            name, closed = _extended(prefix, text.removeprefix(lead))
             self._add(position, name, closed, probability * math.exp(logprob), sampled=text == token.text)
 
     def _add(self, position: int, name: str, closed: bool, probability: float, *, sampled: bool) -> None:
@@ -102,12 +102,12 @@ class _Walk:
             self._masses[self._labels.index(name)] += probability
 
 
-def _extended(said: str, text: str) -> tuple[str, bool]:
+def _extended(prefix: str, text: str) -> tuple[str, bool]:
     """Return the label so far with ``text`` appended, and whether it surely ends there."""
-    if said and not text[:1].isalnum():
-        return said, True
+    if prefix and not text[:1].isalnum():
+        return prefix, True
     core = text.strip(DECORATION)
-    return (said + core).casefold(), not text.endswith(core)
+    return (prefix + core).casefold(), not text.endswith(core)
 
 
 def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[str]) -> tuple[str, ...] | None:
@@ -116,10 +116,10 @@ def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[s
     >>> write_out_choices(({"role": "user", "content": "7 or 9, which is larger?"},), ("7", "9"))[1]
     '7 or 9, which is larger?\\n\\nAnswer: 9'
     """
-    said = [_text(message) for message in messages]
-    if None in said:
+    texts = [_text(message) for message in messages]
+    if None in texts:
         return None
-    question = "\n\n".join(text for text in said if text)
+    question = "\n\n".join(text for text in texts if text)
     return tuple([f"{question}\n\nAnswer: {choice}" for choice in choices])
 
 

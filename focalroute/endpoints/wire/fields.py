@@ -92,12 +92,12 @@ def usage_of(usage: object) -> Usage | None:
     return Usage(prompt, completion, cached, reasoning, cost) if prompt or completion or cost else None
 
 
-def _first_count(*told: object) -> int:
+def _first_count(*values: object) -> int:
     """Return the first credible count; 0 if there is none.
 
     Cached tokens: OpenAI, DeepSeek (https://api-docs.deepseek.com/guides/kv_cache), Together.
     """
-    for value in told:
+    for value in values:
         if value is not None and (count := count_of(value)) is not None:
             return count
     return 0

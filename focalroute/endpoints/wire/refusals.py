@@ -23,12 +23,12 @@ ROOM = "the token limit"
 REFUSING = (400, 403, 404, 422)
 
 _LONGEST = 2000  # characters of a message that are read
-_MOST_TOLD = 300  # characters of it that are passed on
+_MOST_SHOWN = 300  # characters of it that are passed on
 _DEEPEST = 6  # errors within errors
 
 # What is said of a service or model without a feature. A message about the caller's own tools, images or schema must
 # not match: one bad image would close the endpoint to all others.
-_SAID: Mapping[Feature, re.Pattern[str]] = {
+_LACKING: Mapping[Feature, re.Pattern[str]] = {
     "tools": re.compile(
         r"(?:not support|unsupported|that support)[^.]{0,40}\b(?:tools?|function.?call)"
         r"|\b(?:tools?|tool use|function.?calling)\b[^.]{0,20}not (?:supported|enabled|available)"
@@ -81,16 +81,16 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
     code, param = _name(payload, ("code", "type", "status"), private), _name(payload, ("param",), private)
     lacks = unsupported(message) or (_refused(param, code, message) if status in REFUSING else None)
     short = ", ".join(filter(None, (code, param))) if lacks in (None, ROOM) else f"takes no {lacks}"
-    told = _redacted(message[:_MOST_TOLD], private)
+    shown = _redacted(message[:_MOST_SHOWN], private)
     return Failure(
         "status",
-        f"HTTP {status}{f' ({short})' if short else ''}{f': {told}' if told else ''}",
+        f"HTTP {status}{f' ({short})' if short else ''}{f': {shown}' if shown else ''}",
         status,
         _retry_after(headers),
         lacks,
         code=code,
         param=param,
-        provider_message=told or None,
+        provider_message=shown or None,
         cut=_CUT in message,
     )
 
@@ -102,9 +102,9 @@ def in_its_words(failure: Failure, reported: object, secrets: Sequence[str]) -> 
         secrets: as in `refusal_of`.
     """
     status = failure.status or 0
-    said = refusal_of(status, {}, {"error": reported}, secrets)
-    message = failure.message + said.message.removeprefix(f"HTTP {status}")
-    return replace(said, kind=failure.kind, message=message, status=failure.status)
+    refusal = refusal_of(status, {}, {"error": reported}, secrets)
+    message = failure.message + refusal.message.removeprefix(f"HTTP {status}")
+    return replace(refusal, kind=failure.kind, message=message, status=failure.status)
 
 
 def _message(payload: object, depth: int = _DEEPEST) -> str:
@@ -117,13 +117,13 @@ def _message(payload: object, depth: int = _DEEPEST) -> str:
         return "; ".join(filter(None, (_message(item, depth - 1) for item in payload[:4])))
     if not isinstance(payload, dict):
         return ""
-    if isinstance(said := payload.get("msg"), str):
+    if isinstance(message := payload.get("msg"), str):
         place = payload.get("loc")
-        return f"{place[-1]}: {said}" if isinstance(place, list) and place else said
+        return f"{place[-1]}: {message}" if isinstance(place, list) and place else message
     found = (payload.get(name) for name in ("message", "error", "detail", "errors"))
-    said = next(filter(None, (_message(inner, depth - 1) for inner in found)), "")
+    message = next(filter(None, (_message(inner, depth - 1) for inner in found)), "")
     raw = as_object(payload.get("metadata")).get("raw")  # OpenRouter: what the service behind it said
-    return f"{said}: {_message(raw, depth - 1)}" if raw else said
+    return f"{message}: {_message(raw, depth - 1)}" if raw else message
 
 
 def _within(text: str, depth: int) -> str:
@@ -185,7 +185,7 @@ def redacted(message: str, private: str) -> str:
     "no rubric for '[...]'"
     """
     texts = " ".join("\n".join(_texts(private)).split())
-    return _redacted(message[:_MOST_TOLD], [texts, texts])
+    return _redacted(message[:_MOST_SHOWN], [texts, texts])
 
 
 def _redacted(message: str, private: Sequence[str]) -> str:
@@ -199,8 +199,8 @@ def _redacted(message: str, private: Sequence[str]) -> str:
     texts = " ".join(texts.split())
     message = _without_runs(message, texts, _QUOTED)
     message = _PERSONAL.sub(lambda word: _HIDDEN if len(word[0]) > 3 and word[0] in texts else word[0], message)
-    told = "".join(letter for letter in message if letter.isprintable())
-    return told if any(map(str.isalnum, told)) else ""
+    printable = "".join(letter for letter in message if letter.isprintable())
+    return printable if any(map(str.isalnum, printable)) else ""
 
 
 def _texts(sent: str) -> Iterator[str]:
@@ -250,4 +250,4 @@ def unsupported(message: str) -> Feature | None:
     >>> unsupported("No endpoints found that support tool use."), unsupported("You uploaded an unsupported image.")
     ('tools', None)
     """
-    return next((feature for feature, said in _SAID.items() if said.search(message[:_LONGEST])), None)
+    return next((feature for feature, pattern in _LACKING.items() if pattern.search(message[:_LONGEST])), None)

@@ -182,7 +182,7 @@ class _Part:
 
     def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> str:
         """Add a piece; return the part of the answer that is new."""
-        said = self._splitter.feed(text)
+        answer = self._splitter.feed(text)
         self._thoughts.append(thinking_of(delta))
         self._details += objects_in(delta.get("reasoning_details"))
         self._refused = self._refused or bool(delta.get("refusal"))
@@ -195,9 +195,9 @@ class _Part:
         for call in objects_in(delta.get("tool_calls")):
             self._add_call(call)
         if self.finish_reason is not None:
-            said += self._splitter.finish(cut=self.finish_reason == "length")
-        self._texts.append(said)
-        return said
+            answer += self._splitter.finish(cut=self.finish_reason == "length")
+        self._texts.append(answer)
+        return answer
 
     def _add_call(self, call: Mapping[str, Any]) -> None:
         """Add a piece of a tool call: the first piece names the tool, the others add to the arguments.
@@ -213,8 +213,8 @@ class _Part:
             place = self._places[index] = (index, len(self._calls))
             self._calls[place] = {**call, "function": {}}
         whole = self._calls[place]
-        for known, told in ((whole, call), (whole["function"], function)):
-            known.update((name, value) for name, value in told.items() if value and not known.get(name))
+        for known, new in ((whole, call), (whole["function"], function)):
+            known.update((name, value) for name, value in new.items() if value and not known.get(name))
         arguments = function.get("arguments")
         text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
         self._arguments.setdefault(place, []).append(text or "")

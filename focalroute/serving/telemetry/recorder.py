@@ -125,8 +125,8 @@ class Recorder:
         }
         if self._content:
             finish = finish_reason_of(answer).replace("tool_calls", "tool_call")  # as the conventions have it here
-            said = {**_message(answer.message), "finish_reason": finish}
-            about[names.OUTPUT_MESSAGES] = json.dumps([said], default=str)
+            output = {**_message(answer.message), "finish_reason": finish}
+            about[names.OUTPUT_MESSAGES] = json.dumps([output], default=str)
         self._ended(ask, about, receipt.cost, fused_at=ask.started + receipt.latency_s)
 
     @_harmless
@@ -174,8 +174,8 @@ class Recorder:
             if bill.cost:
                 self._cost.add(float(bill.cost), {names.ENDPOINT: bill.endpoint}, context)
         if error is not None and not isinstance(error, asyncio.CancelledError):
-            said = str(error) if isinstance(error, FocalrouteError) else None  # others may hold text of a prompt
-            span.set_status(StatusCode.ERROR, said)
+            message = str(error) if isinstance(error, FocalrouteError) else None  # others may hold text of a prompt
+            span.set_status(StatusCode.ERROR, message)
         span.end(clock.unix_ns)
         failure = {names.ERROR_TYPE: about[names.ERROR_TYPE]} if names.ERROR_TYPE in about else {}
         self._ask_seconds.record(clock.counter - ask.started, failure, context)
@@ -248,11 +248,11 @@ class Recorder:
         endpoint = self._endpoints[reply.endpoint]
         key, texts = _key(endpoint), _texts(ask.query)
         named: Attributes = {}
-        for name, said in ((names.RESPONSE_MODEL, reply.model), (names.RESPONSE_ID, reply.response_id)):
-            if said is None or not _NAME.fullmatch(said) or (key and key in said):
+        for name, value in ((names.RESPONSE_MODEL, reply.model), (names.RESPONSE_ID, reply.response_id)):
+            if value is None or not _NAME.fullmatch(value) or (key and key in value):
                 continue
-            if said == endpoint.model or not any(_quotes(said, text) for text in texts):
-                named[name] = said
+            if value == endpoint.model or not any(_quotes(value, text) for text in texts):
+                named[name] = value
         return named
 
     def _measure(self, reply: Reply, context: Context) -> None:
@@ -329,9 +329,9 @@ def _texts(query: Query) -> list[str]:
     return texts
 
 
-def _quotes(said: str, text: str) -> bool:
+def _quotes(name: str, text: str) -> bool:
     """Whether a name is part of the text, or the text part of the name."""
-    return said in text or (len(text) >= _QUOTED and text in said)
+    return name in text or (len(text) >= _QUOTED and text in name)
 
 
 def _mark(span: Span, failure: Failure | None) -> None:
