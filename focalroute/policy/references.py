@@ -91,8 +91,10 @@ _PRESETS: Mapping[str, str] = {
 
 def resolve_policy(
     policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
-) -> Baseline | str | Path | None:
+) -> Baseline | Path | None:
     """Resolve ``policy=`` to the policy of this name, or else to a folder; None: the shipped policy.
+
+    The folder's path is absolute, as the working folder may change.
 
     A folder that does not exist yet must be written as a path ("policy/", "./policy" or a `Path`), so that an unknown
     name is an error and does not silently serve the cold start.
@@ -121,13 +123,13 @@ def resolve_policy(
             "policy rollback`"
         )
     if not isinstance(policy, str):
-        return policy
+        return policy.absolute()
     if policy in ALL_BASELINES:
         if there:
             _log.warning('policy %r is the policy of that name; for the folder %s give "./%s"', policy, policy, policy)
         return ALL_BASELINES[policy](endpoints, seed)
     if there or Path(policy).name != policy:  # has several parts, or ends in a separator
-        return policy
+        return Path(policy).absolute()
     folder = f'for a new folder of that name give "./{policy}"'
     if policy in NEED_A_LOG:
         raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {folder}")

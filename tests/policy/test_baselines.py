@@ -75,9 +75,14 @@ def test_one_endpoint_is_a_pool_for_each() -> None:
         assert kind(["a"]).decider_logits(one, np.arange(1)).item() > 0
 
 
-@pytest.mark.parametrize("policy", [None, "folder/", "."])
-def test_anything_but_a_name_is_returned_unchanged(policy: str | None) -> None:
-    assert resolve_policy(policy, POOL) == policy
+@pytest.mark.parametrize("policy", ["folder/", "./folder", Path("folder")])
+def test_anything_but_a_name_is_a_folder_wherever_the_program_works_by_then(
+    policy: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a chdir, as daemons and notebooks make one, updates were published to, and served from, another folder."""
+    monkeypatch.chdir(tmp_path)
+    assert resolve_policy(policy, POOL) == tmp_path / "folder"
+    assert resolve_policy(None, POOL) is None
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -99,7 +104,7 @@ def test_folder_at_version_is_refused_as_one_version_is(tmp_path: Path) -> None:
     (tmp_path / "policy" / "v000001").mkdir(parents=True)
     with pytest.raises(ConfigError, match="policy@1 is one version; give the folder that it is in"):
         resolve_policy(f"{tmp_path}/policy@1", POOL)
-    assert resolve_policy(f"{tmp_path}/new@1", POOL) == f"{tmp_path}/new@1"
+    assert resolve_policy(f"{tmp_path}/new@1", POOL) == tmp_path / "new@1"
 
 
 def test_the_address_of_a_fleet_is_refused_and_not_shown() -> None:
