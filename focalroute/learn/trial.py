@@ -33,7 +33,7 @@ LEAST = 100
 BUDGET = 2_000
 #: A challenger that is not ahead after this number is dropped.
 PATIENCE = 1_000
-#: Least upper bound, in points, of a challenger's gain; below it is dropped.
+#: A challenger is dropped once the upper bound of its gain is below this, in points.
 WORTH = 0.2
 
 _KEPT = 50  # verdicts

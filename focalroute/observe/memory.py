@@ -218,7 +218,7 @@ class Memory:
         self._sums[columns] = self._known[: self._size, columns].sum(axis=0)
 
     def estimate(self, vector: F32) -> Expectation:
-        """Return the expectation for a query with these features; nothing is expected of no text, or without memory."""
+        """Return the expectation for a query with these features; neutral for an empty text, or an empty memory."""
         if not self._size or vector.size != self._vectors.shape[1] or not np.count_nonzero(vector):
             return self._nothing
         offset = vector - self._mean

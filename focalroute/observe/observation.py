@@ -145,7 +145,9 @@ def focal_column(asked: F32, number: Any, pairs: F32) -> NDArray[Any]:
 
 
 def vote_weights(accuracy: F64, choices: Any) -> F64:
-    """Return the naive Bayes weight of a vote, ln((K - 1) a / (1 - a)), kept positive: no vote speaks against itself.
+    """Return the naive Bayes weight of a vote, ln((K - 1) a / (1 - a)).
+
+    It is positive, so that a vote never counts against its candidate.
 
     Args:
         accuracy: a, clipped to between guessing + 0.02 and 0.98; of any shape.

@@ -36,10 +36,11 @@ from focalroute.observe.window import Window
 _log = logging.getLogger("focalroute")
 
 _REFEREED_WINDOWS = 4  # windows of rows compared by agreement: more than one, as agreement says less than a label
-# The statistics are renewed once the outcomes without feedback that they do not include yet are at least
-_AGREED_AT_ONCE = 8  # this many,
-_AGREED_SHARE = 16  # and the window's outcomes without feedback divided by this;
-_FIRST_AGREED = 32  # the first outcomes without feedback renew them one by one
+# Outcomes without feedback renew the statistics one by one up to _FIRST_AGREED, then whenever there are new ones in
+# number max(_AGREED_AT_ONCE, those in the window / _AGREED_SHARE).
+_AGREED_AT_ONCE = 8
+_AGREED_SHARE = 16
+_FIRST_AGREED = 32
 _UNSETTLED = 200  # outcomes after a change during which the pool counts as unsettled
 
 

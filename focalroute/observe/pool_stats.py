@@ -215,7 +215,7 @@ class PoolStats:
 
     @property
     def typical_shares(self) -> F64:
-        """See the function `typical_shares`."""
+        """The price of a typical call to each relative to asking all once, (N,); unknown counts as the mean."""
         return typical_shares(self.prices)
 
     def at(self, factors: F64) -> PoolStats:

@@ -49,7 +49,7 @@ _COPY = 0.85, 0.93  # the shares o between which k rises
 _CONTESTED_PRIOR = 1.0  # rows added on which two endpoints differ
 _TWO_VOICES = 1.5  # least votes to judge by, copies counted as one
 _FEW = 15  # rows
-_ALIKE = 0.97  # share of rows on which two endpoints agree that may be copies
+_ALIKE = 0.97  # two endpoints that agree on this share of rows may be copies
 _MOST_CONTESTED = 500.0  # rows; beyond that all earlier ones count half
 _REFEREED_PRIOR = 0.5  # rows: strength of the prior 0 of a pair's difference
 

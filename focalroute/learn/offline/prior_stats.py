@@ -124,17 +124,17 @@ def compute_prior_stats(
 
 def expected(recorded: RecordedLog) -> Expectation:
     """Return the expected accuracy and cost of each endpoint, (T, N), from a memory of the earlier queries."""
-    told = np.asarray(recorded.vectors.any(axis=1))
-    known = (recorded.replied & told[:, None]).astype(np.float32)
+    has_text = np.asarray(recorded.vectors.any(axis=1))
+    known = (recorded.replied & has_text[:, None]).astype(np.float32)
     paid = relative_costs(np.where(known, recorded.value, np.nan), relative_usd(recorded))
     remembered = np.concatenate([known * recorded.value, known, paid], axis=1)
     size = len(recorded.names)
     sums, total = np.zeros((len(recorded), 3 * size), np.float32), np.zeros(len(recorded), np.float32)
-    means = _mean_texts(recorded.vectors, told)
+    means = _mean_texts(recorded.vectors, has_text)
     for at, rows in zip(range(0, len(recorded), _BLOCK), _remembered(len(recorded)), strict=True):
         block = slice(at, at + _BLOCK)
         weights = kernel(cosines(recorded.vectors[block], recorded.vectors[rows], means[block]))
-        weights *= told[rows] & (rows < np.arange(at, at + len(weights))[:, None])
+        weights *= has_text[rows] & (rows < np.arange(at, at + len(weights))[:, None])
         sums[block] = weights @ remembered[rows]
         total[block] = weights.sum(axis=1)
     strength = SHRINK * max(float(np.median(total)), 1e-6)
@@ -142,9 +142,9 @@ def expected(recorded: RecordedLog) -> Expectation:
     (right, count, costs), (weighted, seen, dear) = (np.split(part, 3, axis=1) for part in (before, sums))
     estimate = shrunk(weighted, seen, overall_mean(right, count), strength)
     estimate -= estimate.mean(axis=1, keepdims=True)
-    estimate[~told] = 0
+    estimate[~has_text] = 0
     factors = cost_factors(dear, seen, costs, count, strength)
-    return Expectation(estimate, np.where(told[:, None], factors, np.float32(1)))
+    return Expectation(estimate, np.where(has_text[:, None], factors, np.float32(1)))
 
 
 def relative_usd(recorded: RecordedLog) -> F32:
@@ -154,10 +154,10 @@ def relative_usd(recorded: RecordedLog) -> F32:
     return usd
 
 
-def _mean_texts(vectors: F32, told: Bools) -> F32:
+def _mean_texts(vectors: F32, has_text: Bools) -> F32:
     """Return the mean text before each query, (T, D), of a memory that never replaced any."""
     before = np.cumsum(vectors, axis=0, dtype=np.float64) - vectors
-    count: I64 = np.cumsum(told) - told
+    count: I64 = np.cumsum(has_text) - has_text
     return mean_text(before, count)
 
 
@@ -182,8 +182,8 @@ def log_masses(recorded: RecordedLog) -> F64:
 def _totals(recorded: RecordedLog) -> Totals:
     """Return what each query adds to the calibration totals, (T, ...)."""
     logs = log_masses(recorded)[..., :MOST_CHOICES]
-    told = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
-    given = recorded.usable & told[:, None]
+    labelled = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
+    given = recorded.usable & labelled[:, None]
     if recorded.mass is not None:
         given &= ~np.isnan(recorded.mass[:, :, 0])
     return totals_of(logs, given, recorded.worth.argmax(axis=1), recorded.size)

@@ -279,7 +279,7 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
 
 
 def _surely(gain: NDArray[np.floating]) -> float:
-    """Return the mean in standard errors, the larger ones of queries and of blocks, as topics come in blocks."""
+    """Return the mean in standard errors (of queries or of blocks, the larger, as topics come in blocks)."""
     blocks = [block.mean() for block in np.array_split(gain, min(_BLOCKS, len(gain)))]
     error = max(gain.std() / math.sqrt(len(gain)), np.std(blocks) / math.sqrt(len(blocks)), 1e-9)
     return float(gain.mean() / error)

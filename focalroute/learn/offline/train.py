@@ -220,7 +220,7 @@ def _training(
 
 
 def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
-    """Train the Fusion over random sets, and move towards it as far as does best on the held-out queries."""
+    """Train the Fusion over random sets, and choose on the held-out queries how far to move towards the result."""
     recorded, views, held, settings = training.recorded, training.views, training.held, training.settings
     start = progress.fusion
     learned = fit(
@@ -346,8 +346,8 @@ def _experience(recorded: RecordedLog) -> Experience:
     """Return long-run accuracies and costs, and a memory of the queries that have a text."""
     accuracy, prior = long_run(recorded, np.arange(len(recorded)))
     values = np.where(recorded.replied, recorded.value, np.nan).astype(np.float32)
-    told = np.asarray(recorded.vectors.any(axis=1))
+    has_text = np.asarray(recorded.vectors.any(axis=1))
     usd = np.where(recorded.there.any(axis=0), prior.usd, np.nan).astype(np.float32)  # without calls: unknown, not free
-    some = np.flatnonzero(told)[spread(int(told.sum()))]
+    some = np.flatnonzero(has_text)[spread(int(has_text.sum()))]
     vectors, costs = recorded.vectors[some], relative_usd(recorded)[some]
     return Experience(recorded.names, accuracy, usd, vectors, values[some], costs, book(recorded), recorded.embedder)
