@@ -91,13 +91,13 @@ def _curve(report: Report) -> Section:
 
     dots = (*(dot(row, True) for row in report.focalroute), *(dot(row, False) for row in methods))
     oracle = "".join(
-        f" Not drawn: the oracle, which always has the best answer that anybody gave, at {row.accuracy:.3f}."
+        f" Not drawn: the oracle, which always has the best answer of any endpoint, at {row.accuracy:.3f}."
         for row in report.methods
         if row.name == "oracle"
     )
     return Section(
         f"{report.scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. The line "
-        "joins focalroute's operating points; between two of them either may be played by chance. Every other point is "
+        "joins focalroute's operating points; between two of them, either can be used at random. Every other point is "
         "a baseline or control; the hollow one was picked by looking at the test part." + oracle,
         drawings.CostQuality(dots, report.scored, "calls" if free else "share"),
     )
@@ -110,15 +110,14 @@ def _played(report: Report, figures: Figures) -> dict[str, Section]:
         "errors": _errors(report, figures),
         "when-right": Section(
             "The test queries by how many endpoints of the pool have the right answer recorded (RL-Focal's consensus "
-            "plot). A vote needs many of them; what is right with few knows whom to believe. Below: how many queries "
-            "there are of each kind.",
+            "plot). A vote needs many of them; a method that is right with few knows which endpoints to believe. "
+            "Below: the share of queries of each kind.",
             figures.when_right,
         ),
         "calibration": _calibration(figures),
         "rounds": Section(
             "On how many of the queries each endpoint is asked. Round 1 is decided by the query and by the record of "
-            "the endpoints; in later rounds the replies so far are known, and who is then asked is asked because "
-            "of them.",
+            "the endpoints; in later rounds, also by the replies so far.",
             figures.rounds,
         ),
         "diversity": Section(
@@ -177,8 +176,9 @@ def _figures(report: Report) -> Section:
     every: list[Row] = sorted((*report.focalroute, *report.methods), key=lambda row: -row.accuracy)
     return Section(
         "Curve minus it: focalroute's curve at the method's own cost, minus the method; empty where the method costs "
-        "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks whom "
-        "focalroute asked on another query. ECE: the expected calibration error. s: seconds until the answer, mean and "
+        "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks the "
+        "endpoints that focalroute asked on another query. ECE: the expected calibration error. "
+        "s: seconds until the answer, mean and "
         f"95 %{', by a model: the log has none' * report.modelled_seconds}. All intervals are paired where two "
         f"are compared, by a bootstrap over blocks of up to {BLOCK} consecutive test queries, "
         "each with its answers of all seeds.",

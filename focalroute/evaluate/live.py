@@ -341,7 +341,7 @@ def show_live(report: LiveReport) -> None:
     console.print(grid)
     console.print(equal)
     console.print(
-        "Answered first, then revealed. @ n: the chain cut after n steps. Cost ratio: to asking everybody once "
+        "Answered first, then revealed. @ n: the chain cut after n steps. Cost ratio: to asking every endpoint once "
         "(plurality). A family may be mixed by chance, and is chosen in hindsight; self-correction's holds the single "
         "endpoints, too."
     )

@@ -106,7 +106,7 @@ class EvalOptions(ReplayOptions):
         if lowest < within:
             raise ConfigError(
                 f"operating_points: {lowest:g} cannot be held: the cheapest endpoint, {name}, alone costs {least:.3g} "
-                "of asking everybody; give at least that"
+                "of asking every endpoint; give at least that"
             )
         return tuple(self.operating_points)
 

@@ -419,8 +419,8 @@ def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> 
     if left:
         left_out = f" The {left} smallest tasks are left out."
     return Section(
-        "On how many percent of a task's queries each endpoint is asked. Columns of even shade: the topic makes no "
-        f"difference to whom it asks.{left_out}",
+        "The percentage of a task's queries on which each endpoint is asked. Columns of even shade: the topic makes no "
+        f"difference to which endpoints are asked.{left_out}",
         drawing,
     )
 

@@ -26,28 +26,28 @@ from focalroute.store import display_name, is_redis, open_store, require_existin
 MEANINGS: Mapping[str, tuple[str, str]] = {
     "gain": (
         "gain, points",
-        "What the trial showed of it against the version that served: 1 is one more right answer in 100, cost counted. "
-        "It is published once the gain is surely above 0.",
+        "Its gain over the version that served, measured in the trial: 1 is one more right answer in 100, after cost. "
+        "The version is published once the gain is significantly above 0.",
     ),
     "effective_sample_size": (
         "effective sample size",
-        "How many fresh decisions the stored ones are worth. Far below their number: the policy has moved on since.",
+        "How many fresh decisions the stored ones are worth. Far below their number: the policy has changed since.",
     ),
     "approx_kl": (
         "approximate KL",
-        "How far the Decider went in this update. It stops at the limit in the hyperparameters (target_kl); always "
-        "there: the steps are large.",
+        "How much the Decider changed in this update, which stops at target_kl in the hyperparameters. Always at the "
+        "limit: the steps are large.",
     ),
-    "clip_fraction": ("clip fraction", "Share of decisions whose step was cut off. Far over 0.3: too large a step."),
+    "clip_fraction": ("clip fraction", "Share of decisions whose ratio was clipped. Far above 0.3: too large a step."),
     "entropy": (
         "entropy, nats",
-        "How undecided the Decider is over whom to ask, added up over the endpoints. Falling to 0: it no longer "
-        "explores, and learns no more.",
+        "How undecided the Decider is, summed over the endpoints. Falling to 0: it no longer explores, and stops "
+        "learning.",
     ),
     "explained_variance": (
         "explained variance",
-        "How well the critic foresees what an answer will be worth: 1 perfectly, 0 no better than always saying the "
-        "mean, below 0 worse. Low in the first updates.",
+        "How well the critic predicts the worth of an answer: 1 perfectly, 0 like the mean, below 0 worse than that. "
+        "Low in the first updates.",
     ),
     "fusion_loss_after": (
         "Fusion loss, nats",

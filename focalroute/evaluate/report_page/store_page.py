@@ -148,8 +148,8 @@ def _curve(history: History) -> Section:
             dots.append(drawings.MethodPoint(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
-        "endpoint alone, on those queries only for which it was asked or probed and the right answer is known; who is "
-        f"asked later gets the harder ones, so this is no fair comparison between endpoints.{vote}{versions} For "
+        "endpoint alone, only on queries for which it was asked or probed and the right answer is known; endpoints "
+        f"asked later get the harder ones, so this is not a fair comparison between endpoints.{vote}{versions} For "
         "baselines on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute "
         "eval).",
         drawings.CostQuality(tuple(dots), scored, axis),
@@ -251,8 +251,8 @@ def _when_right(history: History) -> Section:
     )
     return Section(
         "Answers for which two members or more replied, by how many of these were right (RL-Focal's consensus plot). A "
-        "vote needs many of them; what is right with few knows whom to believe. Below: how many queries there are of "
-        "each kind. None right and yet an answer worth something: it was put together, or graded.",
+        "vote needs many of them; a method that is right with few knows which endpoints to believe. Below: the share "
+        "of queries of each kind. With none right, a synthesised or graded answer can still be worth something.",
         drawing,
     )
 
@@ -287,8 +287,8 @@ def _rounds(history: History) -> Section:
         asked[: len(record.by_round), number] = record.by_round
     shares = tuple(map(tuple, (asked / history.answers).tolist()))
     return Section(
-        "On how many of all answers each endpoint is asked. Round 1 is decided by the query and by the record of the "
-        "endpoints; in later rounds the replies so far are known, and who is then asked is asked because of them.",
+        "The share of all answers for which each endpoint is asked. Round 1 is decided by the query and by the record "
+        "of the endpoints; later rounds also by the replies so far.",
         drawings.AskedByRound(history.names, shares),
     )
 
@@ -297,9 +297,9 @@ def _timeline(history: History) -> Section:
     if not history.timelines:
         return Section("Needs answers whose receipts have a timeline, as those since 24 November 2026 do.")
     return Section(
-        "The answer that took the median time, and the one that 95 % were quicker than. Thin: it waited to be sent. "
-        "Pale: until the first token, where it was streamed. The vertical line: the answer came. Bars one after the "
-        "other are rounds; for one that is much longer than the others usd_per_second need not wait.",
+        "The answers at the median and the 95th percentile of time. Thin: the call waited to be sent. Pale: until the "
+        "first token, if it was streamed. The vertical line: the answer came. Bars one after the other are rounds; "
+        "with usd_per_second, the answer need not wait for one that is much longer than the others.",
         drawings.Timelines(history.timelines),
     )
 
@@ -332,9 +332,9 @@ def _figures(history: History) -> Section:
         asked = f"{sum(record.by_round):,}"
         rows.append((name, asked, f"{int(known.sum()):,}", *shares, _amount(record.usd), *_seconds(record.seconds)))
     return Section(
-        "Known: answers with feedback; of an endpoint, labelled answers for which it was asked or probed. Costs are of "
-        "an answer, or of a call, where known; seconds until it was there, the mean, and what 95 % took at most. "
-        "What each endpoint was paid in all, probes and failures included, is said by focalroute ledger.",
+        "Known: answers with feedback; for an endpoint, labelled answers for which it was asked or probed. Costs are "
+        "of an answer, or of a call, where known; seconds until it came are the mean and the 95th percentile. The "
+        "total paid to each endpoint, including probes and failures, is in focalroute ledger.",
         table=TextTable(columns, rows, frozenset((0,))),
     )
 
