@@ -56,7 +56,7 @@ def _show_logs(level: str) -> None:
     if level.strip().lower() in ("debug", "info", "warning", "error"):
         logger.setLevel(level.strip().upper())
     else:
-        logger.warning("FOCALROUTE_LOG is none of debug, info, warning, error: left as it is")
+        logger.warning("FOCALROUTE_LOG is none of debug, info, warning, error: the log level is unchanged")
 
 
 if os.environ.get("FOCALROUTE_LOG"):
