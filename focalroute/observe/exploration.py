@@ -12,8 +12,8 @@ change, and those of an endpoint that is never asked leave the window. For 200 o
 as large.
 
 *Without feedback* endpoints judge each other, which takes more than two. So the account saves up for a probe of all
-endpoints at once, leaving out copies. It spends p (1 + 24 u^2), u the mean over endpoints of max(0, 1 - n_i / 20): at
-p = 2 % that is half of what the asks cost while nothing is known.
+endpoints at once, leaving out copies. It spends p (1 + 24 u^2), u the mean over endpoints of max(0, 1 - n_i / 20), and
+1 after a change: at p = 2 % that is half of what the asks cost while nothing is known.
 """
 
 from __future__ import annotations

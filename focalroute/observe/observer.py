@@ -291,7 +291,7 @@ class Observer:
             index, others = self._index[name], range(len(self.endpoints))
             self._memory.forget(index, newest)
             self._calibration.forget(index)
-            self._referees.forget(index)
+            self._referees.reset(index)
             self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
             self._changed.update(others)
             self._changed_pairs.update((min(index, i), max(index, i)) for i in others if i != index)

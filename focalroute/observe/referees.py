@@ -206,6 +206,13 @@ class Referees:
         np.fill_diagonal(alike, 0)
         return bool(alike.any())
 
+    def reset(self, endpoint: int) -> None:
+        """Forget an endpoint that changed, also whose copy it was."""
+        self.forget(endpoint)
+        for counts in (*self._met, *self._contested, self.copies):
+            counts[endpoint] = counts[:, endpoint] = 0
+        self.copies[endpoint, endpoint] = 1
+
     def forget(self, endpoint: int) -> None:
         """Forget all verdicts on queries that an endpoint answered, and its errors."""
         for answer_id, verdict in list(self._verdicts.items()):

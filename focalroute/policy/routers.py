@@ -105,12 +105,13 @@ class TextRouter(Alone, ABC):
         """Learn from one query.
 
         Args:
-            text: (F,) features.
+            text: (F,) features; empty: none.
             values: endpoint index -> value of its answer, for those known; ``usd`` likewise the cost.
         """
         with self._lock:
-            place = self._place(text.size)
-            self._texts[place] = text
+            width = text.size or self._texts.shape[1]  # without text, as where the embedder failed, it only counts
+            place = self._place(width)
+            self._texts[place] = text if text.size else np.zeros(width, np.float32)
             for array, said, row in ((self._values, values, 0), (self._usd, usd, 1)):
                 array[place] = np.nan
                 for i, number in said.items():

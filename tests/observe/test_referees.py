@@ -136,6 +136,20 @@ def test_forgetting_an_endpoint_leaves_no_trace() -> None:
     assert first == second
 
 
+def test_a_copy_that_became_another_model_is_no_longer_one() -> None:
+    referees, rng = Referees(4, 100), np.random.default_rng(0)
+    for _ in range(200):
+        first, *others = rng.integers(0, 4, 3)
+        referees.compare(np.arange(4), np.array([first, first, *others]))
+    assert referees.copies[0, 1] == 1
+    referees.reset(0)
+    assert referees.copies.tolist() == np.eye(4).tolist()
+    for _ in range(20):
+        referees.compare(np.arange(4), rng.integers(0, 4, 4))
+    assert referees.copies.tolist() == np.eye(4).tolist()
+    assert not referees.suspicious()
+
+
 def test_the_better_endpoints_are_found_without_a_label() -> None:
     learned = play(independent(0.85, 0.75, 0.6, 0.45), 400, asked=3)
     assert list(learned.accuracy()) == sorted(learned.accuracy(), reverse=True)

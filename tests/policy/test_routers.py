@@ -92,6 +92,15 @@ def test_equal_unknown_and_empty_inputs_are_no_trouble(name: str) -> None:
     assert sorted(router.order(np.ones(8, np.float32), 0.1)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_query_whose_embedder_failed_counts_and_forgets_nothing(name: str) -> None:
+    router = fitted(name)
+    remembered = router._size
+    router.add(np.zeros(0, np.float32), {0: 1.0}, {0: 1.0})
+    assert router._size == remembered + 1
+    assert share_right(router, 0.003) >= 0.9
+
+
 def test_it_remembers_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("focalroute.policy.routers._MOST", 128)
     router = CarrotKnn(POOL, 0)
