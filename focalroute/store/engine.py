@@ -63,8 +63,8 @@ class EngineReads(Protocol[ReadConnectionT]):
 def unknown_answer(answer_id: str) -> UnknownAnswer:
     """Make the error for feedback on an answer that is not in the store."""
     return UnknownAnswer(
-        f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with; a "
-        "store in memory keeps only the latest answers"
+        f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with; "
+        "answers that are not durable are in none, and a store in memory keeps only the latest"
     )
 
 
