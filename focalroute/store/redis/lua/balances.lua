@@ -1,5 +1,5 @@
--- The balances of accounts now. ARGV: of each its tag, its period, and whether to open it if it is not open yet ('1'); the
--- epoch.
+-- Returns the present balances of accounts. ARGV: for each account its tag, its period, and '1' to open it if needed;
+-- then the epoch.
 
 if lost_data() then
     return LOST_DATA

@@ -1,4 +1,4 @@
--- What all scripts share. KEYS begin with the fixed keys, in the order of `focalroute.store.redis.keys.FIXED`.
+-- Shared by all scripts. KEYS begin with the fixed keys, in the order of `focalroute.store.redis.keys.FIXED`.
 -- Lua counts in doubles, which are exact up to 2^53: so an amount is a pair, whole microdollars and the picodollars
 -- that are left, 0 to 999,999. All other numbers that have to come back exactly travel as text.
 
@@ -35,8 +35,9 @@ local function period_at(period_s, at)
     return period_s == 0 and 0 or math.floor(at / period_s)
 end
 
--- Data that was lost comes back as nothing, or as the data of whoever opened the store next: the id that was written when
--- the store was opened is then missing, or another. It is the last argument of the scripts that count money.
+-- If Redis loses its data, it is empty, or has the data of the process that opened the store next. The epoch, an id
+-- written when the store was opened, is then missing or another. It is the last argument of the scripts that count
+-- money.
 
 local function lost_data()
     return redis.call('HGET', policy, 'epoch') ~= table.remove(ARGV)
@@ -45,7 +46,7 @@ end
 local LOST_DATA = {err = 'LOSTDATA the store is not the one that was opened'}
 local NO_ACCOUNT = {err = 'NOACCOUNT an account that was opened is missing'}
 
--- A period that begins later than a minute from now is of a clock that was wrong, Redis's own or a client's.
+-- A period that begins more than a minute from now comes from a wrong clock, Redis's own or a client's.
 
 local present
 local function credible(period_s, number)
@@ -98,9 +99,9 @@ end
 
 local added_up -- see below
 
--- Its amounts in the period of this moment, or in the latest if that is later: periods never go back, but for one that a
--- wrong clock had begun. The present one then goes on, with what the ledger and the reservations hold of it; `policy`
--- counts how often that was, so that every client can say so.
+-- Returns an account's amounts in the period of this moment, or in its latest period if that is later. Periods never go
+-- back, except from one that a wrong clock began: the present period then continues with the sum of ledger and
+-- reservations, and `clock_jumps` counts it, so that every client can report it.
 local function current(tag, period_s, at)
     local row = read_account(tag, period_s)
     if not credible(period_s, row.period) then
@@ -115,7 +116,7 @@ local function current(tag, period_s, at)
     return {period = number, spent = NOTHING, reserved = NOTHING}
 end
 
--- add to every open account that a call with these tags, begun at this moment, counts towards
+-- Adds to every open account that a call with these tags, begun at this moment, counts towards.
 local function move(tags, at, spent, reserved)
     local seen = {}
     local function once(tag)
@@ -127,9 +128,9 @@ local function move(tags, at, spent, reserved)
             local row = read_account(tag, period_s)
             local number = period_at(period_s, at)
             if row.missing then
-                -- it was lost: part of its balance must not pass for all of it
+                -- it was lost: a part of its balance must not pass for the whole
             elseif not credible(period_s, math.max(number, row.period)) then
-                -- the call's moment is of a wrong clock, and moves no period; or the account's is, see `current`
+                -- the call's moment comes from a wrong clock and moves no period; or the account's does, see `current`
             elseif number > row.period then
                 local held = at_most(NOTHING, reserved) and reserved or NOTHING
                 write_account(tag, period_s, {period = number, spent = spent, reserved = held})
@@ -157,7 +158,7 @@ local function opposite(number)
     return string.sub(number, 1, 1) == '-' and string.sub(number, 2) or (number == '0' and '0' or '-' .. number)
 end
 
--- one more row of an endpoint, or (sign -1) one less; tokens and amounts as text
+-- Adds a row of an endpoint, or (sign -1) takes one away; tokens and amounts are text.
 local function add_up(endpoint, sign, prompt, completion, micro, pico)
     local function signed(number)
         return sign > 0 and number or opposite(number)
@@ -173,8 +174,8 @@ local function add_up(endpoint, sign, prompt, completion, micro, pico)
     end
 end
 
--- A doubt is what stays held of the reservation of a call that broke off, whose row in the ledger is an estimate: for
--- `focalroute.store.accounts.DOUBT_S`.
+-- A doubt is the part still held of the reservation of a call that broke off and has an estimated row in the ledger. It
+-- is held for `focalroute.store.accounts.DOUBT_S`.
 
 local DOUBT_S = 86400
 
@@ -189,12 +190,12 @@ local function hold(id, moment, micro, pico, tags, row, until_s)
     return {tonumber(micro), tonumber(pico)}
 end
 
--- note which entry of the ledger estimates the call of a reservation
+-- Notes which entry of the ledger estimates the call of a reservation.
 local function estimate(id, entry, micro, pico)
     redis.call('HSET', overdue, id, entry .. ' ' .. micro .. ' ' .. pico)
 end
 
--- end a reservation, and the estimate of its call; the amounts of both
+-- Ends a reservation and the estimate of its call; returns the amounts of both.
 local function finish(id, endpoint, micro, pico)
     local held = NOTHING
     if redis.call('HDEL', reservations, id) == 1 then
@@ -242,7 +243,7 @@ local function fields_of(entry)
     return fields
 end
 
--- what the ledger and the reservations hold of an account in one of its periods
+-- Returns the sum of ledger and reservations for an account in one of its periods.
 function added_up(tag, period_s, number)
     local spent, held = NOTHING, NOTHING
     if tag == '' and period_s == 0 then

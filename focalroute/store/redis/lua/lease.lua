@@ -1,5 +1,6 @@
--- The learner's lease. ARGV: 'take', 'keep' or 'give up'; who; seconds. Gives the token it is held with, 0 if it is not.
--- Every new holder gets a greater token, so that what an earlier one still sends can be told from it.
+-- Takes, renews or ends the learner's lease. ARGV: 'take', 'keep' or 'give up'; the holder; seconds. Returns its
+-- fencing token, or 0 if the lease is not held. Each new holder gets a greater token, so late writes of an earlier one
+-- are refused.
 
 local what, who, seconds = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local at = now()

@@ -1,5 +1,5 @@
--- Turn what dead processes had reserved into estimated rows of the ledger, up to 1,000 at a time; end doubts. Gives how
--- many. What was reserved by a clock far ahead is overdue when as much time has gone from now as it was made for.
+-- Turns reservations of dead processes into estimated rows of the ledger, and ends doubts: up to 1,000, whose number it
+-- returns. A reservation from a clock far ahead becomes overdue once its intended duration has passed from now on.
 
 local at = now()
 local later = redis.call('ZRANGEBYSCORE', due, string.format('%.6f', at + 60), '+inf', 'WITHSCORES')

@@ -1,7 +1,7 @@
--- End an update: make a bundle current, if there is one, and take the feedback that it was about off the group's list.
--- ARGV: token ('' for who is no learner), the version that was current when it began ('0' for none), the new one
--- ('' for none), how many versions to keep, how many files, of each its name and bytes; then the entries of feedback.
--- Nothing happens for who lost the lease, nor if another version is current by now. Gives 'done', 'fenced' or 'moved'.
+-- Ends an update: makes its bundle current, if there is one, and acknowledges the feedback that it used.
+-- ARGV: the lease's token ('' without a lease), the version that was current at the start ('0' for none), the new one
+-- ('' for none), how many versions to keep, how many files, each file's name and bytes; then the entries of feedback.
+-- Returns 'done', or changes nothing: 'fenced' if the lease was lost, 'moved' if another version is current by now.
 
 local token, parent, version, keep, files = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local kept = redis.call('HMGET', policy, 'token', 'until', 'current', 'versions')

@@ -1,6 +1,6 @@
--- Hold an amount back if it fits all limits. A reservation that stands already is granted again.
--- ARGV: id, micro, pico, seconds until its process must be dead, tags, what it stands in the ledger as if it is; then
--- of each limit its tag, period, micro and pico; the epoch. Gives whether, the moment, and the balances.
+-- Reserves an amount if it fits all limits. An existing reservation is granted again.
+-- ARGV: id, micro, pico, seconds after which its process counts as dead, tags, its ledger row in that case; then for
+-- each limit its tag, period, micro and pico; the epoch. Returns whether it is granted, the moment, and the balances.
 
 if lost_data() then
     return LOST_DATA

@@ -1,4 +1,4 @@
--- Make a version that is kept the current one. ARGV: the version. Gives whether.
+-- Makes a kept version current. ARGV: the version. Returns 1, or 0 if it is not kept.
 
 for _, one in ipairs(cjson.decode(redis.call('HGET', policy, 'versions') or '[]')) do
     if one[1] == ARGV[1] then

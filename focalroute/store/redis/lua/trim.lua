@@ -1,5 +1,5 @@
--- Drop old rows. ARGV: the last entry of the ledger to drop ('' none), how many feedbacks and probes to keep in their
--- streams, then the entry of each answer whose key follows the fixed keys.
+-- Drops old rows. ARGV: the last entry of the ledger to drop ('' for none), how many feedbacks and probes to keep in
+-- their streams, then the entry of each answer whose key follows the fixed keys.
 
 local dropped = 0
 if ARGV[1] ~= '' then

@@ -1,6 +1,6 @@
--- Accounts whose balance is not what the ledger and the reservations add up to. ARGV: '1' if rows were dropped, so
--- that only the account of everything can be checked, and those that cannot be read; '1' to write the sums. Gives of each
--- its name, what is kept, and what it should be.
+-- Finds accounts whose balance differs from the sum of ledger and reservations. ARGV: '1' if rows were dropped, so that
+-- only the account of all calls, and accounts that cannot be read, are checked; '1' to write the sums. Returns for each
+-- its name, its balance, and the sum.
 
 local said = {}
 local fields = redis.call('HGETALL', balances)

@@ -1,6 +1,6 @@
--- Write the rows of one call: all of them, or none and why.
--- ARGV: the writer and the number of its call, which must be the next; then each row as its kind, how many fields
--- follow, and these; the epoch. A call that was done already is told so: it is sent again whenever its reply was lost.
+-- Writes the rows of one call: all of them, or none, with the reason.
+-- ARGV: the writer and the number of its call, which must be the next; then each row as its kind, its number of fields
+-- and the fields; the epoch. A call that is sent again, because its reply was lost, is recognised and not repeated.
 
 if lost_data() then
     return LOST_DATA
@@ -29,8 +29,8 @@ local function key_of(row)
     return KEYS[tonumber(row[1])]
 end
 
--- How often a source has said something of an answer, and what it said last, with its entry: what that replaces is
--- kept, up to MOST_REVISIONS of focalroute.store.base.
+-- Returns how many feedbacks a source gave on an answer, and its latest with its entry. Earlier ones are kept, up to
+-- MOST_REVISIONS of focalroute.store.base.
 local function spoken(key, source)
     local count, entry, last = 0, nil, nil
     local kept = redis.call('HGET', key, 'said:' .. source)
