@@ -142,8 +142,8 @@ def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:
         return {"query": item}
     unknown = sorted(set(item) - known)
     if unknown or not item.keys() & {"query", "messages"}:
-        what = (
-            f"unknown key {unknown[0]!r}; {did_you_mean(unknown[0], known, INSTEAD)}" if unknown else "no key 'query'"
-        )
-        raise ConfigError(f"queries[{number}]: {what}; give arguments of ask, or a list of messages for a conversation")
+        what = "no key 'query'; give"
+        if unknown:
+            what = f"unknown key {unknown[0]!r}; {did_you_mean(unknown[0], known, INSTEAD)} Give"
+        raise ConfigError(f"queries[{number}]: {what} arguments of ask, or a list of messages for a conversation")
     return item

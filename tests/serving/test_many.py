@@ -178,8 +178,10 @@ def test_a_query_may_be_messages_under_that_name() -> None:
 
     conversation = [{"role": "user", "content": "Which planet?"}]
     assert run(ask, [{"messages": conversation}]) == [conversation]
-    with pytest.raises(ConfigError, match="no key 'query'"):
+    with pytest.raises(ConfigError, match="no key 'query'; give arguments of ask"):
         run(ask, [{}])
+    with pytest.raises(ConfigError, match=r"unknown key 'question'; did you mean 'query'\? Give arguments of ask"):
+        run(ask, [{"question": "Which planet?"}])
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "numpy"])
