@@ -126,7 +126,7 @@ class Structure:
                 return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)[:_LONGEST_PROBLEM]
             except Exception:  # noqa: BLE001, S112 - too deep or large, or raised by the model's validator
                 continue
-        return "It is no JSON that is valid against the schema"
+        return "It is not JSON that is valid against the schema"
 
     @property
     def is_object(self) -> bool:
