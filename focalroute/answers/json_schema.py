@@ -184,9 +184,18 @@ def check_schema(schema: object, *, tuples: bool = True) -> None:
     """
     waiting: list[tuple[str, object, int]] = [("$", schema, 1)]
     references: dict[str, str] = {}  # each with a place where it stands
+    walked: set[int] = set()
+    pending: list[str] = []  # references that may lead to parts under a name that is no keyword
     nodes, rebased = 0, False
-    while waiting:
+    while waiting or (pending and not rebased):
+        if not waiting:
+            reference = pending.pop()
+            target = pointed_to(schema, reference) if reference[:2] == "#/" else None
+            if target is None or id(target) in walked:
+                continue
+            waiting.append((reference, target, 1))
         where, node, depth = waiting.pop()
+        walked.add(id(node))
         nodes += 1
         if depth > MAX_DEPTH:
             raise ConfigError(f"answer: the JSON schema is nested deeper than {MAX_DEPTH} levels; use $ref")
@@ -207,6 +216,8 @@ def check_schema(schema: object, *, tuples: bool = True) -> None:
             if wrong:
                 raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
             if keyword == "$ref":
+                if value not in references:
+                    pending.append(value)
                 references[value] = at
             elif keyword == "$id" and where != "$":
                 rebased = True

@@ -132,6 +132,11 @@ def test_types_that_are_not_names_are_refused(types: list[Any]) -> None:
         ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "itself"),
         ({"properties": {"a": {"$ref": "#/$defs/a"}}}, r"\$\.properties\.a\.\$ref: there is no #/\$defs/a in it"),
         ({"$ref": "#/anyOf/1", "anyOf": [True]}, "there is no #/anyOf/1 in it"),
+        (
+            {"$ref": "#/components/a", "components": {"a": {"pattern": "(?=a)"}}},
+            "#/components/a.pattern: give a regular",
+        ),
+        ({"items": {"$ref": "#/x"}, "x": {"allOf": [{"$ref": "#/y"}]}, "y": 5}, "wrong at #/y: give an object"),
         ({"unevaluatedProperties": False}, "not supported"),
         ({"items": [{}]}, r"\$\.items: .*prefixItems"),
         ({"$schema": []}, r"\$\.\$schema: give a text"),
