@@ -128,6 +128,7 @@ def _listed(text: str, start: int) -> list[tuple[str, str]]:
 
 _ALTERNATIVES = 4  # possible answers if the schema lists none
 _DEEPEST = 4  # level of optional parts, as a schema may contain itself
+_MOST_REFERENCES = 100  # followed from one part, as they may lead round in a circle
 
 #: (the value chosen, the text that is sent for it), in the order given.
 Allowed = list[tuple[str, str]]
@@ -205,12 +206,15 @@ def told_schema(text: str, prompt: Prompt) -> Allowed | None:
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference stands for; of several options, the first that is not null."""
-    while isinstance(schema, Mapping) and ("$ref" in schema or "anyOf" in schema):
-        if "anyOf" in schema:
-            schema = next((part for part in schema["anyOf"] if part.get("type") != "null"), {})
+    for _ in range(_MOST_REFERENCES):
+        given = as_object(schema)
+        if "anyOf" in given:
+            schema = next((part for part in given["anyOf"] if part.get("type") != "null"), {})
+        elif "$ref" in given:
+            schema = root.get("$defs", {}).get(str(given["$ref"]).rpartition("/")[2], {})
         else:
-            schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    return as_object(schema)
+            return given
+    return {}
 
 
 def _enum(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any]:

@@ -174,6 +174,13 @@ def test_a_schema_that_holds_itself_is_kept(client: Client, required: list[str])
     assert isinstance(reply["next"]["value"], int)
 
 
+def test_a_schema_whose_references_lead_round_in_a_circle_is_answered(client: Client) -> None:
+    """It held the server up for ever."""
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}
+    held: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    assert content(client.ask("What is 17 + 25?", "openai", **held)) == "null"
+
+
 @pytest.mark.parametrize(
     ("dialect", "fields"),
     [
