@@ -183,9 +183,9 @@ def check_schema(schema: object, *, tuples: bool = True) -> None:
         ConfigError: the message names the place and what to do.
     """
     waiting: list[tuple[str, object, int]] = [("$", schema, 1)]
-    references: dict[str, str] = {}  # each with a place where it stands
+    references: dict[str, str] = {}  # reference -> where it was last found
     walked: set[int] = set()
-    pending: list[str] = []  # references that may lead to parts under a name that is no keyword
+    pending: list[str] = []  # references whose parts may not have been walked
     nodes, rebased = 0, False
     while waiting or (pending and not rebased):
         if not waiting:

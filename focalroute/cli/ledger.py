@@ -179,7 +179,7 @@ def show_savings(saved: Sequence[Saving], form: Form) -> str:
     for one in rounded:
         amounts = map(_dollars, (one.cost, one.otherwise, one.saved))
         lines.append(_line(one.against, (one.asks, *amounts)))
-    return "\n".join([*lines, "the cost it would have had is estimated by the mean cost of an endpoint's calls so far"])
+    return "\n".join([*lines, "would cost: estimated by the mean cost of an endpoint's calls so far"])
 
 
 def _rounded(usd: Decimal | None) -> Decimal | None:

@@ -40,7 +40,7 @@ _CHECK_GRACE_S = 1.0  # for a check to end when the pool is closed: else short p
 _LACK_BELIEVED_S = 3600.0  # how long an endpoint's report that it lacks a feature is believed
 _MAX_UNSUPPORTED = 256  # schemas; beyond that all are forgotten
 _UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it has come
-_EVIDENCE_S = 5.0  # a call that the deadline ends sooner is no evidence against its endpoint, unless it is late
+_EVIDENCE_S = 5.0  # a call that the deadline ends sooner does not count against its endpoint, unless it is late
 _GIVEN_UP = Failure("cancelled", "given up before it answered")
 
 

@@ -207,7 +207,7 @@ class Referees:
         return bool(alike.any())
 
     def reset(self, endpoint: int) -> None:
-        """Forget an endpoint that changed, also whose copy it was."""
+        """Forget everything about an endpoint that changed, including whose copy it was."""
         self.forget(endpoint)
         for counts in (*self._met, *self._contested, self.copies):
             counts[endpoint] = counts[:, endpoint] = 0

@@ -109,9 +109,10 @@ class TextRouter(Alone, ABC):
             values: endpoint index -> value of its answer, for those known; ``usd`` likewise the cost.
         """
         with self._lock:
-            width = text.size or self._texts.shape[1]  # without text, as where the embedder failed, it only counts
-            place = self._place(width)
-            self._texts[place] = text if text.size else np.zeros(width, np.float32)
+            if not text.size:  # as after a failure of the embedder: only the values and costs are learned
+                text = np.zeros(self._texts.shape[1], np.float32)
+            place = self._place(text.size)
+            self._texts[place] = text
             for array, said, row in ((self._values, values, 0), (self._usd, usd, 1)):
                 array[place] = np.nan
                 for i, number in said.items():
