@@ -102,10 +102,9 @@ class LogTable:
         return mass
 
     def accuracy(self, rows: I64) -> F64:
-        """Mean value of each endpoint over the rows in which it did not fail, (N,); 0 without such a row."""
-        known = self.there[rows] & ~self.failed[rows]
-        total = np.where(known, self.value[rows], 0.0).sum(axis=0)
-        mean: F64 = total / np.maximum(known.sum(axis=0), 1)
+        """Mean value of each endpoint's calls on these rows, (N,); 0 for a failed call, and without any."""
+        there = self.there[rows]
+        mean: F64 = np.where(there, self.value[rows], 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
         return mean
 
     def cheapest(self, rows: I64) -> tuple[str, float]:

@@ -11,7 +11,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.table import join, learning_order, split
-from tests.evaluate.logs import closed, output, stream, table_of, write_log, write_pool
+from tests.evaluate.logs import Line, closed, output, stream, table_of, write_log, write_pool
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
 
@@ -41,10 +41,13 @@ def test_where_only_scores_are_known_every_output_is_its_own_answer(tmp_path: Pa
     assert [table.worth(0, candidate) for candidate in (0, 1)] == [0.25, 1.0]
 
 
-def test_a_failed_call_is_neither_right_nor_wrong(tmp_path: Path) -> None:
-    lines = [closed(1, {"a": 0}), closed(2, {}) | {"outputs": {"a": {"error": "timeout"}}}]
+def test_an_endpoint_that_often_fails_is_not_the_best_single_one(tmp_path: Path) -> None:
+    """It was: a failed call did not count, although an answer that it should have given is worth nothing."""
+    failed: Line = {"a": {"error": "timeout"}, "b": output(0)}
+    lines = [closed(1, {"a": 0, "b": 1}), closed(2, {}) | {"outputs": failed}, closed(3, {}) | {"outputs": failed}]
     table = table_of(tmp_path, lines, PRICES)
-    assert table.accuracy(np.arange(2))[0] == 1.0
+    assert table.accuracy(np.arange(3)).tolist() == pytest.approx([1 / 3, 2 / 3, 0])
+    assert table.rank(np.arange(3)) == (1, 0, 2)
     assert table.candidate[1, 0] == -1
 
 
