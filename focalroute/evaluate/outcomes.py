@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field, SkipValidation, StrictInt, StrictStr, TypeAdapter, ValidationError
@@ -30,6 +30,7 @@ _Share = Annotated[_Amount, Field(le=1)]
 _Count = Annotated[StrictInt, Field(ge=0, le=10**9)]
 _Usd = Annotated[_Amount, Field(le=10**6)]
 _Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
+_Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 #: The longest line of a file, bytes.
 LONGEST_LINE = 16 * 2**20
@@ -51,7 +52,7 @@ class Output:
             recorded.
         score: quality in [0, 1]; used if the query has no label.
         cost_usd: the cost of the call, float64 USD; None: price x tokens.
-        error: why the call failed; None if it did not. A failed call is neither right nor wrong.
+        error: why the call failed; None if it did not. What is learned of an endpoint leaves its failed calls out.
     """
 
     answer: _Answer = None
@@ -133,6 +134,8 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
     queries: list[LoggedQuery] = []
     seen: set[str] = set()
     for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
         try:
             query = _query(line, number, answered=answered)
             if query.id in seen:
@@ -184,8 +187,16 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     return path.open("rb")
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise _Breach("", f"{constant} is not a JSON number")
+def _constant(name: str) -> None:
+    """Read pandas' NaN, which is not JSON, as null."""
+    if name != "NaN":
+        raise _Breach("", f"{name} is not a JSON number; give null")
+
+
+def _number(text: str) -> float | int:
+    """Read 36.0 as 36: pandas writes the whole numbers of a column so if some are missing."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -201,16 +212,23 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 class _Line:
     """A line of the file; ``outputs`` are checked one by one."""
 
-    id: StrictStr
-    task: StrictStr | None = None
+    id: _Name
+    task: _Name | None = None
     prompt: StrictStr | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
-    choices: Annotated[tuple[StrictStr, ...], Field(min_length=2, max_length=_MOST_CHOICES)] | None = None
+    choices: Annotated[tuple[_Name, ...], Field(min_length=2, max_length=_MOST_CHOICES)] | None = None
     label: _Answer = None
     outputs: Mapping[str, Any] | None = None
 
 
-_WHY_NEEDED = {"answer": "; give null where the reply holds none", "score": ", and the query has no label"}
+_TOKENS = "; give it, or cost_usd"
+_WHY_NEEDED = {
+    "answer": "; give null where the reply holds none",
+    "score": ", and the query has no label",
+    "prompt_tokens": _TOKENS,
+    "completion_tokens": _TOKENS,
+}
+_EMPTY = (None, "")  # what counts as left out
 _FIELDS = {field.name for field in fields(_Line)}
 #: Other names for the fields with a query's text, by the name here.
 _SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
@@ -219,12 +237,10 @@ _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 
 def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
-    if not line.strip():
-        raise _Breach("", "is empty; drop the line")
     if line.count("{") + line.count("[") > _MOST_PARTS:
         raise _Breach("", f"has more than {_MOST_PARTS} objects and lists")
     try:
-        found = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
+        found = json.loads(line, parse_constant=_constant, parse_float=_number, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise _Breach("", f"not valid JSON: {error}; a line holds an object") from None
     row = _checked(_LINES, found, "")
@@ -233,16 +249,17 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     if row.outputs is None and answered:
         raise _Breach("outputs", "give an object, endpoint name -> output")
     _check_answer("label", row.label, row.choices)
-    outputs = {name: _output(f"outputs.{name}", one, row) for name, one in (row.outputs or {}).items()}
+    given = {name: one for name, one in (row.outputs or {}).items() if one is not None}
+    outputs = {name: _output(f"outputs.{name}", one, row) for name, one in given.items()}
     return LoggedQuery(row.id, row.task, _messages(row), row.choices, row.label, outputs, number)
 
 
 def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
-    """Validate an object of this kind; null fields count as left out."""
+    """Validate an object of this kind; null fields and empty texts count as left out."""
     if not isinstance(value, dict):
         raise _Breach(field, "is not a JSON object")
     try:
-        return kind.validate_python({name: one for name, one in value.items() if one is not None})
+        return kind.validate_python({name: one for name, one in value.items() if one not in _EMPTY})
     except ValidationError as error:
         place, problem = first_problem(error)
         raise _Breach(".".join(filter(None, (field, place))), advice(problem)) from None
@@ -276,7 +293,7 @@ def _output(field: str, found: Any, row: _Line) -> Output:
         if output.cost_usd is None:
             needed += ["prompt_tokens", "completion_tokens"]
         for name in needed:
-            if found.get(name) is None and not (name == "answer" and name in found):  # there is none in the reply
+            if found.get(name) in _EMPTY and not (name == "answer" and name in found):  # there is none in the reply
                 raise _Breach(f"{field}.{name}", f"is missing{_WHY_NEEDED.get(name, '')}")
     if output.probabilities is None:
         return output

@@ -17,7 +17,7 @@ from focalroute.sim import SimulatedPool
 Line = dict[str, Any]
 
 
-def output(answer: int | str | None, **more: Any) -> Line:
+def output(answer: float | str | None, **more: Any) -> Line:
     """An output of 100 prompt and 10 completion tokens."""
     return {"answer": answer, "prompt_tokens": 100, "completion_tokens": 10, **more}
 

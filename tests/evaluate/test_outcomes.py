@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from focalroute.core.errors import ConfigError
-from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.outcomes import Output, read_log
 from tests.evaluate.logs import Line, closed, output, write_log
 
 
@@ -82,14 +83,15 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
     ("line", "field"),
     [
         ("{", "JSON"),
-        ("", "is empty"),
         ("[]", "object"),
-        ('{"id": NaN}', "NaN"),
+        ('{"id": NaN}', "id: required"),
+        ('{"id": -Infinity}', "-Infinity is not a JSON number; give null"),
         ('{"id": "7", "id": "8", "outputs": {}}', "id"),
         (_with("id", None), "id"),
-        (_with("id", 7), "id"),
+        (_with("id", True), "id"),
+        (_with("id", ""), "id: required"),
         (_with("id", "q1"), "id"),
-        (_with("task", 1), "task"),
+        (_with("task", [1]), "task"),
         (_with("prompt", 1), "prompt"),
         (_with("messages", []), "messages"),
         ({"id": "7", "question": "?", "outputs": {}}, "question: unknown field; did you mean 'prompt'?"),
@@ -100,6 +102,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_with("choices", ["A"]), "choices"),
         (_with("choices", "AB"), "choices"),
         (_with("label", 3), "label"),
+        (_with("label", 1.5), "label"),
         (_with("label", -1), "label"),
         (_with("label", "A"), "label"),
         (_with("label", True), "label"),
@@ -119,6 +122,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_answering(cost_usd=-1), "outputs.a.cost_usd"),
         (_answering(latency_s="fast"), "outputs.a.latency_s"),
         (_answering(error=5), "outputs.a.error"),
+        (_answering(prompt_tokens=""), "outputs.a.prompt_tokens: is missing; give it, or cost_usd"),
         (_UNLABELLED, "outputs.a.score"),
         (_NO_TOKENS, "outputs.a.prompt_tokens"),
         (_SILENT, "outputs.a.answer"),
@@ -136,6 +140,20 @@ def test_a_breach_names_file_line_and_field(tmp_path: Path, line: Line | str, fi
     bad_rows: list[str] = []
     assert [query.line for query in read_log(log, bad_rows=bad_rows)] == [1, 3]
     assert bad_rows == [str(caught.value)]
+
+
+def test_what_pandas_and_other_tools_write_is_read(tmp_path: Path) -> None:
+    """Numbers as names, 36.0 for 36, NaN and empty texts for what is missing, blank lines: all were refused.
+
+    Except an empty error, with which every call counted as failed.
+    """
+    given = output(1.0, prompt_tokens=36.0, latency_s=math.nan, error="", probabilities=[0.0, 1.0])
+    line = {"id": 7, "task": 3, "prompt": "?", "choices": [32, 4.5], "label": 1.0, "outputs": {"a": given, "b": None}}
+    free = {"id": 8, "label": "x", "outputs": {"a": output(""), "b": output("x", cost_usd=math.nan)}}
+    one, other = read_log(write_log(tmp_path / "log.jsonl", [line, "", free, ""]))
+    assert (one.id, one.task, one.choices, one.label) == ("7", "3", ("32", "4.5"), 1)
+    assert one.outputs == {"a": Output(1, (0.0, 1.0), prompt_tokens=36, completion_tokens=10)}
+    assert (other.line, other.outputs["a"].answer, other.outputs["b"].cost_usd) == (3, None, None)
 
 
 def test_a_text_that_is_null_counts_as_left_out(tmp_path: Path) -> None:
