@@ -143,8 +143,9 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
         raise ConfigError("arguments: two choices are the same; drop the question")
     label = _label(row.get("target"), choices)
     answer = max(range(len(likelihoods)), key=likelihoods.__getitem__)
-    if row.get("acc") in (0, 1) and row["acc"] != (answer == label):
-        raise ConfigError("target: acc says otherwise; is it an index into other choices?")
+    acc = row.get("acc")
+    if isinstance(acc, int | float) and acc != (answer == label):
+        raise ConfigError(f"target: acc is {acc:g}; is it an index into other choices, or are several right?")
     tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS) for context, text in asked)
     masses = posterior(likelihoods)
     output = {"answer": answer, "probabilities": masses, "prompt_tokens": tokens, "completion_tokens": 0}

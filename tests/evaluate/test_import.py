@@ -86,7 +86,8 @@ def test_half_a_character_in_a_context_is_a_question_mark(tmp_path: Path) -> Non
         ({"arguments": [[CONTEXT, " Io"], [CONTEXT, " Io"]]}, "arguments"),
         ({"target": "2"}, "target"),
         ({"target": "Venus"}, "target"),
-        ({"target": "1"}, "target: acc"),
+        ({"target": "1"}, "target: acc is 1"),
+        ({"acc": 0.73}, "target: acc is 0.73"),  # TruthfulQA with several right choices was read as if the first were
     ],
 )
 def test_files_of_another_shape_are_refused_as_a_whole(tmp_path: Path, changed: dict[str, Any], field: str) -> None:
