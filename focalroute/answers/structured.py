@@ -20,6 +20,7 @@ from types import UnionType
 from typing import Any, _SpecialForm, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.json_schema import MAX_NODES, pointed_to, validator
@@ -32,6 +33,7 @@ from focalroute.core.shapes import as_list, as_object
 Wanted = type[Any] | UnionType | _SpecialForm | Mapping[str, Any]
 
 _LONGEST_PROBLEM = 1000  # characters
+_MOST_MISFITS = 5  # that a failure names
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -118,15 +120,28 @@ class Structure:
 
     def problem(self, text: str) -> str:
         """Return why a reply has no valid answer, for the member that gave it."""
+        found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in self._errors(text))
+        return found[:_LONGEST_PROBLEM] or "It is not JSON that is valid against the schema"
+
+    def misfits(self, text: str) -> str:
+        """Return where a reply does not fit the type, and pydantic's names for the errors, without any of its text."""
+        names = canonical(self.schema)
+        found = []
+        for one in self._errors(text)[:_MOST_MISFITS]:
+            place = (str(part) if isinstance(part, int) or f'"{part}":' in names else "*" for part in one["loc"])
+            found.append(f"{'.'.join(('$', *place))}: {one['type']}")
+        return f" ({', '.join(found)})" if found else ""
+
+    def _errors(self, text: str) -> list[ErrorDetails]:
+        """Return pydantic's errors on the likeliest JSON in a reply; empty: there is none, or pydantic does not say."""
         for value in () if self._adapter is None else _values(text[:_MAX_LENGTH]):
             try:
                 self._adapter.validate_json(canonical(value))  # type: ignore[union-attr]
             except ValidationError as error:
-                found = error.errors(include_url=False, include_context=False, include_input=False)
-                return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)[:_LONGEST_PROBLEM]
+                return error.errors(include_url=False, include_context=False, include_input=False)
             except Exception:  # noqa: BLE001, S112 - too deep or large, or raised by the model's validator
                 continue
-        return "It is not JSON that is valid against the schema"
+        return []
 
     @property
     def is_object(self) -> bool:

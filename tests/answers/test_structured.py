@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -414,6 +415,27 @@ def test_a_reply_that_is_not_valid_is_that_members_failure(service: Service, ser
     assert "valid against the schema" in str(answer.replies[0].error)
     with pytest.raises(PoolError, match="schema"):
         ask(endpoints(service, server, "no"))
+
+
+class Order(BaseModel, extra="forbid"):
+    """Has fields that a member gets wrong in many ways."""
+
+    due: date
+    counts: dict[str, int]
+    places: list[Place]
+
+
+def test_a_failure_names_the_fields_that_do_not_fit_in_no_word_of_the_reply(service: Service, server: Server) -> None:
+    """A field's name is the schema's, while the keys of a mapping, and fields that do not exist, are the member's."""
+    said = {"due": "soon", "counts": {"secret1": "x"}, "places": [{"country": "FR"}, {}], "secret2": 1}
+    with pytest.raises(PoolError) as failed:
+        ask(endpoints(service, server, json.dumps(said)), Order)
+    told = (
+        "$.due: date_from_datetime_parsing, $.counts.*: int_parsing, $.places.1.country: missing, $.*: extra_forbidden"
+    )
+    assert f"valid against the schema ({told})" in str(failed.value)
+    with pytest.raises(PoolError, match=r"valid against the schema \(\$: list_type\)"):
+        ask(endpoints(service, server, "{}"), list[Order])
 
 
 class Handwritten(BaseModel):

@@ -286,7 +286,7 @@ def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
 def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> ParsedReply:
     """Return the most frequent answer, the first among equals, and all shares; samples without one are unknown mass."""
     giving: dict[str, list[CompletionChoice]] = {}
-    why, hint = _why(samples[0], _NOT_VALID if isinstance(kind, Structure) else _NO_ANSWER), ""
+    why, hint = "", ""
     for sample in samples:
         try:
             form = _form(sample, kind)
@@ -295,7 +295,8 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
         if form is not None:
             giving.setdefault(form, []).append(sample)
     if not giving:
-        raise _unusable(completion, why, hint)
+        none = f"{_NOT_VALID}{kind.misfits(samples[0].text)}" if isinstance(kind, Structure) else _NO_ANSWER
+        raise _unusable(completion, why or _why(samples[0], none), hint)
     most_first = sorted(giving, key=lambda form: len(giving[form]), reverse=True)
     form, first = most_first[0], giving[most_first[0]][0]
     if len(samples) == 1:
