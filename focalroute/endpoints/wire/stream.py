@@ -213,7 +213,7 @@ class _Part:
             place = self._places[index] = (index, len(self._calls))
             self._calls[place] = {**call, "function": {}}
         whole = self._calls[place]
-        for known, new in ((whole, call), (whole["function"], function)):
+        for known, new in ((whole, {**call, "function": None}), (whole["function"], function)):
             known.update((name, value) for name, value in new.items() if value and not known.get(name))
         arguments = function.get("arguments")
         text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
