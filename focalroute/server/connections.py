@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -21,6 +22,7 @@ _HEAD_S = 10.0  # for the head of a request, from the opening of the connection 
 #: at the same moment, a request might be sent on a closing connection.
 _IDLE_S = 75.0
 _FLUSH_S = 60.0  # for a client to read the rest of a response, or to make room for more
+_READ_BYTES = 16 * 1024  # at a time: in chunks of one byte each, 256 KiB hold the event loop for a second
 _BACKLOG = 2048
 _LAST_S = 0.05  # for connections accepted while the listening socket closes to appear
 
@@ -60,6 +62,7 @@ class BoundedProtocol(H11Protocol):
         if len(self.connections) > self.max_connections:
             transport.abort()
             return
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self._start(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,7 +102,10 @@ class BoundedProtocol(H11Protocol):
         """Drop the response under way, as no more can be sent and trying would log a traceback for each request."""
         if self.cycle is not None:
             self.cycle.disconnected = True
-        super().send_400_response(msg)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # a response was begun, or was sent before the rest of its request came
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         """Start the timer again, in place of uvicorn's own, unless the next request is there already."""

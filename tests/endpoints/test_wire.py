@@ -406,7 +406,7 @@ PARIS, ROME = '{"city": "Paris"}', '{"city": "Rome"}'
         ([[call_piece(arguments=PARIS[:5], index=0)], [call_piece("f", PARIS[5:], id="a", index=0)]], [PARIS]),
         ([[call_piece("f", {"city": "Paris"}, index=0)]], [PARIS]),
         ([[call_piece("f", ROME, id="b", index=7)], [call_piece("f", PARIS, id="a", index=2)]], [PARIS, ROME]),
-        ([[{"index": 0, "function": ["f"]}, {"index": 0, "function": "f"}], [call_piece("f", PARIS, index=0)]], [PARIS]),
+        ([[{"function": ["f"]}, {"function": "f"}], [call_piece("f", PARIS)]], [PARIS]),
         ([[call_piece("f", PARIS, id=["a"], index=0)], [call_piece("f", ROME, id={}, index=-1), None, 5]], [PARIS]),
     ],
 )

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -82,10 +84,22 @@ ASKED: Mapping[str, Callable[[], bytes]] = {
 }
 
 
-def longest_hold(body: bytes, endpoints: Sequence[Endpoint]) -> float:
+def _post_in_chunks(url: str, body: bytes) -> tuple[int, bytes]:
+    """Status and head of a POST whose body comes in chunks of one byte each, all sent at once."""
+    parts = urlsplit(url)
+    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with socket.create_connection((parts.hostname, parts.port)) as connection:
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")
+        said = connection.recv(4096)
+    return int(said.split()[1]), said
+
+
+def longest_hold(body: bytes, endpoints: Sequence[Endpoint], *, chunked: bool = False) -> float:
     """The longest that the loop of a server was held while it was sent this body, in seconds.
 
-    Time in which this process did not work does not count: others had the processor then.
+    The body is sent whole, or in chunks of one byte. Time in which this process did not work does not count: others had
+    the processor then.
     """
 
     async def attempt(send: Callable[[], Awaitable[object]]) -> float:
@@ -106,7 +120,7 @@ def longest_hold(body: bytes, endpoints: Sequence[Endpoint]) -> float:
             url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1/chat/completions"
 
             async def send() -> int:
-                return (await asyncio.to_thread(post, url, body))[0]
+                return (await asyncio.to_thread(_post_in_chunks if chunked else post, url, body))[0]
 
             held = await attempt(send)
             server.should_exit = True

@@ -62,6 +62,11 @@ def test_no_body_within_the_bounds_holds_the_event_loop(start_pool: StartPool, k
     assert_measured_at_most(4, lambda: longest_hold(body, endpoints))
 
 
+def test_a_body_in_very_many_chunks_does_not_hold_the_event_loop(start_pool: StartPool) -> None:
+    endpoints = start_pool([SimulatedModel("e")]).endpoints
+    assert_measured_at_most(3, lambda: longest_hold(b" " * 60_000, endpoints, chunked=True))
+
+
 def test_nesting_up_to_the_bound_is_read(url: str) -> None:
     body = b'{"messages": ' + b"[" * 99 + b"]" * 99 + b', "tools": [' + b"[]," * 100 + b"[]]}"
     status, got = post(f"{url}/v1/chat/completions", body)
