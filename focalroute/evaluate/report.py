@@ -36,7 +36,7 @@ from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import Training
 from focalroute.evaluate.report_page.page import check_extra, html
-from focalroute.evaluate.table import LogTable, Split, SplitKind, learning_order, split
+from focalroute.evaluate.table import EVERYTHING, LogTable, Split, SplitKind, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
@@ -98,6 +98,8 @@ class EvalOptions(ReplayOptions):
         within = least * (1 - 1e-6)  # sums of the same costs in another order differ slightly
         if self.operating_points is None and self.cold:
             return (None,)
+        if self.operating_points is None and not table.usd[parts.test].any():
+            return (EVERYTHING,)  # no cost is known, so none can be held
         if self.operating_points is None:
             best = float(table.single_cost_ratios(parts.test)[table.rank(parts.train)[0]])
             points = {*OPERATING_POINTS, min(math.ceil(best * 1000) / 1000, 1.0)}

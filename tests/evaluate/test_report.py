@@ -182,6 +182,13 @@ def test_a_point_is_held_where_the_best_single_endpoint_lies(given: tuple[Path, 
     assert EvalOptions().targets(table, parts) == (0.15, 0.2, 0.286, 0.3, 0.5, 1.0)
 
 
+def test_without_any_cost_there_is_one_point(tmp_path: Path) -> None:
+    """There were seven, trained for costs from 0.05 to 1, and each at a cost ratio of 0."""
+    log = write_log(tmp_path / "log.jsonl", stream(50, SKILLS))
+    table = read_table(log, write_pool(tmp_path / "pool.toml", dict.fromkeys(SKILLS, 0.0)))
+    assert EvalOptions().targets(table, split(table, per_task=False, fraction=0.8)) == (1.0,)
+
+
 def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> None:
     report = evaluate(*given, split_by="per-task", train_fraction=0.5, feedback="reward", show_task=True, policy=cold())
     assert (report.n_train, report.n_test, report.split, report.show_task) == (24, 26, "per-task", True)
