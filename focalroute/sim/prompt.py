@@ -128,6 +128,16 @@ def _listed(text: str, start: int) -> list[tuple[str, str]]:
 
 _ALTERNATIVES = 4  # possible answers if the schema lists none
 _DEEPEST = 4  # level of optional parts, as a schema may contain itself
+#: A text in each format that schemas of Python's types name.
+_FORMATS = {
+    "date": "2024-03-01",
+    "date-time": "2024-03-01T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "PT1H",
+    "uuid": "12345678-1234-5678-1234-567812345678",
+    "email": "somebody@example.com",
+    "uri": "https://example.com/",
+}
 _MOST_REFERENCES = 100  # followed from one part, as they may lead round in a circle
 
 #: (the value chosen, the text that is sent for it), in the order given.
@@ -208,8 +218,8 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference stands for; of several options, the first that is not null."""
     for _ in range(_MOST_REFERENCES):
         given = as_object(schema)
-        if "anyOf" in given:
-            schema = next((part for part in given["anyOf"] if part.get("type") != "null"), {})
+        if options := given.get("anyOf", given.get("oneOf")):
+            schema = next((part for part in options if part.get("type") != "null"), {})
         elif "$ref" in given:
             schema = root.get("$defs", {}).get(str(given["$ref"]).rpartition("/")[2], {})
         else:
@@ -239,11 +249,17 @@ def _filled(schema: Any, root: Mapping[str, Any], value: Any, depth: int = 0) ->
         kept = schema["properties"].keys() if depth < _DEEPEST else schema.get("required", ())
         return {key: _filled(part, root, value, depth + 1) for key, part in schema["properties"].items() if key in kept}
     if schema.get("type") in ("number", "integer"):
-        number = re.search(r"-?\d+", str(value))
-        return int(number[0]) if number else 0
+        found = re.search(r"-?\d+", str(value))
+        number = int(found[0]) if found else 0
+        number = max(number, schema.get("minimum", number), schema.get("exclusiveMinimum", number - 1) + 1)
+        return min(number, schema.get("maximum", number))
     if schema.get("type") == "string":
-        return "ok" if _enum(root, root) else str(value) or "ok"
-    return {"boolean": True, "array": []}.get(str(schema.get("type")))
+        return _FORMATS.get(schema.get("format", "")) or ("ok" if _enum(root, root) else str(value) or "ok")
+    if schema.get("type") == "array" and depth < _DEEPEST:
+        first = as_list(schema.get("prefixItems"))
+        parts = [*first, *[schema.get("items")] * (schema.get("minItems", 0) - len(first))]
+        return [_filled(part, root, value, depth + 1) for part in parts]
+    return {"boolean": True, "array": [], "object": {}}.get(str(schema.get("type")))
 
 
 _READERS = {"choice": _choice, "regex": _regex, "json_schema": _schema}

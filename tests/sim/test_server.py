@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from datetime import date, datetime, time, timedelta
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import jsonschema
 import pytest
+from pydantic import AnyUrl, BaseModel, Field
 
 from focalroute.sim import stream
 from focalroute.sim.dialects import DIALECTS
@@ -172,6 +175,42 @@ def test_a_schema_that_holds_itself_is_kept(client: Client, required: list[str])
     reply = json.loads(content(client.ask("What is 17 + 25?", "openai", **held)))
     jsonschema.validate(reply, schema)
     assert isinstance(reply["next"]["value"], int)
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+
+
+class Order(BaseModel):
+    """As people write them who have documents read."""
+
+    due: date | None
+    sent: datetime
+    took: timedelta
+    at: time
+    id: UUID
+    page: AnyUrl
+    sure: float = Field(ge=0, le=1)
+    size: int = Field(gt=50)
+    counts: dict[str, int]
+    pair: tuple[int, str]
+    pets: list[Annotated[Cat | Dog, Field(discriminator="kind")]] = Field(min_length=1)
+
+
+@pytest.mark.parametrize("dialect", ["openai", "minimal"])
+def test_a_model_of_dates_bounds_and_unions_is_filled_in(client: Client, dialect: str) -> None:
+    """In the prompt of a service without schemas, too; no test of such a model could pass before."""
+    schema = Order.model_json_schema()
+    held: Any = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    told = f"What is 17 + 25?\n\nAnswer with JSON valid against this JSON schema:\n{json.dumps(schema)}"
+    reply = client.ask("What is 17 + 25?", dialect, **held) if dialect == "openai" else client.ask(told, dialect)
+    order = Order.model_validate_json(content(reply).removeprefix("```json").removesuffix("```"))
+    assert isinstance(order.due, date)
+    assert order.pets == [Cat(kind="cat")]
 
 
 def test_a_schema_whose_references_lead_round_in_a_circle_is_answered(client: Client) -> None:
