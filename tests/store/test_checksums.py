@@ -204,6 +204,16 @@ def test_a_copy_without_the_file_of_commits_is_a_sound_store(tmp_path: Path) -> 
         assert store.verify() == ()
 
 
+def test_a_link_in_the_place_of_the_file_of_commits_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "letter").write_text("dear")
+    (tmp_path / "s.db-commits").symlink_to(tmp_path / "letter")
+    fill(tmp_path / "s.db")
+    assert (tmp_path / "letter").read_text() == "dear"
+    assert "s.db-commits: cannot be used" in caplog.text
+
+
 @pytest.mark.parametrize("other", ["older copy", "other store", "nothing"])
 def test_the_log_of_another_file_is_not_mixed_into_this_one(tmp_path: Path, other: str) -> None:
     path, put = tmp_path / "s.db", tmp_path / "put.db"

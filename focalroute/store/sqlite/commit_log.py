@@ -54,7 +54,7 @@ class CommitLog:
         beside = Path(f"{os.path.realpath(self._path)}-commits")
         try:
             mode = self._path.stat().st_mode & 0o777
-            self._file = os.open(beside, os.O_RDWR | os.O_CREAT, mode)
+            self._file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
             if os.fstat(self._file).st_size < _ENTRIES * _ENTRY.size:
                 os.fchmod(self._file, mode)  # whoever may write the database may write this
                 os.ftruncate(self._file, 0)
