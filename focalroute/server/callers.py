@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,7 @@ class Callers:
         self._path: Path | None = None  # of the file to follow
         self._seen: object = None
         self._next_check = 0.0
+        self._reloading = threading.Lock()
         if not self._all:
             raise ConfigError("keys: there are none; give at least one")
         for what in ("name", "digest"):
@@ -123,21 +125,25 @@ class Callers:
         """
         if self._path is None:
             return
-        former, self._seen = self._seen, _stamp(self._path)
+        with self._reloading:  # else a reload that waits for the store would undo a later one
+            self._read_again(self._path, ensemble)
+
+    def _read_again(self, path: Path, ensemble: AsyncEnsemble) -> None:
+        former, self._seen = self._seen, _stamp(path)
         try:
             if self._seen is None:
                 raise ConfigError("is missing, or not a regular file")
-            callers = Callers(_read(self._path))
+            callers = Callers(_read(path))
             if callers._limits != self._limits:
                 kept = {} if ensemble.budget is None else ensemble.budget.usd_per_tag
                 ensemble.limit_tags({tag: kept[tag] for tag in kept.keys() - self._limits.keys()} | callers._limits)
         except (ConfigError, StoreError) as error:
-            _log.error("the keys stay as they were: %s: %s", self._path, error)
+            _log.error("the keys stay as they were: %s: %s", path, error)
             if isinstance(error, StoreError):
                 self._seen = former
             return
         self._all = callers._all
-        _log.info("%s: read again, %d keys", self._path, len(self._all))
+        _log.info("%s: read again, %d keys", path, len(self._all))
 
     @classmethod
     def from_environment(cls) -> Callers | None:

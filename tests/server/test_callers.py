@@ -266,6 +266,28 @@ def test_a_limit_that_cannot_be_kept_yet_is_once_the_store_works(
         assert [status_of(url, key) for key in (KEY, OTHER)] == [200, 401]
 
 
+def test_a_reload_that_waits_for_the_store_does_not_undo_a_later_one(keys: Path) -> None:
+    callers, waits, go_on = Callers.from_toml(keys), threading.Event(), threading.Event()
+
+    def limit_tags(_: object) -> None:
+        waits.set()
+        go_on.wait(60)
+
+    ensemble = Mock(budget=None, limit_tags=limit_tags)
+    keys.write_text(table("alice", KEY, "usd = 1") + table("bob", OTHER))
+    first = threading.Thread(target=callers.reload, args=(ensemble,))
+    first.start()
+    assert waits.wait(60)
+    keys.write_text(table("alice", KEY))
+    second = threading.Thread(target=callers.reload, args=(Mock(budget=None),))
+    second.start()
+    second.join(0.3)
+    go_on.set()
+    for thread in (first, second):
+        thread.join()
+    assert callers.find(OTHER) is None
+
+
 def test_the_limit_of_a_key_is_its_own(pool: SimulatedPool) -> None:
     """402 for who has spent it all; the others go on."""
     callers = Callers([caller("poor", KEY, "0.0000001"), caller("rich", OTHER, 1)])
