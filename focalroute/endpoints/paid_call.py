@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
-from focalroute.core.shapes import objects_in
+from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import AskBudget, HeldAmount
 from focalroute.money.cost import Bill, bill_of
@@ -25,7 +25,7 @@ _PER_MESSAGE = 16  # tokens a chat template may add around one message, generous
 _PER_REQUEST = 64
 _ASCII = bytes(range(128))
 _PER_IMAGE = 65_536  # tokens: the most of any known service is 48,169 (gpt-4o-mini, high detail)
-_COUNTED_PARTS = ("text", "refusal", "input_audio")  # types of content parts whose bytes bound their tokens
+_COUNTED_PARTS = ("text", "refusal")  # types of content parts whose bytes bound their tokens
 #: Parameters whose cost no number of tokens bounds.
 _UNBOUNDED_PARAMS = ("audio", "modalities", "plugins", "prediction", "service_tier", "web_search_options")
 #: Parameters of a caller that cost no more than the tokens they allow and the bytes they add to the prompt.
@@ -146,7 +146,8 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
             if not _is_bounded(part):
                 kind = str(part.get("type"))[:40]
                 return (
-                    f"query: nothing bounds the tokens of a content part of type {kind!r}; send text, images or audio"
+                    f"query: nothing bounds the tokens of a content part of type {kind!r}; "
+                    "send text, images or audio (in base64)"
                 )
     return None
 
@@ -200,4 +201,6 @@ def _content_tokens(content: Any) -> int:
 def _is_bounded(part: Mapping[str, Any]) -> bool:
     """Whether the size of a content part bounds its tokens, unlike that of files and videos."""
     kind = part.get("type")
+    if kind == "input_audio":  # DashScope takes the address of audio of any length in place of its bytes
+        return not any("://" in str(value) for value in as_object(part.get("input_audio")).values())
     return kind == "image_url" or kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str))

@@ -81,6 +81,7 @@ def part(**fields: Any) -> tuple[dict[str, Any], ...]:
         part(type="file", file={"file_data": "x" * 400}),
         part(type="file", file={"file_data": "x" * 400}, text=""),
         part(type="video_url", video_url={"url": "https://example.com/v"}),
+        part(type="input_audio", input_audio={"data": "https://example.com/a.wav", "format": "wav"}),
         part(type="new", text="?"),
     ],
 )
