@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -81,7 +82,9 @@ class BudgetGuard:
         self._refreshing: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
         self._held: set[str] = set()  # this process's own reservations
         self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, their cost and their bounds
-        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._queues: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, defaultdict[tuple[Account, ...], asyncio.Lock]
+        ] = weakref.WeakKeyDictionary()
         if budget is not None:
             self.keep(budget)
 
@@ -166,9 +169,11 @@ class BudgetGuard:
     async def wait_for_others(self, accounts: tuple[Account, ...], enough: Callable[[], bool]) -> bool:
         """Wait until there is enough, or no call of this process is under way; return whether there is enough.
 
-        First come, first served. Does not wait for the reservations of other processes, which may be dead.
+        First come, first served, among asks that the same limits concern. Does not wait for the reservations of other
+        processes, which may be dead.
         """
-        async with self._queues.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        queues = self._queues.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
+        async with queues[accounts]:
             while True:
                 settled = not self._held
                 await self.refresh(accounts)

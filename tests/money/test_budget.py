@@ -213,6 +213,26 @@ def test_money_that_others_hold_is_waited_for_first_come_first_served(
     assert served == ["second", "third"]
 
 
+def test_who_waits_for_a_limit_of_their_own_holds_up_nobody_else(store: SqliteStore) -> None:
+    keeper = guard(store, usd_total=1, usd_per_tag={"poor": "0.5", "rich": "0.9"})
+
+    async def run() -> None:
+        poor, rich = (("poor",), ("rich",))
+        assert await keeper.ask_budget(None, "v", poor).reserve("a", Decimal("0.5"))
+        other = keeper.ask_budget(None, "w")
+        held = await other.reserve("a", Decimal("0.5"))
+        assert held is not None
+        first = asyncio.ensure_future(keeper.ask_budget(None, "x", poor, 60.0).reserve("a", Decimal("0.25")))
+        second = asyncio.ensure_future(keeper.ask_budget(None, "y", rich, 60.0).reserve("a", Decimal("0.25")))
+        await asyncio.sleep(0.05)
+        other.settle(held, Bill("a", None, ZERO, "price"))
+        assert await asyncio.wait_for(second, 10)
+        assert not first.done()
+        first.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_reservation_itself_waits_too(store: SqliteStore) -> None:
     keeper = guard(store, usd_total=1)
 
