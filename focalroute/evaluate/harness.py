@@ -75,7 +75,8 @@ def import_samples(
             differently; else such a row is an error.
 
     Raises:
-        ConfigError: a file has another format, or models disagree on a question; the message names file and line.
+        ConfigError: a file has another format, or models disagree on a question (the message names file and line), or
+            have none in common.
     """
     target = Path(out)
     if target.suffix != ".jsonl":
@@ -87,6 +88,10 @@ def import_samples(
     questions, bad_rows = _gathered(files, skip_bad_rows=skip_bad_rows)
     if not questions:
         raise ConfigError((bad_rows or ["files: hold no question"])[0])
+    if len(files) > 1 and all(len(said) == 1 for _, said in questions):
+        raise ConfigError(
+            "files: no two models have a question in common; name all files of a task alike, such as samples_TASK.jsonl"
+        )
     columns = ("id", "task", "prompt", "choices", "label")
     _write(target, [{**{name: getattr(one, name) for name in columns}, "outputs": said} for one, said in questions])
     answered, right = dict.fromkeys(files, 0), dict.fromkeys(files, 0)

@@ -110,6 +110,13 @@ def test_models_that_were_asked_other_questions_are_not_joined(tmp_path: Path, c
         import_samples({"a": [one], "b": [other]}, tmp_path / "log.jsonl")
 
 
+def test_files_named_by_model_are_not_taken_for_tasks(tmp_path: Path) -> None:
+    """Every question was another one, with a single model's answer."""
+    files = {name: [written(tmp_path / f"samples_t_{name}.jsonl", sample(0))] for name in "ab"}
+    with pytest.raises(ConfigError, match="files: no two models have a question in common"):
+        import_samples(files, tmp_path / "log.jsonl")
+
+
 def test_a_question_that_one_model_has_twice_is_not_laid_on_another_model(tmp_path: Path) -> None:
     file = written(tmp_path / "samples_t.jsonl", sample(0), sample(0, target="1", acc=0.0))
     with pytest.raises(ConfigError, match=r"samples_t\.jsonl:2: doc_id: 't/0' is there twice of a"):
