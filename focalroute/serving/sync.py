@@ -8,7 +8,7 @@ import os
 import threading
 import typing
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeVa
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
 from focalroute.core.config import Endpoint
+from focalroute.core.dollars import Amount
 from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import by_keyword
@@ -349,6 +350,10 @@ class Ensemble:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The pool."""
         return self._async.endpoints
+
+    def limit_tags(self, usd_per_tag: Mapping[str, Amount | Mapping[str, Amount]]) -> None:
+        """Replace the budget's limits on tags; see `AsyncEnsemble.limit_tags`."""
+        self._async.limit_tags(usd_per_tag)
 
     def stats(self) -> Stats:
         """Return what was asked, paid and learned so far, by endpoint."""

@@ -596,6 +596,16 @@ def test_a_preference_tells_of_two_candidates_only() -> None:
             assert stats["c"].accuracy < stats["a"].accuracy
 
 
+def test_a_customer_who_signs_up_later_gets_a_limit(pool: SimulatedPool) -> None:
+    with Ensemble(pool.endpoints) as ensemble:
+        ensemble.ask(QUESTION, tags=["ada"])
+        ensemble.limit_tags({"ada": "0.0000001"})
+        ensemble.ask(QUESTION)
+        with pytest.raises(BudgetExceeded) as refused:
+            ensemble.ask(QUESTION, tags=["ada"])
+    assert refused.value.name == "usd_per_tag.ada"
+
+
 def test_a_budget_that_is_too_small_says_what_was_spent_and_what_it_takes(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints, budget=Budget(usd_total="0.0000001")) as ensemble:
         with pytest.raises(BudgetExceeded, match=r"\$0\.00 are spent .* has to reserve \$0\.\d") as raised:
