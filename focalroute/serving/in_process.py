@@ -79,8 +79,8 @@ def openai_client(
                 reply = run(partial(_in_time, httpx, request, work))
             except EnsembleClosed as error:
                 reply = _refusal(refusal_of(error))
-            body = reply.body if isinstance(reply.body, bytes) else _Stream(request, reply.body)
-            return _response(httpx, reply, body)
+            stream = httpx.ByteStream(reply.body) if isinstance(reply.body, bytes) else _Stream(request, reply.body)
+            return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     return openai.OpenAI(http_client=httpx.Client(transport=_Transport(), trust_env=False), **_CLIENT)
 
@@ -114,8 +114,8 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
                 reply = await run(partial(_in_time, httpx, request, work))
             except EnsembleClosed as error:
                 reply = _refusal(refusal_of(error))
-            body = reply.body if isinstance(reply.body, bytes) else _Stream(request, reply.body)
-            return _response(httpx, reply, body)
+            stream = httpx.ByteStream(reply.body) if isinstance(reply.body, bytes) else _Stream(request, reply.body)
+            return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
     return openai.AsyncOpenAI(http_client=httpx.AsyncClient(transport=_Transport(), trust_env=False), **_CLIENT)
 
@@ -132,10 +132,6 @@ class _Reply:
     status: int
     body: bytes | AsyncGenerator[bytes]
     headers: dict[str, str] = field(default_factory=dict)
-
-
-def _response(httpx: Any, reply: _Reply, body: Any) -> Any:
-    return httpx.Response(reply.status, headers=reply.headers, **{"content" if body is reply.body else "stream": body})
 
 
 async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -> T:

@@ -145,6 +145,11 @@ def test_errors_are_those_of_the_openai_library(
         create(**{"model": "focalroute", "messages": QUESTION, **asked})
 
 
+def test_a_raw_response_says_how_long_it_took(ensemble: Ensemble) -> None:
+    raw = ensemble.as_openai().models.with_raw_response.list()
+    assert raw.elapsed.total_seconds() > 0
+
+
 def test_the_one_model_is_listed(ensemble: Ensemble) -> None:
     client = ensemble.as_openai()
     assert [model.id for model in client.models.list()] == ["focalroute"]
