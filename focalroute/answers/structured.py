@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from hashlib import blake2b
 from types import UnionType
 from typing import Any, _SpecialForm, get_origin
@@ -293,7 +294,8 @@ def label_form(label: object) -> str:
             "the names that it reads"
         )
     try:
-        return canonical(parsed(label)) if isinstance(label, str) else _dumped(_of_anything(), label)
+        written = isinstance(label, str) and not isinstance(label, Enum)  # a StrEnum's member is both
+        return canonical(parsed(label)) if written else _dumped(_of_anything(), label)
     except ValueError:
         raise BadLabel(_NO_LABEL) from None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -566,6 +567,17 @@ def test_a_label_may_be_an_instance_a_value_or_json(service: Service, server: Se
 class Step:
     number: int
     parts: Sequence[str] = ()
+
+
+class State(StrEnum):
+    OPEN = "open"
+
+
+def test_a_label_may_be_the_member_of_an_enum_of_texts_that_the_value_is(service: Service, server: Server) -> None:
+    with Ensemble(endpoints(service, server, '"open"'), policy="plurality") as ensemble:
+        answer = ensemble.ask("Is it open?", answer=State | None)
+        assert answer.value is State.OPEN
+        ensemble.feedback(answer, label=answer.value)
 
 
 def test_a_label_of_a_dataclass_is_checked_likewise(service: Service, server: Server) -> None:
