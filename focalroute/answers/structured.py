@@ -294,8 +294,9 @@ def label_form(label: object) -> str:
             "the names that it reads"
         )
     try:
-        written = isinstance(label, str) and not isinstance(label, Enum)  # a StrEnum's member is both
-        return canonical(parsed(label)) if written else _dumped(_of_anything(), label)
+        if isinstance(label, str) and not isinstance(label, Enum):  # a StrEnum's member is both
+            return canonical(parsed(label))
+        return _dumped(_of_anything(), label)
     except ValueError:
         raise BadLabel(_NO_LABEL) from None
 
