@@ -27,7 +27,7 @@ from focalroute.learn.offline.stacking import Lesson, descend, random_sets
 from focalroute.learn.offline.views import PRICES, Views, random_masks
 from focalroute.learn.trajectory import unlimited
 from focalroute.observe import layout
-from focalroute.observe.pool_stats import PRIOR_ASKS
+from focalroute.observe.accuracy import PRIOR_ASKS
 from focalroute.policy.bundle import COLD
 from focalroute.policy.publish import bundle_files
 

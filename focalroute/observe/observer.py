@@ -20,6 +20,7 @@ import numpy as np
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32, F64, Outcome, Query
+from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, RecentOutcomes, shrunk_accuracy
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats
@@ -28,7 +29,7 @@ from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.memory import Memory
-from focalroute.observe.pool_stats import PRIOR_ASKS, PRIOR_LONG_RUN, PoolStats, PoolTotals, relative_skills
+from focalroute.observe.pool_stats import PoolStats, PoolTotals, relative_skills
 from focalroute.observe.recalibration import Recalibration
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
@@ -85,6 +86,7 @@ class Observer:
         self._window, self._agreed = Window(window), Window(window)
         self._referees = Referees(len(self.endpoints), _REFEREED_WINDOWS * window)
         self._totals = PoolTotals(prices)
+        self._recent = RecentOutcomes(len(self.endpoints), window)
         self._listed = self._totals.prices
         n = len(self.endpoints)
         self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
@@ -161,6 +163,8 @@ class Observer:
         """
         with self._lock:
             self._recompare = True
+            self._count()
+            known = self._totals.known(self._bias)
             new = outcome.answer_id not in self._window
             before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
@@ -169,6 +173,7 @@ class Observer:
                 self._changed_pairs.update(combinations(here, 2))
             self._changed.update(self._here(self._agreed.drop(outcome.answer_id)))
             right = [self._right(outcome, name) for name in self.endpoints]
+            self._recent.learn(outcome.answer_id, np.array(right), known, self._offsets, self._strengths)
             self._referees.label(outcome.answer_id, np.array(right))
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
@@ -289,6 +294,7 @@ class Observer:
         self._agreed.forget(name, 0)
         if name in self._index:
             index, others = self._index[name], range(len(self.endpoints))
+            self._recent.forget(index, newest)
             self._memory.forget(index, newest)
             self._calibration.forget(index)
             self._referees.reset(index)
@@ -351,8 +357,14 @@ class Observer:
         return self._current().order
 
     def accuracy(self) -> tuple[float, ...]:
-        """Return each endpoint's windowed accuracy, shrunk (see `rows_of`), inferred values included."""
-        return tuple(self._current().rows.accuracy.tolist())
+        """Return each endpoint's accuracy in the window, shrunk (see `shrunk_accuracy`), inferred values included."""
+        return tuple(self._accuracy().tolist())
+
+    def _accuracy(self) -> F64:
+        self._current()
+        with self._lock:
+            n, right = self._totals.known(self._bias).sum(axis=0)
+            return shrunk_accuracy(n, right, self._offsets, self._strengths)[0]
 
     def accuracy_interval(self) -> tuple[tuple[float, float], ...]:
         """Return a 95 % interval of each endpoint's accuracy a that allows for errors of inferred values.
@@ -360,7 +372,7 @@ class Observer:
         Its variance is a (1 - a) / (n + S) + (m / (n + S) bias_deviation)^2 with m of n rows inferred from agreement
         (prediction-powered inference, arXiv 2301.09633).
         """
-        accuracy, seen = self._current().rows.accuracy, np.array(self._current().seen)
+        accuracy, seen = self._accuracy(), np.array(self._current().seen)
         with self._lock:
             inferred = np.array([self._agreed.counts(name).inferred for name in self.endpoints])
             weight = seen + self._strengths
@@ -400,9 +412,7 @@ class Observer:
     def _renewed(self) -> PoolStats:
         """Return new statistics, recomputing only what changed; earlier ones are not modified."""
         names = self.endpoints
-        for i in self._changed:
-            self._totals.update(i, self._window.counts(names[i]), self._agreed.counts(names[i]))
-        self._changed.clear()
+        self._count()
         if self._changed_pairs:
             first, second = np.array(list(self._changed_pairs)).T
             counts = np.array([self._window.co_asked(names[i], names[j]) for i, j in self._changed_pairs])
@@ -416,7 +426,16 @@ class Observer:
             self._recompare = False
             self._compare()
         self._presumed = float(self._totals.share_inferred() @ self._presumption)
-        return self._totals.stats(names, self._pairs, self._relative_skill, self._offsets, self._strengths, self._bias)
+        known = self._totals.known(self._bias)
+        relative_accuracy, level = self._recent.relative_accuracy(known, self._offsets, self._strengths)
+        return self._totals.stats(names, self._pairs, self._relative_skill, relative_accuracy, level)
+
+    def _count(self) -> None:
+        """Take over the totals of the endpoints whose windows changed."""
+        for i in self._changed:
+            name = self.endpoints[i]
+            self._totals.update(i, self._window.counts(name), self._agreed.counts(name))
+        self._changed.clear()
 
     def _compare(self) -> None:
         """Compute relative skills and biases again from the present labels and agreement."""

@@ -20,12 +20,6 @@ from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.observation import bounded_cost_weight, member_rows, vote_weights
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
-#: Strength, in asks, of the prior of an endpoint's accuracy: its pool's level.
-PRIOR_ASKS = 10
-
-#: Strength where its long-run accuracy is known: the prior is then its long-run distance from the pool's level.
-PRIOR_LONG_RUN = 50
-
 #: Strength, in calls, of the listed price as a prior of the mean cost of a call.
 PRIOR_CALLS = 5
 
@@ -46,14 +40,12 @@ class EndpointRows:
     """The window's statistics by endpoint: (..., N) arrays, ``level`` (...,).
 
     Attributes:
-        accuracy: windowed accuracy, shrunk.
         skill: level + relative skill, within 0.02 and 0.98: how likely it is to be right on the next query.
         level: the pool's accuracy, corrected for which endpoints the window has seen more often.
         columns: float32 (..., N, De) rows of the layout; 0 in the columns that depend on the query or on lambda.
         shares: c / C, the cost of a call relative to that of asking all once; an unknown cost counts as the mean.
     """
 
-    accuracy: F64
     skill: F64
     level: F64
     columns: F32
@@ -144,29 +136,22 @@ def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F
     return centred
 
 
-def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths: F64) -> EndpointRows:
+def rows_of(table: F64, focal: F64, relative_skill: F64, relative_accuracy: F64, level: F64) -> EndpointRows:
     """Return the statistics from the tables of `table_of`, for one pool or many at once.
-
-    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior mean, level + offset,
-    is clipped to 0.02..0.98. The level is (sum of right - sum of n offset + 1) / (sum of n + 2): 1/2 without outcomes,
-    and the pool's mean accuracy, shrunk, if no long-run accuracy is known and all offsets are 0.
 
     Args:
         table: (..., N, 8), see `table_of`.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
         relative_skill: (..., N) see `relative_skills`.
-        offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
-        strengths: (N,) S.
+        relative_accuracy: (..., N) accuracy minus level, see `focalroute.observe.accuracy.mixed`.
+        level: (...,) see `focalroute.observe.accuracy.shrunk_accuracy`.
     """
-    n, right, costs, logs, known = (table[..., at] for at in (0, 1, 2, slice(4, 6), slice(6, 8)))
-    level = ((right - n * offsets).sum(axis=-1) + 1) / (n.sum(axis=-1) + 2)
-    prior = (level[..., None] + offsets).clip(0.02, 0.98)
-    accuracy = (right + strengths * prior) / (n + strengths)
+    n, costs, logs, known = (table[..., at] for at in (0, 2, slice(4, 6), slice(6, 8)))
     # means over the known values; if none is known, the mean is later multiplied by 0
     sums, counts = table[..., 2:4].sum(axis=-2), known.sum(axis=-2)
     means = sums / np.maximum(counts, 1)
     columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
-    columns[..., _AT["accuracy"].start] = ((accuracy - level[..., None]) * 4).clip(-4, 4)
+    columns[..., _AT["accuracy"].start] = (relative_accuracy * 4).clip(-4, 4)
     columns[..., _AT["relative_skill"].start] = (relative_skill * 4).clip(-4, 4)
     columns[..., _AT["seen"].start] = n / (n + 20)
     relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
@@ -177,7 +162,7 @@ def rows_of(table: F64, focal: F64, relative_skill: F64, offsets: F64, strengths
     shares = np.where(
         total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
     )
-    return EndpointRows(accuracy, (level[..., None] + relative_skill).clip(0.02, 0.98), level, columns, shares)
+    return EndpointRows((level[..., None] + relative_skill).clip(0.02, 0.98), level, columns, shares)
 
 
 @dataclass(slots=True)
@@ -298,6 +283,16 @@ class PoolTotals:
             c.latency_us / 1e6,
         )
 
+    def known(self, bias: F64 | float = 0.0) -> F64:
+        """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
+
+        Args:
+            bias: (N,) by how much values inferred from agreement are too low.
+        """
+        inferred, values = self._agreed.T
+        labels = self._counts[:, :2].T - self._agreed.T
+        return np.array([labels, [inferred, (values + inferred * bias).clip(0, inferred)]])
+
     def share_inferred(self) -> F64:
         """Return each endpoint's rows inferred from agreement as a share of the whole pool's rows, (N,)."""
         share: F64 = self._agreed[:, 0] / (self._counts[:, 0].sum() + 2)
@@ -308,22 +303,17 @@ class PoolTotals:
         names: tuple[str, ...],
         pairs: F64,
         relative_skill: F64,
-        offsets: F64,
-        strengths: F64,
-        bias: F64 | float = 0.0,
+        relative_accuracy: F64,
+        level: float,
     ) -> PoolStats:
         """Return the pool's statistics.
 
         Args:
             names: the endpoints; ``pairs``: focal diversity of each pair, (N, N); the next three as for `rows_of`.
-            bias: (N,) by how much values inferred from agreement are too low.
         """
-        counts = self._counts.copy()
-        inferred, values = self._agreed.T
-        counts[:, 1] += (values + inferred * bias).clip(0, inferred) - values
-        table = table_of(self.prices, counts)
+        table = table_of(self.prices, self._counts)
         focal = pairs.sum(axis=-1) / max(len(names) - 1, 1)
-        rows = rows_of(table, focal, relative_skill, offsets, strengths)
+        rows = rows_of(table, focal, relative_skill, relative_accuracy, np.asarray(level))
         costs, latencies = _where_known(table[:, 2], table[:, 6]), _where_known(table[:, 3], table[:, 7])
         mean_length, length_deviation = length_moments(*self._lengths.T)
         return PoolStats(

@@ -7,11 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, shrunk_accuracy
 from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.observation import bounded_cost_weight
 from focalroute.observe.pool_stats import (
-    PRIOR_ASKS,
-    PRIOR_LONG_RUN,
     EndpointRows,
     PoolStats,
     PoolTotals,
@@ -21,7 +20,7 @@ from focalroute.observe.pool_stats import (
 )
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
-NONE = np.zeros(2), np.full(2, float(PRIOR_ASKS))
+NONE = np.zeros(2), np.zeros(2), 0.5  # relative skill, relative accuracy, level
 
 
 def summary(*counts: Counts, prices: tuple[float | None, ...] = ()) -> PoolTotals:
@@ -37,17 +36,19 @@ def known(n: int, right: int) -> Counts:
 
 def rows(made: PoolTotals, offsets: tuple[float, ...], strengths: tuple[float, ...]) -> EndpointRows:
     """With relative skills as in the long run: nothing was asked together."""
-    n = len(offsets)
-    relative_skill = relative_skills(np.zeros((n, n)), np.zeros(n), np.array(offsets), np.array(strengths))
-    pairs = np.full((n, n), 0.25) * (1 - np.eye(n))
-    return made.stats(tuple(map(str, range(n))), pairs, relative_skill, np.array(offsets), np.array(strengths)).rows
+    size = len(offsets)
+    relative_skill = relative_skills(np.zeros((size, size)), np.zeros(size), np.array(offsets), np.array(strengths))
+    pairs = np.full((size, size), 0.25) * (1 - np.eye(size))
+    n, right = made.known().sum(axis=0)
+    accuracy, level = shrunk_accuracy(n, right, np.array(offsets), np.array(strengths))
+    return made.stats(tuple(map(str, range(size))), pairs, relative_skill, accuracy - level, float(level)).rows
 
 
 def expected_costs(made: PoolTotals) -> list[float | None]:
     """With nothing asked together, and no long run."""
     n = len(made.prices)
     names = tuple(map(str, range(n)))
-    return made.stats(names, np.zeros((n, n)), np.zeros(n), np.zeros(n), np.full(n, 10.0)).expected_cost
+    return made.stats(names, np.zeros((n, n)), np.zeros(n), np.zeros(n), 0.5).expected_cost
 
 
 def column(found: EndpointRows, name: str) -> np.ndarray:
@@ -74,7 +75,6 @@ def test_level_accuracy_and_skill_with_a_long_run_by_hand() -> None:
     level = (40 - 40 * 0.1 + 20 * 0.1 + 1) / 62
     expected = [(30 + 50 * (level + 0.1)) / 90, (10 + 50 * (level - 0.1)) / 70]
     assert found.level == pytest.approx(level)
-    assert found.accuracy == pytest.approx(expected)
     assert found.skill == pytest.approx([level + 0.1, level - 0.1])
     assert column(found, "accuracy") == pytest.approx([4 * (a - level) for a in expected], abs=1e-6)
     assert column(found, "relative_skill") == pytest.approx([0.4, -0.4])
@@ -115,9 +115,9 @@ def test_the_level_does_not_depend_on_which_endpoints_the_window_knows() -> None
 def test_where_nothing_was_seen_the_long_run_is_believed() -> None:
     found = rows(summary(Counts(), Counts(), Counts()), (0.3, -0.3, 0.0), (50.0, 50.0, 10.0))
     assert found.level == 0.5
-    assert found.accuracy == pytest.approx([0.8, 0.2, 0.5])
+    assert column(found, "accuracy") == pytest.approx([1.2, -1.2, 0], abs=1e-6)
     far = rows(summary(Counts(), Counts()), (0.6, -0.6), (50.0, 50.0))
-    assert far.accuracy == pytest.approx([0.98, 0.02])
+    assert column(far, "accuracy") == pytest.approx([4 * 0.48, -4 * 0.48], abs=1e-6)
 
 
 def test_without_a_long_run_it_is_the_pools_mean_that_shrinks() -> None:
@@ -126,7 +126,8 @@ def test_without_a_long_run_it_is_the_pools_mean_that_shrinks() -> None:
     found = rows(summary(known(60, 48), c), (0.0, 0.0), (PRIOR_ASKS, PRIOR_ASKS))
     mean = (48 + 4 + 1) / (68 + 2)
     assert found.level == pytest.approx(mean)
-    assert found.accuracy == pytest.approx([(48 + 10 * mean) / 70, (4 + 10 * mean) / 18])
+    expected = [(48 + 10 * mean) / 70, (4 + 10 * mean) / 18]
+    assert column(found, "accuracy") == pytest.approx([4 * (a - mean) for a in expected], abs=1e-6)
 
 
 def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -> None:
@@ -137,14 +138,14 @@ def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -
 def test_many_pools_at_once_are_each_alone() -> None:
     table = random_tables((3, 5, 4))
     rng = np.random.default_rng(1)
-    focal, relative_skill = rng.random((2, 3, 5, 4))
-    offsets, strengths = rng.normal(0, 0.1, 4), np.array([10.0, 50, 50, 10])
-    together = rows_of(table, focal, relative_skill, offsets, strengths)
+    focal, relative_skill, relative_accuracy = rng.random((3, 3, 5, 4))
+    level = rng.random((3, 5))
+    together = rows_of(table, focal, relative_skill, relative_accuracy, level)
     assert together.columns.shape == (3, 5, 4, width(ENDPOINT))
     assert together.level.shape == (3, 5)
     for at in np.ndindex(3, 5):
-        alone = rows_of(table[at], focal[at], relative_skill[at], offsets, strengths)
-        for name in ("accuracy", "skill", "level", "columns", "shares"):
+        alone = rows_of(table[at], focal[at], relative_skill[at], relative_accuracy[at], level[at])
+        for name in ("skill", "level", "columns", "shares"):
             np.testing.assert_array_equal(getattr(together, name)[at], getattr(alone, name))
 
 
@@ -196,7 +197,7 @@ def test_cost_penalties_at_several_lambdas(cost_weight: float) -> None:
 
 def test_rows_hold_the_cost_penalties_of_their_lambda_and_are_copies() -> None:
     made = summary(known(10, 5), known(10, 8), prices=(1.0, 3.0))
-    stats = made.stats(("a", "b"), np.array([[0.0, 0.5], [0.5, 0.0]]), np.zeros(2), *NONE)
+    stats = made.stats(("a", "b"), np.array([[0.0, 0.5], [0.5, 0.0]]), *NONE)
     at = slice(slices(ENDPOINT)["cost_penalty"].start, slices(ENDPOINT)["log_cost_penalty"].stop)
     for cost_weight in (0.1, 2.0, 0.1, *range(40), 0.1):
         found, logarithm = stats.columns(cost_weight)
@@ -214,8 +215,8 @@ def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() 
     prices, factors = (1e-6, 4e-6, None), np.array([2.0, 0.1, 1.0])
 
     def stats(prices: tuple[float | None, ...]) -> PoolStats:
-        none, strength = np.zeros(3), np.full(3, 10.0)
-        return PoolTotals(prices).stats(("a", "b", "c"), np.zeros((3, 3)), none, none, strength)
+        none = np.zeros(3)
+        return PoolTotals(prices).stats(("a", "b", "c"), np.zeros((3, 3)), none, none, 0.5)
 
     seen, expected = stats(prices).at(factors), stats((2e-6, 4e-7, None))
     assert seen.order == expected.order == (1, 0, 2)
@@ -228,11 +229,11 @@ def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() 
 
 def test_where_no_price_is_listed_what_calls_cost_is_the_price() -> None:
     """And so it is known who is cheapest, though in the pool's order the dear one comes first."""
-    none, strength = np.zeros(3), np.full(3, 10.0)
+    none = np.zeros(3)
     totals = PoolTotals((None, None, None))
     for index, pico in enumerate((30_000_000, 1_000_000)):
         totals.update(index, Counts(priced=2, cost_pico=2 * pico))
-    stats = totals.stats(("a", "b", "c"), np.zeros((3, 3)), none, none, strength)
+    stats = totals.stats(("a", "b", "c"), np.zeros((3, 3)), none, none, 0.5)
     assert stats.order == (1, 0, 2)
     np.testing.assert_allclose(stats.prices, [3e-5, 1e-6, np.nan])
     assert stats.typical_shares[1] < stats.typical_shares[2] < stats.typical_shares[0]

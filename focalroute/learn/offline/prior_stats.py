@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32, F64, I64, Bools
 from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.observe.accuracy import evidence, log_losses, mixed, relative_accuracies, window_lengths
 from focalroute.observe.calibration import (
     MOST_CHOICES,
     Corrections,
@@ -118,8 +119,19 @@ def compute_prior_stats(
     relative_skill = np.repeat(relative_skill, every, axis=0)[: len(recorded)]
     order = ("n", "right", "n", "usd", "timed", "latency")
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
-    rows = rows_of(table, focal, relative_skill, long_run.offsets, long_run.strengths)
+    relative_accuracy, level = _accuracies(recorded, known, long_run, window)
+    rows = rows_of(table, focal, relative_skill, relative_accuracy, level)
     return PriorStats(rows, _lengths(recorded, seen), pairs, every)
+
+
+def _accuracies(recorded: RecordedLog, known: Bools, long_run: LongRun, window: int) -> tuple[F64, F64]:
+    """Return accuracy minus level (T, N) before each row, by windows of all lengths, and that level (T,)."""
+    n, right = known.astype(np.float64), (known * recorded.value).astype(np.float64)
+    lengths = window_lengths(window)
+    seen, sums = (np.stack([_windowed(each, length) for length in lengths], axis=1) for each in (n, right))
+    relative, levels = relative_accuracies(seen, sums, long_run.offsets, long_run.strengths)
+    against = evidence(log_losses(relative, levels, n, right), n.sum(axis=1))
+    return mixed(relative, against), levels[:, 0]
 
 
 def expected(recorded: RecordedLog) -> Expectation:

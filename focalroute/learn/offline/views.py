@@ -17,7 +17,7 @@ from focalroute.learn.nets import DeciderNet, FusionNet
 from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, expected
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
-from focalroute.observe.pool_stats import PRIOR_LONG_RUN
+from focalroute.observe.accuracy import PRIOR_LONG_RUN
 
 #: The cost weights (lambda) of the views.
 PRICES = (0.01, 0.05, 0.2, 0.8)

@@ -12,6 +12,7 @@ from focalroute.learn.offline.prior_stats import LongRun, compute_prior_stats, r
 from focalroute.learn.offline.prior_stats import expected as expected_on
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.views import long_run
+from focalroute.observe.accuracy import RecentOutcomes
 from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
@@ -59,12 +60,16 @@ def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
     _, prior = long_run(log, np.arange(70))
     found = compute_prior_stats(log, first, later, prior, window=WINDOW)
     focal = np.repeat(found.pairs.sum(axis=2) / 3, 20, axis=0)[:70]
+    recent = RecentOutcomes(4, WINDOW)
     for t in range(70):
         table = table_of(prior.usd, np.array([_sums(log, first, later, t, i) for i in range(4)]))
         relative_skill = relative_skills(*_compared(log, first, later, t // 20 * 20), prior.offsets, prior.strengths)
-        expected = rows_of(table, focal[t], relative_skill, prior.offsets, prior.strengths)
+        counts = np.array([table[:, :2].T, np.zeros((2, 4))])
+        relative_accuracy, level = recent.relative_accuracy(counts, prior.offsets, prior.strengths)
+        right = np.where((first[t] | later[t]) & log.replied[t], log.value[t], np.nan)
+        recent.learn(str(t), right, counts, prior.offsets, prior.strengths)
+        expected = rows_of(table, focal[t], relative_skill, relative_accuracy, np.array(level))
         np.testing.assert_allclose(found.rows.columns[t], expected.columns, atol=1e-5)
-        np.testing.assert_allclose(found.rows.accuracy[t], expected.accuracy, atol=1e-6)
         np.testing.assert_allclose(found.rows.shares[t], expected.shares, atol=1e-6)
         assert found.rows.level[t] == pytest.approx(float(expected.level), abs=1e-6)
 
@@ -115,7 +120,7 @@ def test_graded_values_count_in_the_accuracy_and_not_in_the_pairs() -> None:
     graded = replace(log, value=np.where(log.replied, 0.5, 0).astype(np.float32))
     first, later = _asked(log)
     found = compute_prior_stats(graded, first, later, LongRun(np.zeros(4), np.full(4, 10.0), np.ones(4)), window=WINDOW)
-    np.testing.assert_allclose(found.rows.accuracy, 0.5, atol=1e-6)
+    np.testing.assert_allclose(found.rows.columns[..., slices(ENDPOINT)["accuracy"].start], 0, atol=1e-6)
     assert found.pairs[2, 0, 1] == pytest.approx(1 / 3)
 
 
