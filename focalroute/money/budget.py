@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -83,7 +82,7 @@ class BudgetGuard:
         self._held: set[str] = set()  # this process's own reservations
         self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, their cost and their bounds
         self._queues: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, defaultdict[tuple[Account, ...], asyncio.Lock]
+            asyncio.AbstractEventLoop, weakref.WeakValueDictionary[tuple[Account, ...], asyncio.Lock]
         ] = weakref.WeakKeyDictionary()
         if budget is not None:
             self.keep(budget)
@@ -172,8 +171,9 @@ class BudgetGuard:
         First come, first served, among asks that the same limits concern. Does not wait for the reservations of other
         processes, which may be dead.
         """
-        queues = self._queues.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
-        async with queues[accounts]:
+        queues = self._queues.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+        queue = queues.setdefault(accounts, asyncio.Lock())  # kept by those who wait in it
+        async with queue:
             while True:
                 settled = not self._held
                 await self.refresh(accounts)
