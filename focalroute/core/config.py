@@ -574,8 +574,8 @@ class Budget:
     """Limits on spending, in USD, and the mean cost and time per query to keep to.
 
     All limits but ``max_usd_per_ask`` are kept in the store: exact for all processes that share it, across restarts and
-    crashes. A call reserves the most it can cost and is settled at its actual cost. Reservations of a process that died
-    stay.
+    crashes. A call reserves the most it can cost and is settled at its actual cost. What a process that died had
+    reserved counts as spent.
 
     Under a budget a free-form reply is limited to 1,024 tokens, unless ``params`` has ``max_tokens``, as a cost without
     a bound cannot be reserved. Probing an endpoint's capabilities (a few tiny calls, once a week) counts towards
