@@ -18,6 +18,8 @@ ToolCall = Mapping[str, Any]
 
 #: Most tool calls in a reply: checking tens of thousands takes seconds.
 MOST_CALLS = 256
+#: Most characters of a reply's calls: putting seven million into normal form takes seconds.
+LONGEST_CALLS = 2**20
 #: Begins the normal form of tool calls, and of nothing else.
 CALLS = "\0"
 

@@ -319,6 +319,17 @@ def test_calls_without_end_are_refused_before_they_are_checked(count: int) -> No
     assert time.thread_time() - began < 0.5
 
 
+def test_calls_of_great_length_are_refused_before_they_are_checked() -> None:
+    """Seven million characters kept the event loop busy for three seconds."""
+    numbers = ",".join(map(str, range(1_000_000)))
+    read = decode(calling(call(f'{{"a": [{numbers}], "b": 1}}')))
+    made = plan(make_query("?", params={"tools": [{"type": "function", "function": {"name": "add"}}]}), NONE)
+    began = time.thread_time()
+    with pytest.raises(CallFailed, match="longer than 1048576 characters"):
+        made.read(read)
+    assert time.thread_time() - began < 0.5
+
+
 def test_tools_of_the_endpoint_are_offered() -> None:
     async def handler(*_: Any) -> web.StreamResponse:
         return json_reply(calling(call(BOTH)))

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
 from focalroute.answers.final import find_final
 from focalroute.answers.structured import Structure
-from focalroute.answers.tool_calls import MOST_CALLS, ToolOffer, parse_calls
+from focalroute.answers.tool_calls import LONGEST_CALLS, MOST_CALLS, ToolOffer, parse_calls
 from focalroute.answers.typed import TypedAnswer
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import WITHHELD, Failure, Method, Query, Usage
@@ -244,6 +244,8 @@ def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | 
         return None
     if len(first.tool_calls) > MOST_CALLS:
         raise _unusable(completion, f"the reply calls tools more than {MOST_CALLS} times")
+    if len(str(first.tool_calls)) > LONGEST_CALLS:
+        raise _unusable(completion, f"the reply's tool calls are longer than {LONGEST_CALLS} characters")
     calls = parse_calls(first.tool_calls)
     if calls is None:
         raise _unusable(completion, "the reply calls a tool with arguments that are not a JSON object")
