@@ -228,7 +228,7 @@ _WHY_NEEDED = {
     "prompt_tokens": _TOKENS,
     "completion_tokens": _TOKENS,
 }
-_EMPTY = (None, "")  # what counts as left out
+_TEXTS = ("label", "answer")  # may be empty
 _FIELDS = {field.name for field in fields(_Line)}
 #: Other names for the fields with a query's text, by the name here.
 _SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
@@ -254,12 +254,16 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     return LoggedQuery(row.id, row.task, _messages(row), row.choices, row.label, outputs, number)
 
 
+def _is_left_out(name: str, value: object) -> bool:
+    return value is None or (value == "" and name not in _TEXTS)
+
+
 def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
-    """Validate an object of this kind; null fields and empty texts count as left out."""
+    """Validate an object of this kind; null fields count as left out, and so do empty ones but labels and answers."""
     if not isinstance(value, dict):
         raise _Breach(field, "is not a JSON object")
     try:
-        return kind.validate_python({name: one for name, one in value.items() if one not in _EMPTY})
+        return kind.validate_python({name: one for name, one in value.items() if not _is_left_out(name, one)})
     except ValidationError as error:
         place, problem = first_problem(error)
         raise _Breach(".".join(filter(None, (field, place))), advice(problem)) from None
@@ -293,7 +297,9 @@ def _output(field: str, found: Any, row: _Line) -> Output:
         if output.cost_usd is None:
             needed += ["prompt_tokens", "completion_tokens"]
         for name in needed:
-            if found.get(name) in _EMPTY and not (name == "answer" and name in found):  # there is none in the reply
+            if _is_left_out(name, found.get(name)) and not (
+                name == "answer" and name in found
+            ):  # there is none in the reply
                 raise _Breach(f"{field}.{name}", f"is missing{_WHY_NEEDED.get(name, '')}")
     if output.probabilities is None:
         return output

@@ -153,7 +153,7 @@ def test_what_pandas_and_other_tools_write_is_read(tmp_path: Path) -> None:
     one, other = read_log(write_log(tmp_path / "log.jsonl", [line, "", free, ""]))
     assert (one.id, one.task, one.choices, one.label) == ("7", "3", ("32", "4.5"), 1)
     assert one.outputs == {"a": Output(1, (0.0, 1.0), prompt_tokens=36, completion_tokens=10)}
-    assert (other.line, other.outputs["a"].answer, other.outputs["b"].cost_usd) == (3, None, None)
+    assert (other.line, other.outputs["a"].answer, other.outputs["b"].cost_usd) == (3, "", None)
 
 
 def test_a_text_that_is_null_counts_as_left_out(tmp_path: Path) -> None:
