@@ -297,9 +297,8 @@ def _output(field: str, found: Any, row: _Line) -> Output:
         if output.cost_usd is None:
             needed += ["prompt_tokens", "completion_tokens"]
         for name in needed:
-            if _is_left_out(name, found.get(name)) and not (
-                name == "answer" and name in found
-            ):  # there is none in the reply
+            no_answer = name == "answer" and name in found  # there is none in the reply
+            if _is_left_out(name, found.get(name)) and not no_answer:
                 raise _Breach(f"{field}.{name}", f"is missing{_WHY_NEEDED.get(name, '')}")
     if output.probabilities is None:
         return output
