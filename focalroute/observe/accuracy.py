@@ -40,9 +40,8 @@ def relative_accuracies(n: F64, right: F64, offsets: F64, strengths: F64) -> tup
     """
     accuracy, level = shrunk_accuracy(n[..., :1, :], right[..., :1, :], offsets, strengths)
     relative, total = accuracy - level[..., None], n.sum(axis=-1)
-    levels = ((right - n * relative).sum(axis=-1) + 1) / (total + 2)
-    prior = np.minimum(np.maximum(levels[..., None] + offsets, 0.02), 0.98)
-    estimates = (right + strengths * prior) / (n + strengths) - levels[..., None]
+    levels = _level(n, right, relative)
+    estimates = _posterior_mean(n, right, levels, offsets, strengths) - levels[..., None]
     shorter = total < total[..., :1]
     recent = shorter[..., None] & (strengths > PRIOR_ASKS)
     return np.where(recent, estimates, relative), np.where(shorter, levels, level)
@@ -60,9 +59,22 @@ def shrunk_accuracy(n: F64, right: F64, offsets: F64, strengths: F64) -> tuple[F
         offsets: (N,) long-run accuracy minus the pool's; 0 where not known.
         strengths: (N,) S.
     """
-    level = ((right - n * offsets).sum(axis=-1) + 1) / (n.sum(axis=-1) + 2)
-    prior = (level[..., None] + offsets).clip(0.02, 0.98)
-    return (right + strengths * prior) / (n + strengths), level
+    level = _level(n, right, offsets)
+    return _posterior_mean(n, right, level, offsets, strengths), level
+
+
+def _level(n: F64, right: F64, relative: F64) -> F64:
+    level: F64 = ((right - n * relative).sum(axis=-1) + 1) / (n.sum(axis=-1) + 2)
+    return level
+
+
+def _posterior_mean(n: F64, right: F64, level: F64, offsets: F64, strengths: F64) -> F64:
+    return (right + strengths * _within_bounds(level[..., None] + offsets)) / (n + strengths)
+
+
+def _within_bounds(accuracy: F64) -> F64:
+    bounded: F64 = np.minimum(np.maximum(accuracy, 0.02), 0.98)  # half the time of `clip`
+    return bounded
 
 
 def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:
@@ -73,7 +85,7 @@ def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:
         known: (..., N) 1 where it is known how right the endpoint was, else 0.
         right: (..., N) how right it was; 0 where not known.
     """
-    p = np.minimum(np.maximum(relative + levels[..., None], 0.02), 0.98)
+    p = _within_bounds(relative + levels[..., None])
     hits, misses = right[..., None, :], (known - right)[..., None, :]
     losses: F64 = -(hits * np.log(p) + misses * np.log(1 - p)).sum(axis=-1)
     return losses

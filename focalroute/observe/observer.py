@@ -173,8 +173,9 @@ class Observer:
                 self._changed_pairs.update(combinations(here, 2))
             self._changed.update(self._here(self._agreed.drop(outcome.answer_id)))
             right = [self._right(outcome, name) for name in self.endpoints]
-            self._recent.learn(outcome.answer_id, np.array(right), known, self._offsets, self._strengths)
-            self._referees.label(outcome.answer_id, np.array(right))
+            labels = np.array(right)
+            self._recent.learn(outcome.answer_id, labels, known, self._offsets, self._strengths)
+            self._referees.label(outcome.answer_id, labels)
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
             if outcome.posterior is not None:

@@ -60,14 +60,14 @@ def table_of(prices: F64, counts: F64) -> F64:
 
     Args:
         prices: (N,) USD of a typical call, NaN where unknown.
-        counts: (..., N, 6) rows with a value, and the sum of the values (1 right, 0 wrong, a fraction if inferred);
-            calls of known cost and their USD; calls of known latency and their seconds.
+        counts: (..., N, 5) rows in which it is known or inferred whether the endpoint was right; calls of known cost
+            and their USD; calls of known latency and their seconds.
 
     Returns:
-        (..., N, 8): the first two of these; expected cost and mean latency (0 where unknown), their logarithms, and
+        (..., N, 7): the first of these; expected cost and mean latency (0 where unknown), their logarithms, and
         whether they are known.
     """
-    priced, usd, timed, seconds = (counts[..., at] for at in (2, 3, 4, 5))
+    priced, usd, timed, seconds = (counts[..., at] for at in (1, 2, 3, 4))
     listed = ~np.isnan(prices)
     price = np.where(listed, prices, 0)
     prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
@@ -78,10 +78,10 @@ def table_of(prices: F64, counts: F64) -> F64:
     calls = PRIOR_CALLS * listed + priced
     cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
     latency = seconds / np.maximum(timed, 1)
-    table = np.empty((*counts.shape[:-1], 8))
-    table[..., :2], table[..., 2], table[..., 3] = counts[..., :2], cost, latency
-    table[..., 6], table[..., 7] = calls > 0, timed > 0
-    table[..., 4:6] = np.log(np.maximum(table[..., 2:4], _LEAST)) * table[..., 6:]
+    table = np.empty((*counts.shape[:-1], 7))
+    table[..., 0], table[..., 1], table[..., 2] = counts[..., 0], cost, latency
+    table[..., 5], table[..., 6] = calls > 0, timed > 0
+    table[..., 3:5] = np.log(np.maximum(table[..., 1:3], _LEAST)) * table[..., 5:]
     return table
 
 
@@ -140,15 +140,15 @@ def rows_of(table: F64, focal: F64, relative_skill: F64, relative_accuracy: F64,
     """Return the statistics from the tables of `table_of`, for one pool or many at once.
 
     Args:
-        table: (..., N, 8), see `table_of`.
+        table: (..., N, 7), see `table_of`.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
         relative_skill: (..., N) see `relative_skills`.
         relative_accuracy: (..., N) accuracy minus level, see `focalroute.observe.accuracy.mixed`.
         level: (...,) see `focalroute.observe.accuracy.shrunk_accuracy`.
     """
-    n, costs, logs, known = (table[..., at] for at in (0, 2, slice(4, 6), slice(6, 8)))
+    n, costs, logs, known = (table[..., at] for at in (0, 1, slice(3, 5), slice(5, 7)))
     # means over the known values; if none is known, the mean is later multiplied by 0
-    sums, counts = table[..., 2:4].sum(axis=-2), known.sum(axis=-2)
+    sums, counts = table[..., 1:3].sum(axis=-2), known.sum(axis=-2)
     means = sums / np.maximum(counts, 1)
     columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
     columns[..., _AT["accuracy"].start] = (relative_accuracy * 4).clip(-4, 4)
@@ -265,7 +265,8 @@ class PoolTotals:
 
     def __init__(self, prices: Sequence[float | Decimal | None]) -> None:
         self.prices = np.array(prices, np.float64)
-        self._counts = np.zeros((len(prices), 6))  # see `table_of`
+        self._counts = np.zeros((len(prices), 5))  # see `table_of`
+        self._values = np.zeros(len(prices))  # sum over the rows counted: 1 right, 0 wrong, a fraction if inferred
         self._agreed = np.zeros((len(prices), 2))  # rows with a value inferred from agreement, and its sum
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
 
@@ -274,14 +275,8 @@ class PoolTotals:
         c = Counts._make(map(operator.add, labelled, agreed))
         self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
         self._agreed[index] = agreed.inferred, agreed.inferred_sum / INFERRED_UNIT
-        self._counts[index] = (
-            c.known + c.inferred,
-            c.right + c.inferred_sum / INFERRED_UNIT,
-            c.priced,
-            c.cost_pico / 1e12,
-            c.timed,
-            c.latency_us / 1e6,
-        )
+        self._values[index] = c.right + c.inferred_sum / INFERRED_UNIT
+        self._counts[index] = c.known + c.inferred, c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
 
     def known(self, bias: F64 | float = 0.0) -> F64:
         """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
@@ -290,7 +285,7 @@ class PoolTotals:
             bias: (N,) by how much values inferred from agreement are too low.
         """
         inferred, values = self._agreed.T
-        labels = self._counts[:, :2].T - self._agreed.T
+        labels = [self._counts[:, 0] - inferred, self._values - values]
         return np.array([labels, [inferred, (values + inferred * bias).clip(0, inferred)]])
 
     def share_inferred(self) -> F64:
@@ -314,7 +309,7 @@ class PoolTotals:
         table = table_of(self.prices, self._counts)
         focal = pairs.sum(axis=-1) / max(len(names) - 1, 1)
         rows = rows_of(table, focal, relative_skill, relative_accuracy, np.asarray(level))
-        costs, latencies = _where_known(table[:, 2], table[:, 6]), _where_known(table[:, 3], table[:, 7])
+        costs, latencies = _where_known(table[:, 1], table[:, 5]), _where_known(table[:, 2], table[:, 6])
         mean_length, length_deviation = length_moments(*self._lengths.T)
         return PoolStats(
             names=names,
@@ -327,7 +322,7 @@ class PoolTotals:
             mean_length=mean_length.tolist(),
             length_deviation=length_deviation.tolist(),
             order=_cheapest_first(costs, names),
-            prices=np.where(np.isnan(self.prices) & (table[:, 6] > 0), table[:, 2], self.prices),
+            prices=np.where(np.isnan(self.prices) & (table[:, 5] > 0), table[:, 1], self.prices),
             pairs=pairs.astype(np.float32),
         )
 

@@ -56,16 +56,15 @@ def column(found: EndpointRows, name: str) -> np.ndarray:
 
 
 def random_tables(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Tables (*shape, 8) as summaries make them, some with unknown costs and latencies and some without any row."""
+    """Tables (*shape, 7) as summaries make them, some with unknown costs and latencies and some without any row."""
     rng = np.random.default_rng(seed)
-    table = np.zeros((*shape, 8))
+    table = np.zeros((*shape, 7))
     paid = rng.random((*shape, 2)) * (rng.random((*shape, 2)) < 0.9)
     there = rng.random((*shape, 2)) < 0.7
     table[..., 0] = rng.integers(0, 200, shape)
-    table[..., 1] = table[..., 0] * rng.random(shape)
-    table[..., 2:4] = paid * there
-    table[..., 4:6] = np.log(np.maximum(paid, 1e-12)) * there
-    table[..., 6:8] = there
+    table[..., 1:3] = paid * there
+    table[..., 3:5] = np.log(np.maximum(paid, 1e-12)) * there
+    table[..., 5:7] = there
     return table
 
 

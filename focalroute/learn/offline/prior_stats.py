@@ -103,7 +103,6 @@ def compute_prior_stats(
     answered = known & recorded.usable & (recorded.tokens > 0)
     sums = {
         "n": known,
-        "right": known * recorded.value,
         "usd": known * recorded.usd,
         "timed": known & (recorded.latency_s > 0),
         "latency": known * recorded.latency_s,
@@ -117,7 +116,7 @@ def compute_prior_stats(
     focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), every, axis=0)[: len(recorded)]
     relative_skill = relative_skills(together, ahead, long_run.offsets, long_run.strengths)
     relative_skill = np.repeat(relative_skill, every, axis=0)[: len(recorded)]
-    order = ("n", "right", "n", "usd", "timed", "latency")
+    order = ("n", "n", "usd", "timed", "latency")
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
     relative_accuracy, level = _accuracies(recorded, known, long_run, window)
     rows = rows_of(table, focal, relative_skill, relative_accuracy, level)

@@ -31,7 +31,7 @@ def _asked(log: RecordedLog, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(log: RecordedLog, first: np.ndarray, later: np.ndarray, t: int, i: int) -> list[float]:
-    """The six sums of `table_of` for one endpoint before row t, added up one by one."""
+    """The sums of `table_of` for one endpoint before row t, and of its values, second, added up one by one."""
     sums = [0.0] * 6
     for r in range(max(t - WINDOW, 0), t):
         if not (first[r, i] or later[r, i]) or not log.replied[r, i]:
@@ -62,9 +62,10 @@ def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
     focal = np.repeat(found.pairs.sum(axis=2) / 3, 20, axis=0)[:70]
     recent = RecentOutcomes(4, WINDOW)
     for t in range(70):
-        table = table_of(prior.usd, np.array([_sums(log, first, later, t, i) for i in range(4)]))
+        sums = np.array([_sums(log, first, later, t, i) for i in range(4)])
+        table = table_of(prior.usd, np.delete(sums, 1, axis=1))
         relative_skill = relative_skills(*_compared(log, first, later, t // 20 * 20), prior.offsets, prior.strengths)
-        counts = np.array([table[:, :2].T, np.zeros((2, 4))])
+        counts = np.array([sums[:, :2].T, np.zeros((2, 4))])
         relative_accuracy, level = recent.relative_accuracy(counts, prior.offsets, prior.strengths)
         right = np.where((first[t] | later[t]) & log.replied[t], log.value[t], np.nan)
         recent.learn(str(t), right, counts, prior.offsets, prior.strengths)
