@@ -79,8 +79,7 @@ def openai_client(
                 reply = run(partial(_in_time, httpx, request, work))
             except EnsembleClosed as error:
                 reply = _refusal(refusal_of(error))
-            stream = httpx.ByteStream(reply.body) if isinstance(reply.body, bytes) else _Stream(request, reply.body)
-            return httpx.Response(reply.status, headers=reply.headers, stream=stream)
+            return _response(httpx, request, reply, _Stream)
 
     return openai.OpenAI(http_client=httpx.Client(transport=_Transport(), trust_env=False), **_CLIENT)
 
@@ -114,8 +113,7 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
                 reply = await run(partial(_in_time, httpx, request, work))
             except EnsembleClosed as error:
                 reply = _refusal(refusal_of(error))
-            stream = httpx.ByteStream(reply.body) if isinstance(reply.body, bytes) else _Stream(request, reply.body)
-            return httpx.Response(reply.status, headers=reply.headers, stream=stream)
+            return _response(httpx, request, reply, _Stream)
 
     return openai.AsyncOpenAI(http_client=httpx.AsyncClient(transport=_Transport(), trust_env=False), **_CLIENT)
 
@@ -132,6 +130,11 @@ class _Reply:
     status: int
     body: bytes | AsyncGenerator[bytes]
     headers: dict[str, str] = field(default_factory=dict)
+
+
+def _response(httpx: Any, request: Any, reply: _Reply, streamed: Callable[[Any, AsyncGenerator[bytes]], Any]) -> Any:
+    stream = httpx.ByteStream(reply.body) if isinstance(reply.body, bytes) else streamed(request, reply.body)
+    return httpx.Response(reply.status, headers=reply.headers, stream=stream)
 
 
 async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -> T:
