@@ -259,7 +259,7 @@ def _is_left_out(name: str, value: object) -> bool:
 
 
 def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
-    """Validate an object of this kind; null fields count as left out, and so do empty ones but labels and answers."""
+    """Validate an object of this kind; null fields, and empty texts but labels and answers, count as left out."""
     if not isinstance(value, dict):
         raise _Breach(field, "is not a JSON object")
     try:
