@@ -1,8 +1,7 @@
 """OpenTelemetry (extra ``otel``): spans of asks, their decisions and calls, metrics, and an event for each feedback.
 
 It is off unless enabled by ``Ensemble(telemetry=True)``, which uses the program's providers, or by a `Telemetry` with
-providers of its own. While it is off, OpenTelemetry is not imported. The recorded names are in
-`focalroute.serving.telemetry.names`.
+providers of its own. While it is off, OpenTelemetry is not imported.
 """
 
 from __future__ import annotations

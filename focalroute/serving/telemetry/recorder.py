@@ -2,6 +2,9 @@
 
 Nothing is done while an ask is under way, so that recording does not slow it down. A decision's span lasts from the end
 of the previous round to the first call of its own; the fusion's from the last reply to the answer.
+
+Names that begin with "focalroute." are our own; the others are of OpenTelemetry's conventions for generative AI, which
+are in development: https://opentelemetry.io/docs/specs/semconv/gen-ai/
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from focalroute.core.services import service_at
 from focalroute.money.cost import total
 from focalroute.openai_api.replies import finish_reason_of
 from focalroute.serving.ask import Ask
-from focalroute.serving.telemetry import Telemetry, names
+from focalroute.serving.telemetry import Telemetry
 
 _SCOPE = "focalroute"
 #: Names of models and replies that are recorded; others may repeat what the service was sent.
@@ -44,6 +47,17 @@ _FIELDS = {
     "content": bool,
 }
 _QUOTED = 8  # characters; a shorter prompt may be part of a name by chance
+#: A service -> its name in the conventions; the others keep our name.
+_PROVIDERS = {
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "xai": "x_ai",
+}
+# The bounds that the conventions advise for the buckets of histograms.
+_SECONDS_BOUNDS = tuple(0.01 * 2**i for i in range(14))
+_TOKENS_BOUNDS = tuple(float(4**i) for i in range(14))
 
 _log = logging.getLogger("focalroute")
 
@@ -102,50 +116,51 @@ class Recorder:
         self._logger = get_logger(_SCOPE, __version__, telemetry.logger_provider)
         meter = metrics.get_meter(_SCOPE, __version__, telemetry.meter_provider)
         self._call_seconds = meter.create_histogram(
-            names.CALL_SECONDS, "s", "Duration of a call, its retries included.",
-            explicit_bucket_boundaries_advisory=names.SECONDS_BOUNDS,
+            "gen_ai.client.operation.duration", "s", "Duration of a call, its retries included.",
+            explicit_bucket_boundaries_advisory=_SECONDS_BOUNDS,
         )  # fmt: skip
         self._tokens = meter.create_histogram(
-            names.TOKENS, "{token}", "Tokens of a call.", explicit_bucket_boundaries_advisory=names.TOKENS_BOUNDS
-        )
+            "gen_ai.client.token.usage", "{token}", "Tokens of a call.",
+            explicit_bucket_boundaries_advisory=_TOKENS_BOUNDS,
+        )  # fmt: skip
         self._ask_seconds = meter.create_histogram(
-            names.ASK_SECONDS, "s", "Duration of an ask.", explicit_bucket_boundaries_advisory=names.SECONDS_BOUNDS
+            "focalroute.ask.duration", "s", "Duration of an ask.", explicit_bucket_boundaries_advisory=_SECONDS_BOUNDS
         )
-        self._cost = meter.create_counter(names.COST, "{USD}", "What calls cost, where it is known.")
+        self._cost = meter.create_counter("focalroute.cost", "{USD}", "What calls cost, where it is known.")
 
     @_harmless
     def answered(self, ask: Ask, answer: Answer) -> None:
         """Record an ask that was answered."""
         receipt = answer.receipt
         about: Attributes = {
-            names.ROUNDS: receipt.rounds,
-            names.CANDIDATES: len(answer.candidates),
-            names.CONFIDENCE: answer.confidence,
-            names.DEGRADED: receipt.degraded,
+            "focalroute.rounds": receipt.rounds,
+            "focalroute.candidates": len(answer.candidates),
+            "focalroute.confidence": answer.confidence,
+            "focalroute.degraded": receipt.degraded,
         }
         if self._content:
             finish = finish_reason_of(answer).replace("tool_calls", "tool_call")  # as the conventions have it here
             output = {**_message(answer.message), "finish_reason": finish}
-            about[names.OUTPUT_MESSAGES] = json.dumps([output], default=str)
+            about["gen_ai.output.messages"] = json.dumps([output], default=str)
         self._ended(ask, about, receipt.cost, fused_at=ask.started + receipt.latency_s)
 
     @_harmless
     def failed(self, ask: Ask, error: BaseException) -> None:
         """Record an ask that ended without an answer."""
         spent = total(bill.cost for bill in ask.ask_budget.bills)
-        self._ended(ask, {names.ERROR_TYPE: type(error).__name__}, spent, error=error)
+        self._ended(ask, {"error.type": type(error).__name__}, spent, error=error)
 
     @_harmless
     def on_feedback(self, feedback: Feedback) -> None:
         """Record feedback as an event."""
         attributes: Attributes = {
-            names.EVALUATION_NAME: "reward",
-            names.EVALUATION_SCORE: feedback.reward,
-            names.RESPONSE_ID: feedback.answer_id,
-            names.SOURCE: feedback.source,
+            "gen_ai.evaluation.name": "reward",
+            "gen_ai.evaluation.score.value": feedback.reward,
+            "gen_ai.response.id": feedback.answer_id,
+            "focalroute.feedback.source": feedback.source,
         }
         at = round(feedback.created_at * 1e9)
-        self._logger.emit(LogRecord(timestamp=at, event_name=names.EVALUATION, attributes=attributes))
+        self._logger.emit(LogRecord(timestamp=at, event_name="gen_ai.evaluation.result", attributes=attributes))
 
     # -- one ask -----------------------------------------------------------------------------------------------------
 
@@ -160,7 +175,7 @@ class Recorder:
     ) -> None:
         clock = _Clock.now()
         span = self._tracer.start_span(
-            names.ASK,
+            "focalroute.ask",
             kind=SpanKind.INTERNAL,
             start_time=clock.ns(ask.started),
             attributes=self._about(ask, about, cost),
@@ -172,28 +187,28 @@ class Recorder:
             self._measure(reply, context)
         for bill in ask.ask_budget.bills:  # of calls that were cut off, too
             if bill.cost:
-                self._cost.add(float(bill.cost), {names.ENDPOINT: bill.endpoint}, context)
+                self._cost.add(float(bill.cost), {"focalroute.endpoint": bill.endpoint}, context)
         if error is not None and not isinstance(error, asyncio.CancelledError):
             message = str(error) if isinstance(error, FocalrouteError) else None  # others may hold text of a prompt
             span.set_status(StatusCode.ERROR, message)
         span.end(clock.unix_ns)
-        failure = {names.ERROR_TYPE: about[names.ERROR_TYPE]} if names.ERROR_TYPE in about else {}
+        failure = {"error.type": about["error.type"]} if "error.type" in about else {}
         self._ask_seconds.record(clock.counter - ask.started, failure, context)
 
     def _about(self, ask: Ask, about: Attributes, cost: Decimal | None) -> Attributes:
         attributes: Attributes = {
-            names.ANSWER_ID: ask.query.id,
-            names.RESPONSE_ID: ask.query.id,
-            names.MEMBERS: [reply.endpoint for reply in ask.replies],
-            names.POLICY_VERSION: ask.policy.version,
+            "focalroute.answer.id": ask.query.id,
+            "gen_ai.response.id": ask.query.id,  # which links it to its feedback
+            "focalroute.members": [reply.endpoint for reply in ask.replies],
+            "focalroute.policy.version": ask.policy.version,
             **about,
         }
         if ask.policy.name is not None:
-            attributes[names.POLICY] = ask.policy.name
+            attributes["focalroute.policy.name"] = ask.policy.name
         if cost is not None:
-            attributes[names.COST_USD] = float(cost)
+            attributes["focalroute.cost_usd"] = float(cost)
         if self._content:
-            attributes[names.INPUT_MESSAGES] = json.dumps([_message(one) for one in ask.query.messages], default=str)
+            attributes["gen_ai.input.messages"] = json.dumps([_message(one) for one in ask.query.messages], default=str)
         return attributes
 
     def _steps(self, ask: Ask, context: Context, clock: _Clock, fused_at: float | None) -> None:
@@ -209,32 +224,32 @@ class Recorder:
         if ask.written is not None and ask.written.attempts:
             self._call(ask, ask.written, context, clock, 0)
         if fused_at is not None:
-            fuse = self._tracer.start_span(names.FUSE, context, start_time=clock.ns(at))
+            fuse = self._tracer.start_span("focalroute.fuse", context, start_time=clock.ns(at))
             fuse.end(clock.ns(max(at, fused_at)))
 
     def _decision(self, decision: Decision, number: int, ask: Ask, context: Context, times: tuple[int, int]) -> None:
         pool = ask.policy.endpoints
         attributes: Attributes = {
-            names.ROUND: number,
-            names.CONSIDERED: [pool[i] for i in decision.order],
-            names.PICKED: [pool[i] for i in decision.picked],
+            "focalroute.round": number,
+            "focalroute.considered": [pool[i] for i in decision.order],
+            "focalroute.picked": [pool[i] for i in decision.picked],
         }
         if decision.log_mu is not None:
-            attributes[names.PROBABILITY] = math.exp(decision.log_mu)
+            attributes["focalroute.probability"] = math.exp(decision.log_mu)
         start, end = times
-        self._tracer.start_span(names.DECIDE, context, start_time=start, attributes=attributes).end(end)
+        self._tracer.start_span("focalroute.decide", context, start_time=start, attributes=attributes).end(end)
 
     def _call(self, ask: Ask, reply: Reply, context: Context, clock: _Clock, number: int) -> None:
         attributes = {
             **self._of.get(reply.endpoint, {}),
             **_told(reply),
             **self._named(ask, reply),
-            names.ENDPOINT: reply.endpoint,
-            names.ROUND: number,
-            names.ATTEMPTS: reply.attempts,
+            "focalroute.endpoint": reply.endpoint,
+            "focalroute.round": number,
+            "focalroute.attempts": reply.attempts,
         }
         span = self._tracer.start_span(
-            f"chat {attributes.get(names.REQUEST_MODEL, reply.endpoint)}",
+            f"chat {attributes.get('gen_ai.request.model', reply.endpoint)}",
             context,
             kind=SpanKind.CLIENT,
             start_time=clock.ns(reply.started),
@@ -248,7 +263,7 @@ class Recorder:
         endpoint = self._endpoints[reply.endpoint]
         key, texts = _key(endpoint), _texts(ask.query)
         named: Attributes = {}
-        for name, value in ((names.RESPONSE_MODEL, reply.model), (names.RESPONSE_ID, reply.response_id)):
+        for name, value in (("gen_ai.response.model", reply.model), ("gen_ai.response.id", reply.response_id)):
             if value is None or not _NAME.fullmatch(value) or (key and key in value):
                 continue
             if value == endpoint.model or not any(_quotes(value, text) for text in texts):
@@ -257,15 +272,15 @@ class Recorder:
 
     def _measure(self, reply: Reply, context: Context) -> None:
         """Record a call's metrics, without attributes that its service could fill with arbitrary values."""
-        common = {**self._of.get(reply.endpoint, {}), names.ENDPOINT: reply.endpoint}
+        common = {**self._of.get(reply.endpoint, {}), "focalroute.endpoint": reply.endpoint}
         if reply.error is not None:
-            common[names.ERROR_TYPE] = _error_type(reply.error)
+            common["error.type"] = _error_type(reply.error)
         self._call_seconds.record(reply.latency_s, common, context)
         if reply.usage is not None:
-            common.pop(names.ERROR_TYPE, None)
+            common.pop("error.type", None)
             counts = {"input": reply.usage.prompt_tokens, "output": reply.usage.completion_tokens}
             for kind, count in counts.items():
-                self._tokens.record(count, {**common, names.TOKEN_TYPE: kind}, context)
+                self._tokens.record(count, {**common, "gen_ai.token.type": kind}, context)
 
 
 def _made(ask: Ask) -> list[Reply]:
@@ -280,13 +295,13 @@ def _described(endpoint: Endpoint) -> Attributes:
     parts = urlsplit(base_url)
     service = endpoint.service or service_at(base_url) or endpoint.spoken
     attributes: Attributes = {
-        names.OPERATION: "chat",
-        names.PROVIDER: names.PROVIDERS.get(service, service),
-        names.REQUEST_MODEL: endpoint.model,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": _PROVIDERS.get(service, service),
+        "gen_ai.request.model": endpoint.model,
     }
     if parts.hostname:
-        attributes[names.SERVER_ADDRESS] = parts.hostname
-        attributes[names.SERVER_PORT] = parts.port or (443 if parts.scheme == "https" else 80)
+        attributes["server.address"] = parts.hostname
+        attributes["server.port"] = parts.port or (443 if parts.scheme == "https" else 80)
     return attributes
 
 
@@ -294,13 +309,13 @@ def _told(reply: Reply) -> Attributes:
     """Return the attributes of a reply, as far as it has them."""
     usage, finish = reply.usage, reply.finish_reason
     attributes: Attributes = {
-        names.FINISH_REASONS: [finish if finish in _FINISH_REASONS else "other"] if finish else None,
-        names.TOKENS_IN: usage and usage.prompt_tokens,
-        names.TOKENS_OUT: usage and usage.completion_tokens,
-        names.TOKENS_CACHED: usage and usage.cached_tokens,
-        names.COST_USD: None if reply.cost is None else float(reply.cost),
-        names.HEDGE_OF: reply.hedge_of,
-        names.ERROR_TYPE: reply.error and _error_type(reply.error),
+        "gen_ai.response.finish_reasons": [finish if finish in _FINISH_REASONS else "other"] if finish else None,
+        "gen_ai.usage.input_tokens": usage and usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage and usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage and usage.cached_tokens,
+        "focalroute.cost_usd": None if reply.cost is None else float(reply.cost),
+        "focalroute.hedge_of": reply.hedge_of,
+        "error.type": reply.error and _error_type(reply.error),
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

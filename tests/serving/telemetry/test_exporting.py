@@ -18,7 +18,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from focalroute import Endpoint
-from focalroute.serving.telemetry import names
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import pool_toml
 from tests.cli.calling import focalroute
@@ -64,8 +63,12 @@ def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[by
     traces = [ExportTraceServiceRequest.FromString(body) for body in got["/v1/traces"]]
     resources = [resource for request in traces for resource in request.resource_spans]
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
-    (root,) = (span for span in spans if span.name == names.ASK)
-    assert {attribute.key for attribute in root.attributes} >= {names.COST_USD, names.CONFIDENCE, names.MEMBERS}
+    (root,) = (span for span in spans if span.name == "focalroute.ask")
+    assert {attribute.key for attribute in root.attributes} >= {
+        "focalroute.cost_usd",
+        "focalroute.confidence",
+        "focalroute.members",
+    }
     members = answer["focalroute"]["members"]
     assert sorted(span.name for span in spans if span.parent_span_id == root.span_id and span.kind == 3) == sorted(
         f"chat {name}" for name in members
@@ -80,7 +83,12 @@ def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[by
         for scope in resource.scope_metrics
         for metric in scope.metrics
     }
-    assert sent >= {names.CALL_SECONDS, names.TOKENS, names.COST, names.ASK_SECONDS}
+    assert sent >= {
+        "gen_ai.client.operation.duration",
+        "gen_ai.client.token.usage",
+        "focalroute.cost",
+        "focalroute.ask.duration",
+    }
     logs = [ExportLogsServiceRequest.FromString(body) for body in got["/v1/logs"]]
     (event,) = (
         log
@@ -89,7 +97,7 @@ def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[by
         for scope in resource.scope_logs
         for log in scope.log_records
     )
-    assert event.event_name == names.EVALUATION
+    assert event.event_name == "gen_ai.evaluation.result"
 
 
 def test_a_collector_that_hangs_is_waited_for_once(tmp_path: Path) -> None:

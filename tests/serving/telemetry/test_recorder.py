@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble, PoolError
-from focalroute.serving.telemetry import Telemetry, names
+from focalroute.serving.telemetry import Telemetry, recorder
 from focalroute.serving.telemetry.recorder import _described
 from focalroute.sim import SimulatedPool
 from tests.loopback import completion, json_reply, serving
@@ -97,23 +99,27 @@ def test_the_spans_of_an_ask_are_a_tree_that_says_what_its_receipt_does(pool: Si
     settings: dict[str, Any] = {"seed": 1, "probe_share": 0.0, "telemetry": seen.telemetry()}
     with Ensemble(pool.endpoints, **settings) as ensemble, seen.handler():
         answer = ensemble.ask(PROMPT, choices=["32", "42", "44"], task="sums", tags=["tenant"])
-    ask, handler = seen.one(names.ASK), seen.one("handler")
+    ask, handler = seen.one("focalroute.ask"), seen.one("handler")
     assert ask.parent is not None
     assert ask.parent.span_id == own_id(handler)
     assert ask.kind is SpanKind.INTERNAL
     told, receipt = attributes(ask), answer.receipt
-    assert told[names.RESPONSE_ID] == told[names.ANSWER_ID] == answer.id
-    assert told[names.MEMBERS] == tuple(call.endpoint for call in receipt.calls)
-    assert told[names.ROUNDS] == receipt.rounds
-    assert told[names.CONFIDENCE] == answer.confidence
-    assert told[names.COST_USD] == pytest.approx(float(receipt.cost or 0))
-    assert told[names.POLICY_VERSION] == receipt.policy_version
+    assert told["gen_ai.response.id"] == told["focalroute.answer.id"] == answer.id
+    assert told["focalroute.members"] == tuple(call.endpoint for call in receipt.calls)
+    assert told["focalroute.rounds"] == receipt.rounds
+    assert told["focalroute.confidence"] == answer.confidence
+    assert told["focalroute.cost_usd"] == pytest.approx(float(receipt.cost or 0))
+    assert told["focalroute.policy.version"] == receipt.policy_version
     steps = seen.below(ask)
     assert len(steps) == len(seen.spans) - 2
-    decisions = [span for span in steps if span.name == names.DECIDE]
-    assert [attributes(d)[names.PICKED] for d in decisions] == [choice.picked for choice in receipt.decisions]
-    assert [attributes(d)[names.CONSIDERED] for d in decisions] == [choice.considered for choice in receipt.decisions]
-    assert [attributes(d).get(names.PROBABILITY) for d in decisions] == [c.probability for c in receipt.decisions]
+    decisions = [span for span in steps if span.name == "focalroute.decide"]
+    assert [attributes(d)["focalroute.picked"] for d in decisions] == [choice.picked for choice in receipt.decisions]
+    assert [attributes(d)["focalroute.considered"] for d in decisions] == [
+        choice.considered for choice in receipt.decisions
+    ]
+    assert [attributes(d).get("focalroute.probability") for d in decisions] == [
+        c.probability for c in receipt.decisions
+    ]
     calls = [span for span in steps if span.name.startswith("chat ")]
     for span, call in zip(calls, receipt.calls, strict=True):
         told = attributes(span)
@@ -122,23 +128,23 @@ def test_the_spans_of_an_ask_are_a_tree_that_says_what_its_receipt_does(pool: Si
         assert (
             told
             | {
-                names.OPERATION: "chat",
-                names.PROVIDER: "openai",
-                names.REQUEST_MODEL: call.endpoint,
-                names.RESPONSE_MODEL: call.endpoint,
-                names.SERVER_ADDRESS: "127.0.0.1",
-                names.SERVER_PORT: pool.port,
-                names.TOKENS_IN: call.usage.prompt_tokens,
-                names.TOKENS_OUT: call.usage.completion_tokens,
-                names.ROUND: call.round,
-                names.ATTEMPTS: 1,
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": "openai",
+                "gen_ai.request.model": call.endpoint,
+                "gen_ai.response.model": call.endpoint,
+                "server.address": "127.0.0.1",
+                "server.port": pool.port,
+                "gen_ai.usage.input_tokens": call.usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": call.usage.completion_tokens,
+                "focalroute.round": call.round,
+                "focalroute.attempts": 1,
             }
             == told
         )
-        assert told[names.FINISH_REASONS] == ("stop",)
-        assert told[names.COST_USD] == pytest.approx(float(call.cost or 0))
+        assert told["gen_ai.response.finish_reasons"] == ("stop",)
+        assert told["focalroute.cost_usd"] == pytest.approx(float(call.cost or 0))
         assert (span.end_time or 0) - (span.start_time or 0) == pytest.approx(call.latency_s * 1e9, abs=1e3)
-    (fuse,) = (span for span in steps if span.name == names.FUSE)
+    (fuse,) = (span for span in steps if span.name == "focalroute.fuse")
     for span in steps:
         assert (ask.start_time or 0) <= (span.start_time or 0) <= (span.end_time or 0) <= (ask.end_time or 0)
     assert (fuse.start_time or 0) == max(span.end_time or 0 for span in calls)
@@ -152,16 +158,20 @@ def test_metrics_count_calls_tokens_and_dollars(pool: SimulatedPool) -> None:
         answers = [ensemble.ask(PROMPT, choices=["32", "42"]) for _ in range(3)]
     calls = [call for answer in answers for call in answer.receipt.calls]
     points = seen.metrics()
-    assert sum(point.count for point in points[names.CALL_SECONDS]) == len(calls)
-    assert sum(point.sum for point in points[names.CALL_SECONDS]) == pytest.approx(sum(c.latency_s for c in calls))
+    assert sum(point.count for point in points["gen_ai.client.operation.duration"]) == len(calls)
+    assert sum(point.sum for point in points["gen_ai.client.operation.duration"]) == pytest.approx(
+        sum(c.latency_s for c in calls)
+    )
     tokens = dict.fromkeys(("input", "output"), 0.0)
-    for point in points[names.TOKENS]:
-        tokens[point.attributes[names.TOKEN_TYPE]] += point.sum
+    for point in points["gen_ai.client.token.usage"]:
+        tokens[point.attributes["gen_ai.token.type"]] += point.sum
     assert tokens["input"] == sum(call.usage.prompt_tokens for call in calls if call.usage)
     assert tokens["output"] == sum(call.usage.completion_tokens for call in calls if call.usage)
-    assert sum(point.value for point in points[names.COST]) == pytest.approx(sum(float(a.cost or 0) for a in answers))
-    assert [point.count for point in points[names.ASK_SECONDS]] == [3]
-    assert points[names.CALL_SECONDS][0].explicit_bounds == names.SECONDS_BOUNDS
+    assert sum(point.value for point in points["focalroute.cost"]) == pytest.approx(
+        sum(float(a.cost or 0) for a in answers)
+    )
+    assert [point.count for point in points["focalroute.ask.duration"]] == [3]
+    assert points["gen_ai.client.operation.duration"][0].explicit_bounds == tuple(0.01 * 2**i for i in range(14))
 
 
 def test_failures_are_marked_with_their_kind(pool: SimulatedPool) -> None:
@@ -176,19 +186,19 @@ def test_failures_are_marked_with_their_kind(pool: SimulatedPool) -> None:
         settings: dict[str, Any] = {"policy": "plurality", "telemetry": seen.telemetry(), "attempts": 1}
         with Ensemble(both, **settings) as ensemble:
             ensemble.ask(PROMPT)
-        assert seen.one(names.ASK).status.status_code is StatusCode.UNSET
+        assert seen.one("focalroute.ask").status.status_code is StatusCode.UNSET
         failed = seen.one("chat refuses")
         assert failed.status.status_code is StatusCode.ERROR
-        assert attributes(failed)[names.ERROR_TYPE] == "403"
+        assert attributes(failed)["error.type"] == "403"
         assert seen.one("chat answers").status.status_code is StatusCode.UNSET
         seen.spans_.clear()
         with Ensemble(both[:1], **settings) as ensemble, pytest.raises(PoolError):
             ensemble.ask(PROMPT)
-    ask = seen.one(names.ASK)
+    ask = seen.one("focalroute.ask")
     assert ask.status.status_code is StatusCode.ERROR
-    assert attributes(ask)[names.ERROR_TYPE] == "PoolError"
-    assert not any(span.name == names.FUSE for span in seen.spans)
-    errors = {point.attributes.get(names.ERROR_TYPE): point.count for point in seen.metrics()[names.ASK_SECONDS]}
+    assert attributes(ask)["error.type"] == "PoolError"
+    assert not any(span.name == "focalroute.fuse" for span in seen.spans)
+    errors = {point.attributes.get("error.type"): point.count for point in seen.metrics()["focalroute.ask.duration"]}
     assert errors == {None: 1, "PoolError": 1}
     assert PROMPT not in seen.everything()
 
@@ -210,11 +220,11 @@ def test_a_cancelled_ask_ends_its_span_and_is_not_an_error() -> None:
 
     with serving(hangs) as service:
         asyncio.run(run(service.url))
-    ask = seen.one(names.ASK)
-    assert attributes(ask)[names.ERROR_TYPE] == "CancelledError"
+    ask = seen.one("focalroute.ask")
+    assert attributes(ask)["error.type"] == "CancelledError"
     assert ask.status.status_code is StatusCode.UNSET
-    (cost,) = seen.metrics()[names.COST]  # it may have been billed
-    assert cost.value == attributes(ask)[names.COST_USD] > 0
+    (cost,) = seen.metrics()["focalroute.cost"]  # it may have been billed
+    assert cost.value == attributes(ask)["focalroute.cost_usd"] > 0
 
 
 def test_feedback_is_an_event_linked_to_its_answer(pool: SimulatedPool) -> None:
@@ -223,12 +233,12 @@ def test_feedback_is_an_event_linked_to_its_answer(pool: SimulatedPool) -> None:
         answer = ensemble.ask(PROMPT, choices=["32", "42"])
         ensemble.feedback(answer, reward=0.5, source="reviewer")
     (log,) = seen.events_.get_finished_logs()
-    assert log.log_record.event_name == names.EVALUATION
+    assert log.log_record.event_name == "gen_ai.evaluation.result"
     assert dict(log.log_record.attributes or {}) == {
-        names.EVALUATION_NAME: "reward",
-        names.EVALUATION_SCORE: 0.5,
-        names.RESPONSE_ID: answer.id,
-        names.SOURCE: "reviewer",
+        "gen_ai.evaluation.name": "reward",
+        "gen_ai.evaluation.score.value": 0.5,
+        "gen_ai.response.id": answer.id,
+        "focalroute.feedback.source": "reviewer",
     }
 
 
@@ -236,7 +246,7 @@ def test_a_stream_belongs_to_the_span_it_was_begun_in(pool: SimulatedPool) -> No
     seen = Seen()
     with Ensemble(pool.endpoints, telemetry=seen.telemetry(), seed=0) as ensemble, seen.handler():
         assert "".join(ensemble.stream("What is 17 + 25? Think aloud."))
-    ask, handler = seen.one(names.ASK), seen.one("handler")
+    ask, handler = seen.one("focalroute.ask"), seen.one("handler")
     assert ask.parent is not None
     assert ask.parent.span_id == own_id(handler)
 
@@ -245,8 +255,8 @@ def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
     seen = Seen()
     with Ensemble(pool.endpoints, telemetry=seen.telemetry(content=True)) as ensemble:
         answer = ensemble.ask(PROMPT, choices=["32", "42"])
-    told = attributes(seen.one(names.ASK))
-    (asked,), (said,) = json.loads(told[names.INPUT_MESSAGES]), json.loads(told[names.OUTPUT_MESSAGES])
+    told = attributes(seen.one("focalroute.ask"))
+    (asked,), (said,) = json.loads(told["gen_ai.input.messages"]), json.loads(told["gen_ai.output.messages"])
     assert asked == {"role": "user", "parts": [{"type": "text", "content": PROMPT}]}
     parts = [{"type": "text", "content": answer.text}]
     assert said == {"role": "assistant", "parts": parts, "finish_reason": "stop"}
@@ -261,7 +271,7 @@ def test_a_call_names_its_service_as_the_conventions_do() -> None:
         "vllm": Endpoint("e", model="m", base_url="http://127.0.0.1:1/v1", dialect="vllm"),
         "openai": Endpoint("e", model="m", base_url="http://127.0.0.1:1/v1"),
     }
-    assert [_described(endpoint)[names.PROVIDER] for endpoint in named.values()] == list(named)
+    assert [_described(endpoint)["gen_ai.provider.name"] for endpoint in named.values()] == list(named)
 
 
 def test_messages_have_the_shape_of_the_conventions(pool: SimulatedPool) -> None:
@@ -275,7 +285,7 @@ def test_messages_have_the_shape_of_the_conventions(pool: SimulatedPool) -> None
     seen = Seen()
     with Ensemble(pool.endpoints, telemetry=seen.telemetry(content=True)) as ensemble:
         ensemble.ask(messages)
-    told = json.loads(attributes(seen.one(names.ASK))[names.INPUT_MESSAGES])
+    told = json.loads(attributes(seen.one("focalroute.ask"))["gen_ai.input.messages"])
     assert [message["parts"] for message in told] == [
         [{"type": "text", "content": PROMPT}, image],
         [{"type": "tool_call", "id": "c1", "name": "add", "arguments": '{"a": 17, "b": 25}'}],
@@ -312,12 +322,12 @@ def test_a_service_cannot_inject_text_or_series_through_the_names_it_returns(
     for private in (key, "violet-walrus", "\\u001b", "m" * 129):
         assert private not in exported
     told = [attributes(span) for span in seen.spans if span.name == "chat m"]
-    assert {one[names.FINISH_REASONS] for one in told} == {("other",), ("stop",)}
-    harmless = {one[names.RESPONSE_MODEL] for one in told if one[names.ENDPOINT] == "names"}
+    assert {one["gen_ai.response.finish_reasons"] for one in told} == {("other",), ("stop",)}
+    harmless = {one["gen_ai.response.model"] for one in told if one["focalroute.endpoint"] == "names"}
     assert len(harmless) == asks
     points = seen.metrics()
-    assert len(points[names.CALL_SECONDS]) == len(pool)
-    assert len(points[names.TOKENS]) == len(pool) * 2
+    assert len(points["gen_ai.client.operation.duration"]) == len(pool)
+    assert len(points["gen_ai.client.token.usage"]) == len(pool) * 2
 
 
 def test_asks_that_are_not_sampled_are_still_measured(pool: SimulatedPool) -> None:
@@ -326,7 +336,7 @@ def test_asks_that_are_not_sampled_are_still_measured(pool: SimulatedPool) -> No
     with Ensemble(pool.endpoints, telemetry=telemetry) as ensemble:
         ensemble.ask(PROMPT, choices=["32", "42"])
     assert seen.spans == []
-    assert seen.metrics()[names.ASK_SECONDS][0].count == 1
+    assert seen.metrics()["focalroute.ask.duration"][0].count == 1
 
 
 def test_a_recording_that_fails_costs_no_answer(pool: SimulatedPool, caplog: pytest.LogCaptureFixture) -> None:
@@ -387,7 +397,7 @@ except ConfigError as error:
 
 def test_recorded_names_stay_as_dashboards_know_them() -> None:
     """Names on spans and metrics are an interface of their own: moving a module must not change them."""
-    ours = {value for name, value in vars(names).items() if name.isupper() and str(value).startswith("focalroute.")}
+    ours = set(re.findall(r'"(focalroute\.[a-z_.]+)"', inspect.getsource(recorder)))
     expected = (
         "ask decide fuse endpoint round attempts hedge_of cost_usd answer.id rounds members policy.name "
         "policy.version candidates confidence degraded considered picked probability feedback.source ask.duration cost"
