@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from focalroute.core.event_loops import Background, PerLoop
-from focalroute.endpoints.pool import Pool
-from focalroute.learn.fleet.follower import Follower
-from focalroute.policy.slot import PolicySlot
 from focalroute.serving.concurrency import StartGate
-from focalroute.serving.embedders.embedding import TextEmbedding
-from focalroute.serving.exploration import Explorer
-from focalroute.serving.judge import BackgroundJudge
-from focalroute.serving.updates import Updater
 from focalroute.store.base import Store
 
 _CLOSING_S = 5.0  # for asks under way
@@ -26,30 +20,24 @@ _dropped = Background()  # what is being closed in loops that still run
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The open resources of an ensemble. They do not refer to the ensemble, which may be dropped."""
+    """The open resources of an ensemble. They do not refer to the ensemble, which may be dropped.
 
-    judge: BackgroundJudge
-    updater: Updater
-    follower: Follower
-    slot: PolicySlot
-    streams: Background
-    explorer: Explorer
-    embedding: TextEmbedding
-    pool: Pool
+    Attributes:
+        closers: close all but the store, in this order; what one of them returns is awaited.
+        gates: those of the asks, which are then waited for.
+    """
+
+    closers: Sequence[Callable[[], Awaitable[None] | None]]
     gates: PerLoop[StartGate]
     store: Store
 
     async def aclose(self) -> None:
         """Close everything, the store last, once it has all costs. Idempotent."""
         try:
-            await self.judge.aclose()  # while its feedback can still be learned from
-            self.updater.close()
-            self.follower.close()
-            self.slot.close()
-            await self.streams.cancel()  # their costs are in the ledger
-            await self.explorer.aclose()
-            await self.embedding.aclose()
-            await self.pool.aclose()
+            for close in self.closers:
+                closing = close()
+                if closing is not None:
+                    await closing
             await self.gates.here().wait_idle(_CLOSING_S)
         finally:
             self.store.close()

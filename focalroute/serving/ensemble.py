@@ -176,18 +176,17 @@ class AsyncEnsemble:
             deadline_s=settings.deadline_s,
             on_probe=self._feedback.learn_agreement,
         )
-        self._resources = Resources(
-            judge=self._judge,
-            updater=self._updater,
-            follower=follower,
-            slot=self._slot,
-            streams=self._streams,
-            explorer=self._explorer,
-            embedding=self._embedding,
-            pool=self._pool,
-            gates=self._gates,
-            store=store,
+        closers = (
+            self._judge.aclose,  # while its feedback can still be learned from
+            self._updater.close,
+            follower.close,
+            self._slot.close,
+            self._streams.cancel,  # their costs are in the ledger
+            self._explorer.aclose,
+            self._embedding.aclose,
+            self._pool.aclose,
         )
+        self._resources = Resources(closers, self._gates, store)
         self._unclosed = weakref.finalize(self, _on_dropped, self._resources)
         self._unclosed.atexit = False  # the store closes itself then
 
