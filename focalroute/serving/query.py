@@ -178,8 +178,8 @@ def make_query(
         raise ConfigError("samples: leave it out; structured answers, and tool calls, need one reply from each member")
     if combine not in _MODES:
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
-    if usd_per_second is not None:
-        check_usd_per_second(usd_per_second)
+    if usd_per_second is not None and not (is_number(usd_per_second) and 0 <= usd_per_second <= MOST_USD_PER_SECOND):
+        raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
     if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s <= LONGEST_DEADLINE_S):
         raise ConfigError(f"deadline_s: give seconds, more than 0 and at most {LONGEST_DEADLINE_S:,}")
     if task is not None and not isinstance(task, str):
@@ -228,16 +228,6 @@ def takes_arguments(method: F) -> F:
     options = [one for one in asked if one.kind is inspect.Parameter.KEYWORD_ONLY]
     method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return by_keyword('give all but the question by keyword, such as choices=["yes", "no"]', INSTEAD)(method)
-
-
-def check_usd_per_second(usd: object) -> None:
-    """Check the price of a second.
-
-    Raises:
-        ConfigError: it is not a number in the allowed range.
-    """
-    if not (is_number(usd) and 0 <= usd <= MOST_USD_PER_SECOND):
-        raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
