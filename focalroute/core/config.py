@@ -27,17 +27,10 @@ from pydantic_core import core_schema
 
 from focalroute.core.dollars import Amount, parse_decimal, parse_usd_per_period, parse_usd_per_tag, positive_usd
 from focalroute.core.errors import ConfigError
-from focalroute.core.services import SERVICES, find_service, is_within, thinking_params
+from focalroute.core.services import SERVICES, find_service, service_within, thinking_params
 from focalroute.core.spelling import advice, did_you_mean
 
 Dialect = Literal["auto", "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter"]
-
-_DIALECT_HOSTS: tuple[tuple[str, Dialect], ...] = (
-    ("together.xyz", "together"),
-    ("together.ai", "together"),
-    ("deepinfra.com", "deepinfra"),
-    ("openrouter.ai", "openrouter"),
-)
 
 # A part of a variable's name that looks like a key: long, and not just words in one case.
 _KEY_LIKE = re.compile(r"(?=.*[0-9]|.*[a-z].*[A-Z]|.*[A-Z].*[a-z])[A-Za-z0-9]{20,}")
@@ -545,8 +538,8 @@ class Endpoint:
         """The dialect, "auto" resolved by the host; "openai" for an unknown host."""
         if self.dialect != "auto":
             return self.dialect
-        host = urlsplit(self.base_url or "").hostname or ""
-        return next((dialect for domain, dialect in _DIALECT_HOSTS if is_within(host, [domain])), "openai")
+        service = service_within(urlsplit(self.base_url or "").hostname or "")
+        return "openai" if service is None else SERVICES[service].dialect
 
     def key(self) -> SecretStr | None:
         """Return the given key, else the environment's; None: no key is sent.

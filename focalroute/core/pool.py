@@ -19,27 +19,14 @@ from urllib.parse import urlsplit
 from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError, locating
 from focalroute.core.files import read_file, read_toml
-from focalroute.core.services import is_within
+from focalroute.core.services import SERVICES, service_within
 from focalroute.core.spelling import did_you_mean
 
 _C = TypeVar("_C")
 
-#: Beginning of the name of a service's key variable -> the service's domains.
-_SERVICES: Mapping[str, tuple[str, ...]] = {
-    "ANTHROPIC": ("anthropic.com",),
-    "CEREBRAS": ("cerebras.ai",),
-    "DEEPINFRA": ("deepinfra.com",),
-    "DEEPSEEK": ("deepseek.com",),
-    "FIREWORKS": ("fireworks.ai",),
-    "GEMINI": ("googleapis.com",),
-    "GROQ": ("groq.com",),
-    "MISTRAL": ("mistral.ai",),
-    "OPENAI": ("openai.com", "azure.com"),
-    "OPENROUTER": ("openrouter.ai",),
-    "TOGETHER": ("together.xyz", "together.ai"),
-    "XAI": ("x.ai",),
-}
-_VARIABLE = re.compile(rf"({'|'.join(_SERVICES)})(?:_?AI)?_(?:API_)?(?:KEY|TOKEN)(?:_.*)?")
+_NAMES = "|".join(name.upper() for name, one in SERVICES.items() if one.domains)
+#: Names of a service's key variable.
+_VARIABLE = re.compile(rf"({_NAMES})(?:_?AI)?_(?:API_)?(?:KEY|TOKEN)(?:_.*)?")
 _OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")
 
 
@@ -174,8 +161,8 @@ def _check_keys(pool: Iterable[Endpoint]) -> None:
         host = url.hostname or ""
         if (variable is None and endpoint.api_key is None) or not host or _is_own_host(host):
             continue
-        named, service = _VARIABLE.fullmatch((variable or "").upper()), _service_at(host)
-        if named and named[1] != service:
+        named, service = _VARIABLE.fullmatch((variable or "").upper()), service_within(host)
+        if named and named[1].lower() != service:
             raise ConfigError(
                 f"endpoints: {endpoint.name}: api_key_env: {variable} is not a key for {host}; "
                 "correct one, or name a variable of its own"
@@ -203,13 +190,6 @@ def _check_tls(endpoint: Endpoint) -> None:
 
     with locating(f"endpoints: {endpoint.name}"):
         tls_context(endpoint.verify, endpoint.cert)
-
-
-def _service_at(host: str) -> str | None:
-    for name, domains in _SERVICES.items():
-        if is_within(host, domains):
-            return name
-    return None
 
 
 def _is_own_host(host: str) -> bool:

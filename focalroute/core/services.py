@@ -24,6 +24,7 @@ class KnownService(NamedTuple):
         dialect: as `focalroute.Endpoint`.
         lacks: capabilities that none of its models has.
         budget: how a budget of reasoning tokens is sent; "": it takes none.
+        also: its domains besides that of ``base_url``.
     """
 
     base_url: str | None
@@ -32,6 +33,15 @@ class KnownService(NamedTuple):
     lacks: tuple[str, ...] = ()
     budget: Literal["", "reasoning", "google", "thinking"] = ""
     example: str = ""
+    also: tuple[str, ...] = ()
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains that its key may be sent to; none if it needs no key, or each customer has an address."""
+        if self.base_url is None or self.api_key_env is None:
+            return ()
+        host = urlsplit(self.base_url).hostname or ""
+        return ".".join(host.split(".")[-2:]), *self.also
 
 
 #: Above each row is the page to check it by and, in brackets, what was checked against a stored copy of that page on
@@ -80,7 +90,7 @@ SERVICES: Mapping[str, KnownService] = {
     # https://docs.ollama.com/api/openai-compatibility (address)
     "ollama": KnownService("http://localhost:11434/v1", None),
     # https://platform.openai.com/docs/api-reference/chat/create
-    "openai": KnownService("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "openai": KnownService("https://api.openai.com/v1", "OPENAI_API_KEY", also=("azure.com",)),
     # https://openrouter.ai/docs/use-cases/reasoning-tokens (all)
     "openrouter": KnownService(
         "https://openrouter.ai/api/v1",
@@ -91,7 +101,9 @@ SERVICES: Mapping[str, KnownService] = {
     # https://docs.sglang.ai/basic_usage/openai_api_completions.html
     "sglang": KnownService("http://localhost:30000/v1", None),
     # https://docs.together.ai/docs/inference/openai-compatibility
-    "together": KnownService("https://api.together.xyz/v1", "TOGETHER_API_KEY", dialect="together"),
+    "together": KnownService(
+        "https://api.together.xyz/v1", "TOGETHER_API_KEY", dialect="together", also=("together.ai",)
+    ),
     # https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
     "vllm": KnownService("http://localhost:8000/v1", None, dialect="vllm"),
     # https://docs.x.ai/docs/guides/reasoning
@@ -126,6 +138,15 @@ def service_at(base_url: str | None) -> str | None:
         if one.base_url and one.api_key_env and urlsplit(one.base_url).hostname == host:
             return name
     return None
+
+
+def service_within(host: str) -> str | None:
+    """Return the name of the hosted service that has this host, or the domain that it is in; None: unknown.
+
+    >>> service_within("api.together.ai"), service_within("nottogether.ai")
+    ('together', None)
+    """
+    return next((name for name, one in SERVICES.items() if is_within(host, one.domains)), None)
 
 
 def is_loopback(host: str) -> bool:

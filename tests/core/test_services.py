@@ -35,6 +35,25 @@ def test_given_fields_are_not_overwritten() -> None:
     assert Endpoint("groq/m", logprobs=True).logprobs is True
 
 
+def test_a_service_s_key_may_go_to_its_own_domains_only() -> None:
+    """They are found by the addresses, so a new one is to be looked at here, too."""
+    found = {name: one.domains for name, one in SERVICES.items() if one.domains}
+    assert found == {
+        "anthropic": ("anthropic.com",),
+        "cerebras": ("cerebras.ai",),
+        "deepinfra": ("deepinfra.com",),
+        "deepseek": ("deepseek.com",),
+        "fireworks": ("fireworks.ai",),
+        "gemini": ("googleapis.com",),
+        "groq": ("groq.com",),
+        "mistral": ("mistral.ai",),
+        "openai": ("openai.com", "azure.com"),
+        "openrouter": ("openrouter.ai",),
+        "together": ("together.xyz", "together.ai"),
+        "xai": ("x.ai",),
+    }
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_makes_an_endpoint_whose_key_may_go_there(name: str) -> None:
     known = SERVICES[name]
