@@ -1,11 +1,29 @@
-"""Reads parsed JSON from others: a value of an unexpected type counts as an empty one."""
+"""Reads JSON from others: a value of an unexpected type counts as an empty one."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 _OBJECT = (dict, Mapping)  # dict first, as nearly all are: a check against an abstract class takes ten times as long
+
+
+def read_json(text: str | bytes | bytearray) -> Any:
+    """Parse JSON with pydantic's parser, three times as fast as Python's, which parses what pydantic's refuses.
+
+    Raises:
+        ValueError: it is not JSON; RecursionError: it is nested too deeply.
+
+    >>> read_json(b'{"a": [1, 0.5]}')
+    {'a': [1, 0.5]}
+    """
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)
 
 
 def as_object(value: object) -> Mapping[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
-from focalroute.core import json_text
 from focalroute.core.errors import StoreError
 from focalroute.core.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
+from focalroute.core.shapes import read_json
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 _LITTLE = np.dtype("<f4")
@@ -74,7 +74,7 @@ def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], prob
     """
     answer_id, created_at, record, trajectory, receipt, texts = row
     try:
-        keys, kind, answered, probabilities, members = json_text.parse(record)
+        keys, kind, answered, probabilities, members = read_json(record)
         return StoredAnswer(
             id=answer_id,
             created_at=created_at,
@@ -86,7 +86,7 @@ def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], prob
             trajectory=None if trajectory is None else unpack(trajectory),
             receipt=receipt,
             texts=texts,
-            probes=tuple([_probe(answer_id, *values) for values in json_text.parse(probes)]) if probes else (),
+            probes=tuple([_probe(answer_id, *values) for values in read_json(probes)]) if probes else (),
         )
     except Exception as error:  # damage may show as anything
         raise StoreError(
@@ -132,7 +132,7 @@ def unpack(data: bytes) -> Trajectory:
     if zlib.crc32(memoryview(data)[_HEAD.size :]) != checksum:
         raise ValueError("wrong checksum")
     start = _HEAD.size + size
-    head = json_text.parse(data[_HEAD.size : start])
+    head = read_json(data[_HEAD.size : start])
     arrays = iter(_arrays(data, start, head["shapes"]))
     decisions = tuple((Observation(next(arrays), next(arrays)), _decision(*values)) for values in head["decisions"])
     evidence = Evidence(next(arrays), next(arrays), tuple(head["members"]))

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from focalroute.core import json_text
 from focalroute.core.config import Dialect
 from focalroute.core.records import Usage
-from focalroute.core.shapes import as_object, objects_in
+from focalroute.core.shapes import as_object, objects_in, read_json
 from focalroute.endpoints.wire.fields import (
     Token,
     answer_tokens,
@@ -171,7 +170,7 @@ def parse_json(body: bytes | bytearray) -> object:
     if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
         raise protocol_error("the reply has too many parts")
     try:
-        return json_text.parse(body)
+        return read_json(body)
     except (ValueError, RecursionError):
         raise protocol_error(f"the reply {_what_it_is(body)}") from None
 
