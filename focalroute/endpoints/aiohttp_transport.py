@@ -8,6 +8,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from io import BytesIO
+from typing import Any
 
 import httpx
 from aiohttp import (
@@ -23,6 +24,7 @@ from aiohttp import (
     DummyCookieJar,
     TCPConnector,
 )
+from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -37,7 +39,7 @@ _LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop
 
 async def living() -> AsyncGenerator[ClientSession, None]:
     """Yield a session that lives as long as its loop: asyncio closes a loop's async generators when it ends."""
-    connector = TCPConnector(limit=_most_connections(), keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
+    connector = _Connector(limit=_most_connections(), keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
     timeout = ClientTimeout(sock_connect=_CONNECT_S)
     session = ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
@@ -46,6 +48,15 @@ async def living() -> AsyncGenerator[ClientSession, None]:
         yield session
     finally:
         await session.close()
+
+
+class _Connector(TCPConnector):
+    """Closes an idle connection on which more came than was asked for; the next call would take it for its reply."""
+
+    async def connect(self, *request: Any, **settings: Any) -> Connection:
+        while (found := await super().connect(*request, **settings)).protocol.should_close:
+            found.close()
+        return found
 
 
 def _most_connections() -> int:

@@ -244,3 +244,32 @@ def test_endless_headers_and_trailers_take_neither_memory_nor_longer_than_the_ca
     error, peak = asyncio.run(run())
     assert error.failure.kind in kinds
     assert peak < 3 * MAX_REPLY_BYTES
+
+
+def test_a_reply_that_nobody_asked_for_is_not_the_next_calls() -> None:
+    """It comes late, on a connection that is kept for the next call."""
+    replies = [f'{{"choices": [{{"message": {{"content": "{text}"}}}}]}}'.encode() for text in ("mine", "another's")]
+    asked, late = (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply) + reply for reply in replies)
+    kept: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        kept.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(asked)
+        writer.close()
+
+    async def run() -> list[str]:
+        clients = HttpClients()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), clients)
+            said = [await caller.complete(STREAMED)]
+            kept[0].write(late)
+            await asyncio.sleep(0.05)
+            said += [await caller.complete(STREAMED) for _ in range(2)]
+            await clients.aclose()
+        return [one.choices[0].text for one in said]
+
+    assert asyncio.run(run()) == ["mine"] * 3
+    assert len(kept) == 2  # the third call's connection is the second's
