@@ -54,9 +54,11 @@ class _Connector(TCPConnector):
     """Closes an idle connection on which more came than was asked for; the next call would take it for its reply."""
 
     async def connect(self, *request: Any, **settings: Any) -> Connection:
-        while (found := await super().connect(*request, **settings)).protocol.should_close:
+        while True:
+            found = await super().connect(*request, **settings)
+            if found.protocol is None or not found.protocol.should_close:
+                return found
             found.close()
-        return found
 
 
 def _most_connections() -> int:

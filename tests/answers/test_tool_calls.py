@@ -305,6 +305,15 @@ def test_a_call_of_a_tool_that_was_not_offered_is_not_an_answer(asked: dict[str,
     assert (str(answer.value), answer.tool_calls) == ("42", ())
 
 
+@pytest.mark.parametrize("where", ["signature", "thinking"])
+def test_numbers_that_json_lacks_are_not_passed_on(where: str) -> None:
+    """Python would write them as NaN, which no other program reads."""
+    body = calling({**call(BOTH), "extra_content": {"google": {"odd": float("nan") if where == "signature" else 1}}})
+    body["choices"][0]["message"]["reasoning_details"] = [{"odd": float("inf") if where == "thinking" else 1}]
+    with pytest.raises(CallFailed, match="numbers that JSON lacks"):
+        plan(make_query("?", params=PARAMS), NONE).read(decode(body))
+
+
 @pytest.mark.parametrize("count", [MOST_CALLS, 30_000])
 def test_calls_without_end_are_refused_before_they_are_checked(count: int) -> None:
     """Thirty thousand kept the event loop busy for eight seconds."""

@@ -246,7 +246,7 @@ def test_endless_headers_and_trailers_take_neither_memory_nor_longer_than_the_ca
     assert peak < 3 * MAX_REPLY_BYTES
 
 
-def test_a_reply_that_nobody_asked_for_is_not_the_next_calls() -> None:
+def test_a_reply_that_was_not_asked_for_is_not_the_next_calls() -> None:
     """It comes late, on a connection that is kept for the next call."""
     replies = [f'{{"choices": [{{"message": {{"content": "{text}"}}}}]}}'.encode() for text in ("mine", "another's")]
     asked, late = (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply) + reply for reply in replies)

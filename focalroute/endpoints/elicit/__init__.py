@@ -18,6 +18,7 @@ that capability, and the share of each answer is counted.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -246,6 +247,10 @@ def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | 
         raise _unusable(completion, f"the reply calls tools more than {MOST_CALLS} times")
     if len(str(first.tool_calls)) > LONGEST_CALLS:
         raise _unusable(completion, f"the reply's tool calls are longer than {LONGEST_CALLS} characters")
+    try:
+        json.dumps([first.tool_calls, first.reasoning_details], allow_nan=False)  # all of it is passed on
+    except (ValueError, RecursionError):
+        raise _unusable(completion, "the reply's tool calls hold numbers that JSON lacks") from None
     calls = parse_calls(first.tool_calls)
     if calls is None:
         raise _unusable(completion, "the reply calls a tool with arguments that are not a JSON object")
