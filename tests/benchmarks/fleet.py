@@ -42,6 +42,7 @@ from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store.accounts import Account
 from focalroute.store.base import PROBE
+from focalroute.store.redis.connection import KeyName
 from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.store import RedisStore
 from tests.benchmarks.budgets import _wait_until_idle
@@ -290,7 +291,7 @@ def last(store: RedisStore) -> None:
     learner.close()
 
 
-def len_of(store: RedisStore, stream: str) -> int:
+def len_of(store: RedisStore, stream: KeyName) -> int:
     return int(store.run(lambda connection: connection.command("XLEN", connection.keys[stream])))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from focalroute.core.errors import StoreError
 from focalroute.store.accounts import Account, Balance
-from focalroute.store.redis.connection import EPOCH, POLICY
+from focalroute.store.redis.connection import EPOCH, KeyName
 from focalroute.store.redis.store import RedisStore
 from tests.loopback import until
 from tests.redis_server import RedisServer
@@ -107,7 +107,9 @@ def test_a_journal_keeps_what_is_written_after_the_loss(server: RedisServer, tmp
 
 
 @pytest.mark.parametrize("gone", ["balances", "accounts"])
-def test_an_account_that_has_disappeared_is_an_error_until_it_is_opened_anew(server: RedisServer, gone: str) -> None:
+def test_an_account_that_has_disappeared_is_an_error_until_it_is_opened_anew(
+    server: RedisServer, gone: KeyName
+) -> None:
     with closing(RedisStore(server.url)) as store:
         spend(store)
         store.run(lambda connection: connection.command("DEL", connection.keys[gone]))
@@ -130,7 +132,7 @@ def test_an_account_that_has_disappeared_is_an_error_until_it_is_opened_anew(ser
 def test_a_store_from_before_gets_its_epoch_once(server: RedisServer) -> None:
     with closing(RedisStore(server.url)) as store:
         spend(store)
-        store.run(lambda connection: connection.command("HDEL", connection.keys[POLICY], EPOCH))
+        store.run(lambda connection: connection.command("HDEL", connection.keys["policy"], EPOCH))
     with closing(RedisStore(server.url)) as first, closing(RedisStore(server.url)) as second:
         for store in (first, second):
             assert store.open_accounts(LIMITS)[TOTAL].spent == Decimal("0.75")

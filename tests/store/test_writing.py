@@ -334,7 +334,7 @@ def test_a_posterior_that_is_not_a_number_is_refused_alone(store: SqliteStore) -
 
 
 def test_a_queue_that_is_not_emptied_refuses_more(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("focalroute.store.writer_queue._MOST_WAITING", 5)
+    monkeypatch.setattr("focalroute.store.engine._MOST_WAITING", 5)
     with held(store):
         waiting = [store.write(answer(str(number))) for number in range(12)]
         with pytest.raises(StoreError, match="wait already"):

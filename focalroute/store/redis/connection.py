@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from focalroute.core.errors import ConfigError, FocalrouteError, StoreError, needing
 from focalroute.store.redis.address import RedisAddress
@@ -48,22 +48,20 @@ _LOST = "LOSTDATA"
 _WITH_EPOCH = {"write", "reserve", "balances"}
 
 
-#: Streams: ids of answers, feedback, ids of probed answers, and ledger rows.
-ANSWERS, FEEDBACK, PROBED, LEDGER = "answers", "feedback", "probed", "ledger"
-#: Hashes: ledger sums by endpoint, reservations, endpoints' capabilities and health, the last call of each writer, the
-#: policy's state, and its files.
-TOTALS, RESERVATIONS, CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES = (
-    "totals", "reservations", "capabilities", "health", "writers", "policy", "bundles"
-)  # fmt: skip
+#: The names of the keys. Streams: the ids of answers, feedback, the ids of probed answers, ledger rows. Hashes, except
+#: for the sorted set "due": ledger sums by endpoint, reservations, when these are due, and the rows that estimate their
+#: calls; balances, and the periods of a tag's accounts; endpoints' capabilities and health; the last call of each
+#: writer; the policy's state, and its files.
+KeyName = Literal[
+    "answers", "feedback", "probed", "ledger", "totals", "reservations", "due", "overdue", "balances", "accounts",
+    "capabilities", "health", "writers", "policy", "bundles",
+]  # fmt: skip
+#: Keys that every script gets, in this order, before the keys of the answers it touches.
+FIXED: tuple[KeyName, ...] = get_args(KeyName)
 #: The feedback stream's consumer group; entries that its one consumer has not acknowledged were not learned from yet.
 GROUP = "learner"
 #: The field of the policy's hash with a random id, written when the store is first opened; data loss changes it.
 EPOCH = "epoch"
-#: Keys that every script gets, in this order, before the keys of the answers it touches.
-FIXED = (
-    *(ANSWERS, FEEDBACK, PROBED, LEDGER, TOTALS, RESERVATIONS, "due", "overdue", "balances", "accounts"),
-    *(CAPABILITIES, HEALTH, WRITERS, POLICY, BUNDLES),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class Keys:
 
     prefix: str
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name: KeyName) -> str:
         """Return the full key for a name."""
         return f"{{{self.prefix}}}:{name}"
 
@@ -83,7 +81,7 @@ class Keys:
 
     def answer(self, answer_id: str) -> str:
         """Return the key of an answer's hash."""
-        return self[f"answer:{answer_id}"]
+        return f"{{{self.prefix}}}:answer:{answer_id}"
 
 
 class RedisUnavailable(Exception):
@@ -143,14 +141,14 @@ class RedisConnection:
         for name in _SCRIPTS:
             self._hashes[name] = self._direct("SCRIPT", "LOAD", _source(name)).decode()
         self._check_epoch()
-        made = self._replies([("XGROUP", "CREATE", self.keys[FEEDBACK], GROUP, "0", "MKSTREAM")])[0]
+        made = self._replies([("XGROUP", "CREATE", self.keys["feedback"], GROUP, "0", "MKSTREAM")])[0]
         if isinstance(made, Exception) and "BUSYGROUP" not in str(made):
             raise self.error_of(made)
         self.connected = True
 
     def _check_epoch(self) -> None:
         """On the first connection read the data's epoch, creating it if missing; later check that it is unchanged."""
-        key = self.keys[POLICY]
+        key = self.keys["policy"]
         if not self._epoch:
             self._direct("HSETNX", key, EPOCH, secrets.token_hex(8))
             self._epoch = self._direct("HGET", key, EPOCH).decode()

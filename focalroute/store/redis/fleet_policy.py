@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from focalroute.store.redis.connection import BUNDLES, FEEDBACK, GROUP, POLICY, WRITERS, RedisConnection
+from focalroute.store.redis.connection import GROUP, RedisConnection
 from focalroute.store.redis.reads import ARCHIVED, pairs
 from focalroute.store.redis.store import RedisStore, settle_overdue
 
@@ -47,7 +47,7 @@ class FleetPolicy:
         """Read the state."""
 
         def read(connection: RedisConnection) -> FleetPolicyState:
-            kept = pairs(connection.command("HGETALL", connection.keys[POLICY]))
+            kept = pairs(connection.command("HGETALL", connection.keys["policy"]))
             versions = tuple(int(version) for version, _ in json.loads(kept.get("versions", b"[]")))
             current, learned, token = (int(kept.get(name, 0)) for name in ("current", "learned", "token"))
             return FleetPolicyState(current, float(kept.get("since", 0)), versions, learned, token)
@@ -58,11 +58,11 @@ class FleetPolicy:
         """The files of a version by name; none if it is not kept."""
 
         def read(connection: RedisConnection) -> dict[str, bytes]:
-            versions = dict(json.loads(connection.command("HGET", connection.keys[POLICY], "versions") or b"[]"))
+            versions = dict(json.loads(connection.command("HGET", connection.keys["policy"], "versions") or b"[]"))
             names = [name for name in versions.get(str(version), ()) if name not in without]
             if not names:
                 return {}
-            found = connection.command("HMGET", connection.keys[BUNDLES], *(f"{version}/{name}" for name in names))
+            found = connection.command("HMGET", connection.keys["bundles"], *(f"{version}/{name}" for name in names))
             return dict(zip(names, found, strict=True)) if all(data is not None for data in found) else {}
 
         return self._store.run(read)
@@ -71,8 +71,8 @@ class FleetPolicy:
         """The files of the learner's trial of a challenger by name; none if there is none."""
 
         def read(connection: RedisConnection) -> dict[str, bytes]:
-            names = json.loads(connection.command("HGET", connection.keys[BUNDLES], _TRIAL) or b"[]")
-            found = [connection.command("HGET", connection.keys[BUNDLES], f"{_TRIAL}{name}") for name in names]
+            names = json.loads(connection.command("HGET", connection.keys["bundles"], _TRIAL) or b"[]")
+            found = [connection.command("HGET", connection.keys["bundles"], f"{_TRIAL}{name}") for name in names]
             return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
         return self._store.run(read)
@@ -81,7 +81,7 @@ class FleetPolicy:
         """Store the files of the learner's trial atomically; files of an earlier trial with other names stay unused."""
         words: list[Any] = [_TRIAL, json.dumps(list(files))]
         words += [word for name, data in files.items() for word in (f"{_TRIAL}{name}", data)]
-        self._store.run(lambda connection: connection.command("HSET", connection.keys[BUNDLES], *words))
+        self._store.run(lambda connection: connection.command("HSET", connection.keys["bundles"], *words))
 
     def lease(self, what: Literal["take", "keep", "give up"], who: str, seconds: float) -> int:
         """Take, keep or give up the learner's lease; return its fencing token, 0 if it is not held."""
@@ -94,7 +94,7 @@ class FleetPolicy:
         """
 
         def read(connection: RedisConnection) -> list[str]:
-            stream = ("STREAMS", connection.keys[FEEDBACK])
+            stream = ("STREAMS", connection.keys["feedback"])
             found: list[str] = []
             for after in ("0", ">"):
                 if len(found) < most:
@@ -139,7 +139,7 @@ class FleetPolicy:
     def keep_archive(self, wanted: bool) -> None:
         """Set whether workers keep more rows in Redis, until an archive has them."""
         self._store.run(
-            lambda connection: connection.command("HSET", connection.keys[POLICY], ARCHIVED, 1 if wanted else "")
+            lambda connection: connection.command("HSET", connection.keys["policy"], ARCHIVED, 1 if wanted else "")
         )
 
     def tidy(self, now: float) -> None:
@@ -147,8 +147,8 @@ class FleetPolicy:
 
         def work(connection: RedisConnection) -> None:
             settle_overdue(connection)
-            for writer, text in pairs(connection.command("HGETALL", connection.keys[WRITERS])).items():
+            for writer, text in pairs(connection.command("HGETALL", connection.keys["writers"])).items():
                 if float(text.split()[1]) < now - _FORGET_S:
-                    connection.command("HDEL", connection.keys[WRITERS], writer)
+                    connection.command("HDEL", connection.keys["writers"], writer)
 
         self._store.run(work)

@@ -23,18 +23,7 @@ from focalroute.store.base import (
     StoredAnswer,
 )
 from focalroute.store.engine import difference_of, unless_damaged
-from focalroute.store.redis.connection import (
-    ANSWERS,
-    CAPABILITIES,
-    FEEDBACK,
-    HEALTH,
-    LEDGER,
-    POLICY,
-    PROBED,
-    RESERVATIONS,
-    TOTALS,
-    RedisConnection,
-)
+from focalroute.store.redis.connection import KeyName, RedisConnection
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
 #: Set while a learner keeps an archive: then twice as many rows are kept, until they are archived.
@@ -47,6 +36,7 @@ _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 _AT_ONCE = 500
 _MOST_NEW = 1000  # entries of a stream delivered at a time; older ones are dropped
 
+_FEEDBACK_STREAMS: tuple[KeyName, KeyName] = ("feedback", "probed")
 _Position = tuple[bytes, bytes]  # the newest entries of the streams of feedback and of probed answers
 
 
@@ -60,7 +50,7 @@ def pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-def _every_entry(connection: RedisConnection, stream: str) -> Iterator[Entries]:
+def _every_entry(connection: RedisConnection, stream: KeyName) -> Iterator[Entries]:
     """Yield all entries of a stream, a part at a time."""
     after = b"-"
     while found := entries(connection.command("XRANGE", connection.keys[stream], after, "+", "COUNT", _AT_ONCE)):
@@ -97,7 +87,7 @@ def find_answer(connection: RedisConnection, answer_id: str) -> StoredAnswer | N
 
 def latest_ids(connection: RedisConnection, limit: int) -> list[str]:
     """The ids of the ``limit`` latest answers, oldest first."""
-    found = entries(connection.command("XREVRANGE", connection.keys[ANSWERS], "+", "-", "COUNT", limit))[::-1]
+    found = entries(connection.command("XREVRANGE", connection.keys["answers"], "+", "-", "COUNT", limit))[::-1]
     return [fields[b"id"].decode() for _, fields in found]
 
 
@@ -124,7 +114,7 @@ def newest(connection: RedisConnection) -> _Position:
     """See `EngineReads`."""
     feedback, probed = (
         entries(connection.command("XREVRANGE", connection.keys[name], "+", "-", "COUNT", 1))
-        for name in (FEEDBACK, PROBED)
+        for name in _FEEDBACK_STREAMS
     )
     return _last(feedback, b"0-0"), _last(probed, b"0-0")
 
@@ -137,7 +127,7 @@ def latest_feedback(connection: RedisConnection, last: int, position: _Position)
     """See `EngineReads`."""
     if not last:
         return []
-    reply = connection.command("XREVRANGE", connection.keys[FEEDBACK], position[0], "-", "COUNT", last)
+    reply = connection.command("XREVRANGE", connection.keys["feedback"], position[0], "-", "COUNT", last)
     return _with_answers(connection, entries(reply)[::-1])
 
 
@@ -145,7 +135,7 @@ def feedback_after(connection: RedisConnection, position: _Position) -> tuple[Fe
     """See `EngineReads`; reads at most the 1,000 newest entries of each stream."""
     commands = [
         ("XREVRANGE", connection.keys[stream], "+", b"(" + entry, "COUNT", _MOST_NEW)
-        for stream, entry in zip((FEEDBACK, PROBED), position, strict=True)
+        for stream, entry in zip(_FEEDBACK_STREAMS, position, strict=True)
     ]
     feedback, probed = (entries(reply)[::-1] for reply in connection.run(commands))
     rows = [*_probed_again(connection, probed, position[0]), *_with_answers(connection, feedback)]
@@ -175,7 +165,7 @@ def _of_entries(connection: RedisConnection, found: Entries) -> list[tuple[Store
 
 def find_capabilities(connection: RedisConnection, key: str) -> CapabilityRow | None:
     """See `EngineReads`."""
-    text = connection.command("HGET", connection.keys[CAPABILITIES], key)
+    text = connection.command("HGET", connection.keys["capabilities"], key)
     try:
         return None if text is None else read_capabilities(key, text)
     except ValueError:
@@ -185,7 +175,7 @@ def find_capabilities(connection: RedisConnection, key: str) -> CapabilityRow | 
 def find_health(connection: RedisConnection) -> dict[str, HealthRow]:
     """See `EngineReads`."""
     found = {}
-    for key, text in pairs(connection.command("HGETALL", connection.keys[HEALTH])).items():
+    for key, text in pairs(connection.command("HGETALL", connection.keys["health"])).items():
         try:
             found[key] = read_health(key, text)
         except (ValueError, TypeError):
@@ -223,14 +213,14 @@ def ledger_sums(connection: RedisConnection, by: Grouping) -> list[LedgerSum]:
             if ask is not None:
                 asks[key].add(ask)
 
-    for part in _every_entry(connection, LEDGER):
+    for part in _every_entry(connection, "ledger"):
         for one in (LedgerEntry.of(*found) for found in part):
             answer_id, endpoint, prompt, completion, *_, pico, source = one.row
             ask = None if answer_id.startswith(("probe", "judge")) else answer_id
             numbers = {"calls": 1, "unpriced": int(pico is None), "estimated": int(source == "reserved")}
             numbers |= {"prompt": prompt or 0, "completion": completion or 0, "pico": pico or 0}
             add(endpoint, one.at, one.tags, ask, **numbers, estimated_pico=(source == "reserved") * (pico or 0))
-    for held in map(json.loads, connection.command("HVALS", connection.keys[RESERVATIONS])):
+    for held in map(json.loads, connection.command("HVALS", connection.keys["reservations"])):
         pico = int(held["micro"]) * 1_000_000 + int(held["pico"])
         add(json.loads(held["row"])[1], float(held["at"]), json.loads(held["tags"]), None, held=pico)
     if by == "endpoint":  # these sums include dropped rows
@@ -239,20 +229,15 @@ def ledger_sums(connection: RedisConnection, by: Grouping) -> list[LedgerSum]:
     return [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
 
 
-def _totals(connection: RedisConnection) -> dict[str, dict[str, int]]:
+def _totals(connection: RedisConnection) -> dict[str, Counter[str]]:
     """The ledger summed by endpoint, dropped rows included."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, value in pairs(connection.command("HGETALL", connection.keys[TOTALS])).items():
+    for name, value in pairs(connection.command("HGETALL", connection.keys["totals"])).items():
         endpoint, field = json.loads(name)
         sums[endpoint][field] = int(value)
-    return {
-        endpoint: {
-            **{field: total[field] for field in ("calls", "unpriced", "prompt", "completion")},
-            "pico": total["micro"] * 1_000_000 + total["pico"],
-        }
-        for endpoint, total in sums.items()
-        if total["calls"]
-    }
+    for total in sums.values():
+        total["pico"] += total.pop("micro", 0) * 1_000_000
+    return {endpoint: total for endpoint, total in sums.items() if total["calls"]}
 
 
 def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
@@ -275,22 +260,22 @@ def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
 
 def trim(connection: RedisConnection, keep: int) -> None:
     """Drop all but the latest ``keep`` answers and their share of the ledger; twice as many with an archive."""
-    if connection.command("HGET", connection.keys[POLICY], ARCHIVED):
+    if connection.command("HGET", connection.keys["policy"], ARCHIVED):
         keep *= 2
-    while rows := _oldest(connection, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep):
+    while rows := _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep):
         drop_ledger(connection, rows[-1][0], keep)
-    while answers := _oldest(connection, ANSWERS, keep):
+    while answers := _oldest(connection, "answers", keep):
         drop_answers(connection, [(entry, fields[b"id"].decode()) for entry, fields in answers], keep)
 
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
     """Up to 500 of the oldest ledger rows beyond the share of ``keep`` answers."""
-    return [LedgerEntry.of(*found) for found in _oldest(connection, LEDGER, _LEDGER_ROWS_AN_ANSWER * keep)]
+    return [LedgerEntry.of(*found) for found in _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep)]
 
 
 def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
     """Up to 500 of the oldest answers beyond ``keep``: each one's stream entry, id and hash."""
-    found = _oldest(connection, ANSWERS, keep)
+    found = _oldest(connection, "answers", keep)
     ids = [fields[b"id"].decode() for _, fields in found]
     return [
         (entry, name, one) for (entry, _), name, one in zip(found, ids, answer_hashes(connection, ids), strict=True)
@@ -308,7 +293,7 @@ def drop_answers(connection: RedisConnection, rows: Sequence[tuple[bytes, str]],
     connection.script("trim", keys, ("", 2 * keep, *(entry for entry, _ in rows)))
 
 
-def _oldest(connection: RedisConnection, stream: str, keep: int) -> Entries:
+def _oldest(connection: RedisConnection, stream: KeyName, keep: int) -> Entries:
     beyond = min(int(connection.command("XLEN", connection.keys[stream])) - keep, _AT_ONCE)
     if beyond <= 0:
         return []
@@ -330,7 +315,7 @@ def find_problems(connection: RedisConnection) -> tuple[str, ...]:
 
 
 def _damaged_answers(connection: RedisConnection) -> Iterator[str]:
-    for part in _every_entry(connection, ANSWERS):
+    for part in _every_entry(connection, "answers"):
         ids = [fields[b"id"].decode() for _, fields in part]
         for (entry, _), answer_id, found in zip(part, ids, answer_hashes(connection, ids), strict=True):
             yield from _damage(entry, answer_id, found)
@@ -352,7 +337,7 @@ def _damage(entry: bytes, answer_id: str, found: AnswerHash) -> Iterator[str]:
 
 def reconcile(connection: RedisConnection, *, repair: bool) -> list[BalanceDifference]:
     """See `Store.reconcile`."""
-    dropped = connection.command("HGET", connection.keys[POLICY], "ledger_dropped") or b""
+    dropped = connection.command("HGET", connection.keys["policy"], "ledger_dropped") or b""
     words = connection.script("verify", (), (dropped, "1" if repair else "0"))
     found = []
     for name, kept, true in zip(words[::3], words[1::3], words[2::3], strict=True):

@@ -12,11 +12,10 @@ from typing import Any
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.base import Release, Row, StoredProbe
-from focalroute.store.engine import FeedbackSubscription
+from focalroute.store.engine import FeedbackSubscription, Job, ReadJob
 from focalroute.store.redis.connection import DataLost, RedisConnection, RedisUnavailable
 from focalroute.store.redis.journal import Entry, Journal
 from focalroute.store.redis.rows import pack_rows, refusal
-from focalroute.store.writer_queue import Job, ReadJob
 
 _AGAIN_S = 0.1  # between two tries to reach Redis
 _BATCH = 500

@@ -29,14 +29,13 @@ from focalroute.store.base import (
     Row,
     StoredAnswer,
 )
-from focalroute.store.engine import QueuedStore
+from focalroute.store.engine import Job, QueuedStore, WriterQueue
 from focalroute.store.redis import reads
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.connection import POLICY, RedisConnection, RedisUnavailable
+from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
 from focalroute.store.redis.journal import Journal
 from focalroute.store.redis.rows import pack_rows, read_balances, read_reservation, reservation_words
 from focalroute.store.redis.sender import ScriptJob, Sender, WriteJob
-from focalroute.store.writer_queue import Job, WriterQueue
 
 T = TypeVar("T")
 
@@ -261,7 +260,7 @@ class RedisStore(QueuedStore[RedisConnection]):
     def _poll(self) -> None:
         """Look for feedback from other processes and for a new policy; keep the streams bounded."""
         try:
-            kept = self._connection.command("HMGET", self._connection.keys[POLICY], "current", "clock_jumps")
+            kept = self._connection.command("HMGET", self._connection.keys["policy"], "current", "clock_jumps")
             version, jumps = (int(number or 0) for number in kept)
             self._subscription.deliver(self._connection)
             if self._untrimmed >= min(_TRIM_EVERY, self._address.keep):

@@ -36,21 +36,11 @@ from focalroute.store.base import (
     StoredAnswer,
     StoredProbe,
 )
-from focalroute.store.engine import QueuedStore
+from focalroute.store.engine import Job, QueuedStore, ReadJob, WriterQueue
 from focalroute.store.sqlite import database, reads
 from focalroute.store.sqlite.checksums import Chain
 from focalroute.store.sqlite.commit_log import CommitLog
-from focalroute.store.sqlite.database import (
-    FAILURES,
-    ROW_ERRORS,
-    OpenedFile,
-    begin_writing,
-    patient,
-    roll_back,
-    store_error,
-)
 from focalroute.store.sqlite.writes import AccountBalances, insert, prune
-from focalroute.store.writer_queue import Job, ReadJob, WriterQueue
 
 if TYPE_CHECKING:
     import sqlite3
@@ -138,7 +128,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._path, self._name, self._commit_log, full=durability == "full", to_read=to_read
         )
         self._chain = Chain(self._connection)
-        self._opened_file = OpenedFile(self._file, self._connection)
+        self._opened_file = database.OpenedFile(self._file, self._connection)
         self._using = threading.Lock()  # held while using the connection
         self._copying = threading.Lock()
         self._slow_until = math.inf if durability == "full" else 0.0  # until then the store's thread commits
@@ -216,7 +206,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             try:
                 with self._copying:
                     database.copy_answers(self._connection, self._using, file, latest)
-            except FAILURES as error:
+            except database.FAILURES as error:
                 raise StoreError(f"{file}: a copy of {self._name} cannot be written: {error}") from None
             yield file
 
@@ -250,15 +240,15 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 return None
             began = time.monotonic() - time.thread_time()  # CPU time does not count as waiting
             try:
-                begin_writing(self._connection, 0.0)
-            except FAILURES:
+                database.begin_writing(self._connection, 0.0)
+            except database.FAILURES:
                 return None  # the store's thread waits, or reports what is wrong
             results = self._transact(units, prune=False)
             if time.monotonic() - time.thread_time() - began > _SLOW_S:
                 self._slow_until = time.monotonic() + _SLOW_FOR_S
             return results
         finally:
-            roll_back(self._connection)  # if this thread was interrupted
+            database.roll_back(self._connection)  # if this thread was interrupted
             self._using.release()
 
     @property
@@ -312,8 +302,8 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         results: list[Any]
         units = [unit for job in jobs for unit in job.units]
         try:
-            begin_writing(self._connection, database.BUSY_S)
-        except FAILURES as error:
+            database.begin_writing(self._connection, database.BUSY_S)
+        except database.FAILURES as error:
             results = [self._error(error) for _ in units]
         else:
             results = self._transact(units, prune=True)
@@ -342,7 +332,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._unit(unit, balances, savepoint=not (single or _one_statement(unit.rows))) for unit in units
             ]
             if single and isinstance(results[0], FocalrouteError):
-                roll_back(db)
+                database.roll_back(db)
                 return results
             balances.save()
             if prune:
@@ -351,7 +341,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             db.execute("COMMIT")
             self._commit_log.add(mark)
         except Exception as error:  # noqa: BLE001 - raised by every future; the store goes on
-            roll_back(db)
+            database.roll_back(db)
             results = [error if isinstance(error, StoreError) else self._error(error) for _ in units]
         return results
 
@@ -373,7 +363,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         except FocalrouteError as error:
             result = error
         except Exception as error:
-            if isinstance(error, db.Error) and not isinstance(error, ROW_ERRORS):
+            if isinstance(error, db.Error) and not isinstance(error, database.ROW_ERRORS):
                 raise
             result = StoreError(f"{self._name}: a row cannot be stored ({type(error).__name__}: {error})")
         if savepoint and isinstance(result, FocalrouteError):
@@ -398,7 +388,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """Prune and checkpoint, which callers that commit in their own thread leave to this one."""
         try:
             if self._prunable:
-                begin_writing(self._connection, database.BUSY_S)
+                database.begin_writing(self._connection, database.BUSY_S)
                 self._chain.begin()
                 self._prune()
                 mark = self._chain.save()
@@ -410,34 +400,35 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._unchecked, self._restarted = 0, self._path is not None
         except StoreError:
             self._unchecked = 0  # the next caller gets this error
-        except FAILURES as error:
-            roll_back(self._connection)
+        except database.FAILURES as error:
+            database.roll_back(self._connection)
             _log.warning("pruning or a checkpoint failed, trying again: %s", self._error(error))
 
     def _look(self, job: ReadJob) -> None:
         """Do a read in one transaction, so that all its queries see the same rows."""
         try:
             self._opened_file.require_in_place_lately()
-            with patient(self._connection):
+            with database.patient(self._connection):
                 self._connection.execute("BEGIN")
                 result = job.work(self._connection)
         except BaseException as error:  # noqa: BLE001 - raised in the waiting reader
-            roll_back(self._connection)
-            job.future.set_exception(self._error(error) if isinstance(error, FAILURES) else error)
+            database.roll_back(self._connection)
+            job.future.set_exception(self._error(error) if isinstance(error, database.FAILURES) else error)
         else:
-            roll_back(self._connection)  # nothing was written, and a damaged database may fail to commit even that
+            # Nothing was written, and a damaged database may fail to commit even that.
+            database.roll_back(self._connection)
             job.future.set_result(result)
 
     def _deliver(self) -> None:
         """Call the subscribers with new feedback."""
         try:
-            with patient(self._connection):
+            with database.patient(self._connection):
                 self._subscription.deliver(self._connection)
-        except FAILURES as error:
+        except database.FAILURES as error:
             _log.warning("feedback could not be read, trying again: %s", self._error(error))
 
     def _error(self, error: Exception) -> StoreError:
-        return store_error(self._name, error)
+        return database.store_error(self._name, error)
 
 
 def _ahead_of_steady() -> float:

@@ -1,4 +1,4 @@
--- Shared by all scripts. KEYS begin with the fixed keys, in the order of `focalroute.store.redis.keys.FIXED`.
+-- Shared by all scripts. KEYS begin with the fixed keys, in the order of `focalroute.store.redis.connection.FIXED`.
 -- Lua counts in doubles, which are exact up to 2^53: so an amount is a pair, whole microdollars and the picodollars
 -- that are left, 0 to 999,999. All other numbers that have to come back exactly travel as text.
 
