@@ -19,7 +19,7 @@ from typing import IO, Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field, SkipValidation, StrictInt, StrictStr, TypeAdapter, ValidationError
 
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, locating
 from focalroute.core.records import F32
 from focalroute.core.spelling import advice, first_problem
 
@@ -110,13 +110,6 @@ def digest(query: LoggedQuery) -> str:
     return blake2b(asked.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-class _Breach(Exception):
-    """A field breaks the format."""
-
-    def __init__(self, field: str, why: str) -> None:
-        super().__init__(f"{field}: {why}" if field else why)
-
-
 def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | None = None) -> tuple[LoggedQuery, ...]:
     """Read a whole log (``.jsonl``, or ``.gz`` of it).
 
@@ -137,14 +130,14 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
         if not line.strip():
             continue
         try:
-            query = _query(line, number, answered=answered)
-            if query.id in seen:
-                raise _Breach("id", "is not unique in the file")
-        except _Breach as breach:
-            said = f"{path}:{number}: {breach}"
+            with locating(f"{path}:{number}"):
+                query = _query(line, number, answered=answered)
+                if query.id in seen:
+                    raise ConfigError("id: is not unique in the file")
+        except ConfigError as breach:
             if bad_rows is None:
-                raise ConfigError(said) from None
-            bad_rows.append(said)
+                raise
+            bad_rows.append(str(breach))
             continue
         seen.add(query.id)
         queries.append(query)
@@ -190,7 +183,7 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
 def _constant(name: str) -> None:
     """Read pandas' NaN, which is not JSON, as null."""
     if name != "NaN":
-        raise _Breach("", f"{name} is not a JSON number; give null")
+        raise ConfigError(f"{name} is not a JSON number; give null")
 
 
 def _number(text: str) -> float | int:
@@ -204,7 +197,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise _Breach(next(name for name, count in counts.items() if count > 1)[:200], "is given twice")
+        raise ConfigError(f"{next(name for name, count in counts.items() if count > 1)[:200]}: is given twice")
     return made
 
 
@@ -238,16 +231,18 @@ _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     if line.count("{") + line.count("[") > _MOST_PARTS:
-        raise _Breach("", f"has more than {_MOST_PARTS} objects and lists")
+        raise ConfigError(f"has more than {_MOST_PARTS} objects and lists")
     try:
         found = json.loads(line, parse_constant=_constant, parse_float=_number, object_pairs_hook=_unique)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
-        raise _Breach("", f"not valid JSON: {error}; a line holds an object") from None
+        raise ConfigError(f"not valid JSON: {error}; a line holds an object") from None
     row = _checked(_LINES, found, "")
     if row.prompt is None and row.messages is None:
         _check_no_text(found)
     if row.outputs is None and answered:
-        raise _Breach("outputs", "give an object, endpoint name -> output")
+        raise ConfigError("outputs: give an object, endpoint name -> output")
     _check_answer("label", row.label, row.choices)
     given = {name: one for name, one in (row.outputs or {}).items() if one is not None}
     outputs = {name: _output(f"outputs.{name}", one, row) for name, one in given.items()}
@@ -261,12 +256,12 @@ def _is_left_out(name: str, value: object) -> bool:
 def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
     """Validate an object of this kind; null fields, and empty texts but labels and answers, count as left out."""
     if not isinstance(value, dict):
-        raise _Breach(field, "is not a JSON object")
+        raise ConfigError(f"{field}: is not a JSON object".removeprefix(": "))
     try:
         return kind.validate_python({name: one for name, one in value.items() if not _is_left_out(name, one)})
     except ValidationError as error:
         place, problem = first_problem(error)
-        raise _Breach(".".join(filter(None, (field, place))), advice(problem)) from None
+        raise ConfigError(f"{'.'.join(filter(None, (field, place)))}: {advice(problem)}") from None
 
 
 def _check_no_text(line: Mapping[str, Any]) -> None:
@@ -275,17 +270,17 @@ def _check_no_text(line: Mapping[str, Any]) -> None:
     for meant, synonyms in _SYNONYMS.items():
         near = [name for name in synonyms if name in others] or get_close_matches(meant, others, 1, _LIKENESS)
         if near:
-            raise _Breach(others[near[0]], f"unknown field; did you mean {meant!r}?")
+            raise ConfigError(f"{others[near[0]]}: unknown field; did you mean {meant!r}?")
 
 
 def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:
     if row.prompt is not None and row.messages is not None:
-        raise _Breach("prompt, messages", "give one of them")
+        raise ConfigError("prompt, messages: give one of them")
     if row.prompt is not None:
         return ({"role": "user", "content": row.prompt},)
     for message in row.messages or ():
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | list | None):
-            raise _Breach("messages", 'give a list of OpenAI messages such as {"role": "user", "content": "..."}')
+            raise ConfigError('messages: give a list of OpenAI messages such as {"role": "user", "content": "..."}')
     return row.messages or ()
 
 
@@ -299,14 +294,14 @@ def _output(field: str, found: Any, row: _Line) -> Output:
         for name in needed:
             no_answer = name == "answer" and name in found  # there is none in the reply
             if _is_left_out(name, found.get(name)) and not no_answer:
-                raise _Breach(f"{field}.{name}", f"is missing{_WHY_NEEDED.get(name, '')}")
+                raise ConfigError(f"{field}.{name}: is missing{_WHY_NEEDED.get(name, '')}")
     if output.probabilities is None:
         return output
     if len(output.probabilities) != len(row.choices or ()):
-        raise _Breach(f"{field}.probabilities", "give one probability for each choice")
+        raise ConfigError(f"{field}.probabilities: give one probability for each choice")
     total = sum(output.probabilities)
     if total > 1 + _ROUNDED * len(output.probabilities):
-        raise _Breach(f"{field}.probabilities", f"add up to {total:.6g}, more than 1; divide them by that")
+        raise ConfigError(f"{field}.probabilities: add up to {total:.6g}, more than 1; divide them by that")
     if total < 1 - _ROUNDING:
         return output
     return replace(output, probabilities=tuple(p / total for p in output.probabilities))
@@ -317,6 +312,6 @@ def _check_answer(field: str, value: object, choices: Sequence[str] | None) -> N
     if value is None:
         return
     if choices is None and not isinstance(value, str):
-        raise _Breach(field, f"give a string, not {value!r}")
+        raise ConfigError(f"{field}: give a string, not {value!r}")
     if choices is not None and not (type(value) is int and 0 <= value < len(choices)):
-        raise _Breach(field, f"give an index into the {len(choices)} choices, not {value!r}")
+        raise ConfigError(f"{field}: give an index into the {len(choices)} choices, not {value!r}")
