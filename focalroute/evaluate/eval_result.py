@@ -154,7 +154,7 @@ class OperatingPoint(Score):
 
     @property
     def title(self) -> str:
-        """Its name with its target."""
+        """The name with its target."""
         if self.target_cost_ratio is None:
             return self.name
         return f"{self.name} @ {self.target_cost_ratio:g}"
@@ -170,11 +170,6 @@ class Method(Score):
     """
 
     curve_minus: PairedDifference | None = None
-
-    @property
-    def title(self) -> str:
-        """Its name."""
-        return self.name
 
 
 Row = OperatingPoint | Method

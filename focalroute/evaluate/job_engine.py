@@ -68,13 +68,15 @@ class Engine:
         """
         if self._ray is None:
             return [job(shared, one, tell) for one in inputs]
-        box = self._ray.remote(num_cpus=0)(_Box).remote()
+        from ray.util.queue import Queue
+
+        told = Queue(actor_options={"num_cpus": 0})
         settings = {"num_cpus": 1, "max_retries": 3 if again else 0, "scheduling_strategy": "SPREAD"}
-        run = self._ray.remote(**settings)(_run)
+        run = self._ray.remote(**settings)(job)
         everywhere = self._ray.put(shared)
-        tasks = [run.remote(job, everywhere, one, box) for one in inputs]
+        tasks = [run.remote(everywhere, one, told.put) for one in inputs]
         try:
-            self._wait(tasks, box, tell)
+            self._wait(tasks, told, tell)
             return list(self._ray.get(tasks))
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
@@ -86,12 +88,12 @@ class Engine:
             for task in tasks:
                 self._ray.cancel(task, force=True)
 
-    def _wait(self, tasks: Sequence[Any], box: Any, tell: Callable[[Any], object]) -> None:
+    def _wait(self, tasks: Sequence[Any], told: Any, tell: Callable[[Any], object]) -> None:
         """Wait until all tasks are done or one has failed, passing on messages."""
         left = list(tasks)
         while left:
             done, left = self._ray.wait(left, timeout=_LOOK_S)
-            for message in self._ray.get(box.take.remote()):
+            for message in told.get_nowait_batch(told.qsize()):
                 tell(message)
             self._ray.get(done)
 
@@ -171,34 +173,3 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in new:
             os.environ.pop(name, None)
-
-
-class _Box:
-    """Holds the jobs' messages until they are fetched. Lives in a separate process."""
-
-    def __init__(self) -> None:
-        self._told: list[Any] = []
-
-    def put(self, message: Any) -> None:
-        self._told.append(message)
-
-    def take(self) -> list[Any]:
-        told, self._told = self._told, []
-        return told
-
-
-def _run(job: Job[Any, Any, Any, R], shared: Any, one: Any, box: Any) -> R:
-    """Run one job as a task, which ends once all its messages have arrived."""
-    import ray
-
-    last = None
-
-    def tell(message: Any) -> None:
-        nonlocal last
-        last = box.put.remote(message)
-
-    try:
-        return job(shared, one, tell)
-    finally:
-        if last is not None:
-            ray.get(last)

@@ -46,6 +46,11 @@ class Score:
     mean_s: float | None = field(default=None, kw_only=True)
     p95_s: float | None = field(default=None, kw_only=True)
 
+    @property
+    def title(self) -> str:
+        """The name in tables."""
+        return self.name
+
     def cells(self, digits: int = 4) -> tuple[str, ...]:
         """The cells of a table's row: accuracy, interval, cost ratio, USD for 1,000 queries, calls, seconds."""
         return (

@@ -4,7 +4,7 @@
     ensemble.feedback(answer, reward=2 * quality(answer.text, reference) - 1)
 
 "exact" and "f1" need no extra. "rouge-1", "rouge-2" and "rouge-l" need the extra ``rouge``, "bertscore" the extra
-``bertscore``; both are imported when the first answer is scored. `judge` asks an endpoint. Any other function from two
+``bertscore``; both are imported with the metric's first use. `judge` asks an endpoint. Any other function from two
 strings to a number in [0, 1] works as well.
 """
 
@@ -15,7 +15,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from focalroute.core.errors import ConfigError, needing
 
@@ -65,6 +65,7 @@ def _words(text: str) -> list[str]:
 _ROUGE = {"rouge-1": "rouge1", "rouge-2": "rouge2", "rouge-l": "rougeL"}
 
 
+@cache
 def rouge(kind: str = "rouge-l") -> Quality:
     """The F-measure of ROUGE-1, ROUGE-2 or ROUGE-L (Lin 2004), stemmed, by the library rouge-score.
 
@@ -74,21 +75,13 @@ def rouge(kind: str = "rouge-l") -> Quality:
     if kind not in _ROUGE:
         raise ConfigError(f"quality: there is no {kind!r}; give one of {', '.join(_ROUGE)}")
     name = _ROUGE[kind]
-    scorer = _rouge_scorer(name)
-
-    def score(answer: str, reference: str) -> float:
-        return float(scorer.score(reference, answer)[name].fmeasure)
-
-    return score
+    with needing("quality: ROUGE needs rouge-score", "rouge"):
+        from rouge_score.rouge_scorer import RougeScorer
+    scorer = RougeScorer([name], use_stemmer=True)
+    return lambda answer, reference: float(scorer.score(reference, answer)[name].fmeasure)
 
 
 @cache
-def _rouge_scorer(name: str) -> Any:
-    with needing("quality: ROUGE needs rouge-score", "rouge"):
-        from rouge_score.rouge_scorer import RougeScorer
-    return RougeScorer([name], use_stemmer=True)
-
-
 def bertscore(model: str = "distilbert-base-uncased") -> Quality:
     """BERTScore's F1 (arXiv 1904.09675) by the library bert-score, clipped to [0, 1], not rescaled.
 
@@ -97,20 +90,15 @@ def bertscore(model: str = "distilbert-base-uncased") -> Quality:
     Raises:
         ConfigError: the library is missing.
     """
-    scorer = _bert_scorer(model)
+    with needing("quality: BERTScore needs bert-score", "bertscore"):
+        from bert_score import BERTScorer
+    scorer = BERTScorer(model_type=model)
 
     def score(answer: str, reference: str) -> float:
         _, _, f1 = scorer.score([answer], [reference])
         return min(1.0, max(0.0, float(f1[0])))
 
     return score
-
-
-@cache
-def _bert_scorer(model: str) -> Any:
-    with needing("quality: BERTScore needs bert-score", "bertscore"):
-        from bert_score import BERTScorer
-    return BERTScorer(model_type=model)
 
 
 _JUDGE = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
@@ -291,15 +290,6 @@ _PASSES = 10
 _ONLINE = 32  # test queries between two steps
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """B queries: features of their texts (B, F), members' masses (B, N, C), and worth of each candidate (B, C)."""
-
-    texts: F32
-    masses: F32
-    worth: F32
-
-
 class QueryWeights:
     """RLAE (arXiv 2506.00439) on whole answers, as logs have no more.
 
@@ -326,7 +316,7 @@ class QueryWeights:
         for _ in range(_PASSES):
             order = self._rng.permutation(len(rows))
             for chosen in np.array_split(order, max(1, round(len(rows) / _BATCH))):
-                self._step(_Batch(texts[chosen], data.probabilities[chosen], data.worth[chosen]))
+                self._step(texts[chosen], data.probabilities[chosen], data.worth[chosen])
         self._seen: list[tuple[F32, F32, F32]] = []
 
     def answer(self, turn: Turn) -> int:
@@ -353,7 +343,7 @@ class QueryWeights:
         if len(self._seen) == _ONLINE:
             width = max(len(one[2]) for one in self._seen)
             padded = [(text, _wide(mass, width), _wide(worth, width)) for text, mass, worth in self._seen]
-            self._step(_Batch(*(np.stack(column) for column in zip(*padded, strict=True))))
+            self._step(*(np.stack(column) for column in zip(*padded, strict=True)))
             self._seen = []
 
     def _features(self, text: str) -> F32:
@@ -364,16 +354,17 @@ class QueryWeights:
         logits: F32 = texts @ weights + bias
         return logits
 
-    def _step(self, batch: _Batch) -> None:
-        logits = self._logits(batch.texts)
+    def _step(self, texts: F32, masses: F32, worth: F32) -> None:
+        """Learn from B queries: features of their texts (B, F), masses (B, N, C), worth of each candidate (B, C)."""
+        logits = self._logits(texts)
         noise = self._rng.standard_normal((_SAMPLES, *logits.shape)).astype(np.float32)
         drawn = _softmax(logits + _SPREAD * noise)
-        answers = np.einsum("sbn,bnc->sbc", drawn, batch.masses, optimize=True).argmax(axis=2)
-        reward = np.take_along_axis(batch.worth, answers.T, axis=1).T
+        answers = np.einsum("sbn,bnc->sbc", drawn, masses, optimize=True).argmax(axis=2)
+        reward = np.take_along_axis(worth, answers.T, axis=1).T
         gain = (reward - reward.mean(axis=0)) * np.float32(_SAMPLES / (_SAMPLES - 1))
         # d log N(z) / d mean = noise / spread; Adam descends
         slope = -(gain[:, :, None] * noise).mean(axis=0) / np.float32(_SPREAD * len(logits))
-        self._adam.step({"weights": batch.texts.T @ slope, "bias": slope.sum(axis=0)})
+        self._adam.step({"weights": texts.T @ slope, "bias": slope.sum(axis=0)})
 
 
 def query_weights(training: Training) -> QueryWeights:

@@ -66,9 +66,7 @@ def test_metrics_go_by_their_names() -> None:
     [("rouge_score.rouge_scorer", lambda: rouge("rouge-2"), "rouge"), ("bert_score", bertscore, "bertscore")],
 )
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, call: object, extra: str) -> None:
-    from focalroute.evaluate import quality
-
-    quality._rouge_scorer.cache_clear()
+    rouge.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"focalroute\[{extra}\]"):
         call()  # type: ignore[operator]

@@ -459,12 +459,7 @@ def html(page: Page) -> str:
 
 
 def pngs(page: Page) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, PNG) for every section with a drawing.
-
-    Raises:
-        ConfigError: the extra ``report`` is not installed.
-    """
-    check_extra()
+    """Yield (name, PNG) for every section with a drawing."""
     for name, section in page.sections.items():
         if section.drawing is not None:
             yield (
