@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 from focalroute import Ensemble
-from focalroute.evaluate.collect import collect_command
-from focalroute.evaluate.recording import train_command
+from focalroute.cli.collect import collect
+from focalroute.cli.train import train
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 
@@ -17,9 +17,9 @@ with tempfile.TemporaryDirectory() as name, SimulatedPool() as pool:
     (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
 
     # focalroute collect questions.jsonl --pool pool.toml --out log.jsonl --max-usd 1
-    collect_command(str(folder / "questions.jsonl"), folder / "pool.toml", folder / "log.jsonl", max_usd="1")
+    collect(str(folder / "questions.jsonl"), folder / "log.jsonl", folder / "pool.toml", max_usd="1")
     # focalroute train log.jsonl --pool pool.toml --out policy/
-    train_command([folder / "log.jsonl"], [folder / "pool.toml"], folder / "policy", iterations=10)
+    train([folder / "log.jsonl"], [folder / "pool.toml"], folder / "policy", iterations=10)
 
     right, usd, calls, asked = 0, 0.0, 0, list(stream(40, seed=2))
     with Ensemble(pool.endpoints, policy=folder / "policy", seed=0) as ensemble:

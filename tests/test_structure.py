@@ -38,6 +38,7 @@ ENGINES = {
             "__init__",
             "app",
             "batch",
+            "collect",
             "console",
             "demo",
             "init",
@@ -45,6 +46,7 @@ ENGINES = {
             "policy",
             "pool",
             "server",
+            "train",
             "update",
         )
     },

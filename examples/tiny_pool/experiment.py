@@ -20,11 +20,11 @@ from examples.tiny_pool.recipe import ROSTER, TOPICS, Roster
 from examples.tiny_pool.serving import Servers
 from examples.tiny_pool.streams import Feedback, Live, fresh
 from focalroute import Endpoint
+from focalroute.cli.collect import collect
+from focalroute.cli.train import train
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.baselines import baselines, best_in_hindsight, oracle
-from focalroute.evaluate.collect import collect_command
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.table import LogTable, join
 from focalroute.sim import Question
@@ -83,20 +83,18 @@ class Seed:
         _write_pool(self.folder / "pool.toml", self.pool)
         _write_pool(self.folder / "sampling.toml", self.pool, "logprobs = false")
         for questions, pool, log in (("questions", "pool", "log"), ("sampled", "sampling", "samples")):
-            whole = collect_command(
+            collect(
                 str(self.folder / f"{questions}.jsonl"),
-                self.folder / f"{pool}.toml",
                 self.folder / f"{log}.jsonl",
+                self.folder / f"{pool}.toml",
                 concurrency=4,
             )
-            if not whole:
-                raise RuntimeError(f"not every question of {questions}.jsonl could be asked")
         lines = (self.folder / "log.jsonl").read_text().splitlines(keepends=True)
         (self.folder / "training.jsonl").write_text("".join(lines[: self.sizes.training]))
 
     def train(self) -> None:
         """The policy of the warm start, from the training questions alone."""
-        train_command(
+        train(
             [self.folder / "training.jsonl"],
             [self.folder / "pool.toml"],
             self.folder / "trained",

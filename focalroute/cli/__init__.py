@@ -27,6 +27,12 @@ ParamOption = Annotated[
     typer.Option(help="NAME=VALUE, passed on to the endpoints, such as temperature=0; may be given again."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+SkipBadRowsOption = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Skip and count invalid rows instead of stopping.")
+]
+EngineOption = Annotated[
+    str, typer.Option(help="Where to run: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
+]
 
 
 def given(**settings: Any) -> dict[str, Any]:

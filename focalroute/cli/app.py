@@ -1,4 +1,4 @@
-"""The command line, ``focalroute``: registers all commands, and declares those of training and evaluation."""
+"""The command line, ``focalroute``: registers all commands, and declares `eval` and `report`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from focalroute.cli import JsonOption, PoolOption
+from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption
 from focalroute.cli.batch import batch
+from focalroute.cli.collect import collect, import_
 from focalroute.cli.console import ask, chat
 from focalroute.cli.demo import demo
 from focalroute.cli.init import init
@@ -21,6 +22,7 @@ from focalroute.cli.ledger import ledger
 from focalroute.cli.policy import policies
 from focalroute.cli.pool import pools
 from focalroute.cli.server import key, serve
+from focalroute.cli.train import train
 from focalroute.cli.update import update
 from focalroute.core.errors import ConfigError, FocalrouteError
 
@@ -65,8 +67,9 @@ app = typer.Typer(
 )
 app.add_typer(policies, name="policy")
 app.add_typer(pools, name="pool")
-for command in (serve, key, demo, init, ask, chat, batch, update, ledger):
+for command in (serve, key, demo, init, ask, chat, batch, update, ledger, train, collect):
     app.command()(command)
+app.command("import")(import_)
 
 
 def _version(wanted: bool) -> None:
@@ -89,106 +92,6 @@ def common(
     """
     if "--help" not in sys.argv:  # help must work even if the file is invalid
         read_env_file(Path(".env"))
-
-
-_SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip and count invalid rows instead of stopping.")]
-_Engine = Annotated[
-    str, typer.Option(help="Where to run: local (this process), ray (this machine's cores) or ray://HOST:PORT.")
-]
-
-
-@app.command()
-def train(
-    log: Annotated[
-        list[Path], typer.Argument(help="Outcome logs (.jsonl or .jsonl.gz): what a pool answered in the past.")
-    ],
-    pool: Annotated[
-        list[Path],
-        typer.Option(help="The pool file (TOML) with the endpoints' prices; with several logs one for each."),
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Folder of policy bundles to publish to; with several logs OUT/NAME for each.")
-    ],
-    seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
-    iterations: Annotated[
-        int | None, typer.Option(min=1, help="Steps of the policy gradient, if not the default.")
-    ] = None,
-    backend: Annotated[Literal["numpy", "torch"], typer.Option(help="Library that runs the networks.")] = "numpy",
-    device: Annotated[str | None, typer.Option(help="Device for torch, such as cuda.")] = None,
-    show_task: Annotated[bool, typer.Option("--show-task", help="Let the policy see the log's tasks.")] = False,
-    split: Annotated[
-        Literal["stream", "per-task"],
-        typer.Option(help="What to train for: the continuation of the log's stream, or the log's tasks again."),
-    ] = "stream",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue where a killed training stopped.")] = False,
-    skip_bad_rows: _SkipBadRows = False,
-    engine: _Engine = "local",
-    as_json: JsonOption = False,
-) -> None:
-    """Train a policy on recorded answers and publish it as the next version of a folder.
-
-    With --engine ray, logs and seeds are trained in parallel; the policies are the same.
-    """
-    from focalroute.evaluate.recording import TrainOptions, train_command
-
-    options = TrainOptions(seed, seeds, iterations, backend, device, show_task, split, resume, skip_bad_rows)
-    train_command(log, pool, out, options, engine=engine, as_json=as_json)
-
-
-@app.command()
-def collect(
-    dataset: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or hf:NAME[:CONFIG][:SPLIT].")],
-    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
-    pool: PoolOption = None,
-    column: Annotated[
-        list[str] | None, typer.Option(help="A column with another name, such as label=answer; may be given again.")
-    ] = None,
-    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
-    max_usd: Annotated[str | None, typer.Option(help="The most the whole log may cost, USD.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an existing log.")] = False,
-    engine: _Engine = "local",
-    as_json: JsonOption = False,
-) -> None:
-    """Ask every endpoint the questions of a labelled dataset, and write the log that train and eval read.
-
-    Exit code 1 if it stopped before the last question.
-    """
-    from focalroute.core.pool import find_pool
-    from focalroute.evaluate.collect import collect_command
-
-    whole = collect_command(
-        dataset,
-        pool or find_pool(),
-        out,
-        columns=column or (),
-        answer=answer,
-        limit=limit,
-        concurrency=concurrency,
-        max_usd=max_usd,
-        resume=resume,
-        engine=engine,
-        as_json=as_json,
-    )
-    if not whole:
-        raise typer.Exit(1)
-
-
-@app.command("import")
-def import_(
-    samples: Annotated[
-        list[str], typer.Argument(help="MODEL=FILE: lm-evaluation-harness samples, one file for each model and task.")
-    ],
-    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
-    skip_bad_rows: _SkipBadRows = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make an outcome log from the per-choice log-likelihoods that leaderboards publish."""
-    from focalroute.evaluate.collect import import_command
-
-    import_command(samples, out, skip_bad_rows=skip_bad_rows, as_json=as_json)
 
 
 #: Parameters of eval that count only with --live, and those that count with and without it.
@@ -229,8 +132,8 @@ def evaluate(
     preset: Annotated[
         list[str] | None, typer.Option(help="Add a paper's method, rl-focal or der; may be given again.")
     ] = None,
-    skip_bad_rows: _SkipBadRows = False,
-    engine: _Engine = "local",
+    skip_bad_rows: SkipBadRowsOption = False,
+    engine: EngineOption = "local",
     live: Annotated[
         str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
     ] = "",

@@ -86,7 +86,7 @@ def show_spending(sums: Sequence[LedgerSum], by: str, form: Form) -> str:
 
 
 def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Literal["csv", "json"]) -> str:
-    rows = [dict(zip(names, _plain(record), strict=True)) for record in records]
+    rows = [dict(zip(names, map(_plain, record), strict=True)) for record in records]
     if form == "json":
         return json.dumps(rows, indent=2)
     written = io.StringIO()
@@ -96,11 +96,8 @@ def _machine_readable(names: Sequence[str], records: Iterable[Any], form: Litera
     return written.getvalue().rstrip("\n")
 
 
-def _plain(record: Any) -> Iterator[str | int | None]:
-    if not isinstance(record, tuple):
-        record = astuple(record)
-    for value in record:
-        yield f"{value:f}" if isinstance(value, Decimal) else value
+def _plain(value: object) -> object:
+    return f"{value:f}" if isinstance(value, Decimal) else value
 
 
 def _table(sums: Sequence[LedgerSum], by: str) -> Iterator[str]:
@@ -174,7 +171,7 @@ def show_savings(saved: Sequence[Saving], form: Form) -> str:
     if form != "text":
         from focalroute.money.cost import Saving
 
-        return _machine_readable([field.name for field in fields(Saving)], rounded, form)
+        return _machine_readable([field.name for field in fields(Saving)], map(astuple, rounded), form)
     lines = [_line("instead of", ("asks", "USD", "would cost", "saved"))]
     for one in rounded:
         amounts = map(_dollars, (one.cost, one.otherwise, one.saved))

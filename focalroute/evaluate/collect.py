@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,16 +19,13 @@ from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.files import hold_file, naming, refusing
-from focalroute.core.pool import load_pool, validate_pool
-from focalroute.core.progress import progress_bar
+from focalroute.core.pool import validate_pool
 from focalroute.core.records import Reply, Usage
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.evaluate.dataset import LabelledQuestion, read_dataset
-from focalroute.evaluate.harness import import_samples
-from focalroute.evaluate.job_engine import HERE, Engine, open_engine
+from focalroute.evaluate.dataset import LabelledQuestion
+from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
-from focalroute.evaluate.output import table
 from focalroute.money.budget import BudgetGuard
 from focalroute.serving.concurrency import run_together
 from focalroute.serving.query import make_query
@@ -410,103 +407,3 @@ class _Asking:
                 await self.settled.wait()
             self.promised += bound
         return True
-
-
-def collect_command(
-    dataset: str,
-    pool: Path,
-    out: Path,
-    *,
-    columns: Sequence[str] = (),
-    answer: str | None = None,
-    limit: int | None = None,
-    concurrency: int = 16,
-    max_usd: str | None = None,
-    resume: bool = False,
-    engine: str = "local",
-    as_json: bool = False,
-) -> bool:
-    """Collect with a progress bar and print the result; return whether every question was asked.
-
-    Args:
-        dataset: see `read_dataset`; ``columns`` are of the form FIELD=COLUMN.
-        limit: only the first ``limit`` questions.
-        engine: see `focalroute.evaluate.job_engine.open_engine`.
-
-    Raises:
-        ConfigError: an argument, the dataset, the pool or the log is invalid, or there is no such engine.
-        FocalrouteError: see `collect`.
-    """
-    endpoints = load_pool(pool).endpoints
-    questions = read_dataset(dataset, columns=_columns(columns), kind=answer)[:limit]
-    settings: Any = {"kind": answer, "concurrency": concurrency, "max_usd": max_usd, "resume": resume}
-    with progress_bar("asking", len(questions), shown=not as_json) as advance, open_engine(engine) as opened:
-        collected = collect(endpoints, questions, out, **settings, advance=advance, engine=opened)
-    names = [endpoint.name for endpoint in endpoints]
-    if as_json:
-        counts = [
-            {"name": name, **{what: getattr(collected, what)[name] for what in ("answered", "right", "failed")}}
-            for name in names
-        ]
-        about = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
-        print(json.dumps({"log": str(out), **about, "endpoints": counts}, indent=2, default=str))
-    else:
-        _show(collected, out, names)
-    return collected.stopped is None
-
-
-def import_command(samples: Sequence[str], out: Path, *, skip_bad_rows: bool = False, as_json: bool = False) -> None:
-    """Import files of per-choice log-likelihoods, each given as MODEL=FILE, and print the result.
-
-    Raises:
-        ConfigError: see `import_samples`.
-    """
-    files: dict[str, list[str]] = {}
-    for text in samples:
-        model, _, file = text.partition("=")
-        if not (model and file):
-            raise ConfigError(f"samples: {text!r}: give MODEL=FILE, such as llama-3-8b=samples_gpqa.jsonl")
-        files.setdefault(model, []).append(file)
-    found = import_samples(files, out, skip_bad_rows=skip_bad_rows)
-    if as_json:
-        print(json.dumps({"log": str(out), **asdict(found)}, indent=2))
-        return
-    for name, answered in found.answered.items():
-        print(f"{name}: {answered} questions, {_share_right(found.right[name], answered)} right")
-    left_out = ""
-    if found.bad_rows:
-        left_out = f", {found.bad_rows} bad rows left out"
-    print(f"{found.questions} questions{left_out}; {out}")
-
-
-def _columns(given: Sequence[str]) -> Mapping[str, str]:
-    columns = {}
-    for text in given:
-        name, _, column = text.partition("=")
-        if not (name and column):
-            raise ConfigError(f"column: {text!r}: give FIELD=COLUMN, such as label=answer")
-        columns[name.strip()] = column.strip()
-    return columns
-
-
-def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
-    from rich.console import Console
-
-    rows = []
-    for name in names:
-        answered = collected.answered[name]
-        rows.append((name, str(answered), _share_right(collected.right[name], answered), str(collected.failed[name])))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",)))
-    there = ""
-    if collected.before:
-        there = f" ({collected.before} were there)"
-    console.print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
-    if collected.stopped is not None:
-        console.print(f"stopped: {collected.stopped}; --resume goes on from here")
-
-
-def _share_right(right: int, answered: int) -> str:
-    if not answered:
-        return "-"
-    return f"{right / answered:.1%}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import gathered, progress_bar
 from focalroute.core.records import I64
-from focalroute.evaluate import output
-from focalroute.evaluate.job_engine import HERE, Engine, open_engine, shares_files
+from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.outcomes import Output, digest, read_log
-from focalroute.evaluate.table import LogTable, SplitKind, join, learning_order
-from focalroute.learn.backend import NUMPY, Backend, BackendName, open_backend
+from focalroute.evaluate.table import LogTable, join
+from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
 from focalroute.learn.offline.checkpoint import Checkpoint, made_for
@@ -235,123 +233,7 @@ def publish_trained(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
-    """The options of a training.
-
-    Attributes:
-        seed: the first seed.
-        seeds: number of seeds.
-        iterations: steps of the policy gradient; None: the default.
-        backend: see `focalroute.learn.backend.passes`; ``device`` likewise.
-        show_task: whether the policy sees the log's tasks, as it then will those of ``ask(task=)``.
-        split: what to train for: "stream", the continuation of the log; "per-task", the log's tasks again.
-        resume: continue from the checkpoint of a killed process.
-        skip_bad_rows: see `read_table`.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
-
-    seed: int = 0
-    seeds: int = 1
-    iterations: int | None = None
-    backend: BackendName = "numpy"
-    device: str | None = None
-    show_task: bool = False
-    split: SplitKind = "stream"
-    resume: bool = False
-    skip_bad_rows: bool = False
-
-    def __post_init__(self) -> None:
-        if self.settings.iterations < 1 or self.seeds < 1:
-            raise ConfigError("iterations and seeds: must be at least 1")
-
-    @property
-    def settings(self) -> OfflineSettings:
-        """The settings of the networks' training."""
-        settings = OfflineSettings()
-        if self.iterations is not None:
-            settings = replace(settings, iterations=self.iterations)
-        return settings
-
-
-def train_command(
-    logs: Sequence[Path],
-    pools: Sequence[Path],
-    out: Path,
-    options: TrainOptions | None = None,
-    *,
-    engine: str = "local",
-    as_json: bool = False,
-    **changes: Any,
-) -> None:
-    """Train on whole logs with a progress bar, publish each log's best seed, and print the scores of all.
-
-    Args:
-        logs: the outcome logs.
-        pools: the pool file of each, or one for all.
-        out: the folder of bundles and checkpoints; with several logs, a subfolder for each, named after the log.
-        options: the training's options; None: the defaults.
-        engine: see `focalroute.evaluate.job_engine.open_engine`; it runs a job for each log and seed.
-        as_json: print JSON: an object, or a list for several logs.
-        changes: fields of `TrainOptions` that differ from ``options``.
-
-    Raises:
-        ConfigError: an argument, a log, a pool or a checkpoint is invalid, or there is no such engine.
-        PoolError: a pool's embedder failed.
-        PolicyError: a policy cannot be published.
-    """
-    options = replace(options or TrainOptions(), **changes)
-    backend = open_backend(options.backend, options.device)
-    keep = shares_files(engine)
-    if options.resume and not keep:
-        raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
-    seeds, folders = range(options.seed, options.seed + options.seeds), _folders(out, logs)
-    tables, jobs = [], []
-    with open_engine(engine) as opened:
-        for log, pool, folder in zip(logs, _each(pools, logs), folders, strict=True):
-            table = read_table(log, pool, skip_bad_rows=options.skip_bad_rows, shown=not as_json)
-            rows = learning_order(table, np.arange(len(table.queries)), options.split)
-            data = recorded(table, rows, show_task=options.show_task)
-            tables.append(table)
-            jobs.append(
-                TrainingJob(data, options.settings, backend, folder.absolute() if keep else None, options.resume)
-            )
-        steps = len(jobs) * len(seeds) * options.settings.steps
-        with progress_bar("training", steps, shown=not as_json) as advance:
-            found = train_each(jobs, seeds, engine=opened, advance=advance)
-    published = list(map(_publish, jobs, tables, folders, found))
-    if not as_json:
-        for each in zip(jobs, tables, folders, found, published, strict=True):
-            _show(*each)
-    elif len(jobs) == 1:
-        print(json.dumps(published[0], indent=2, allow_nan=False))
-    else:
-        print(json.dumps(published, indent=2, allow_nan=False))
-
-
-def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
-    """The pool file of each log."""
-    if len(pools) not in (1, len(logs)):
-        raise ConfigError(f"pool: give one for all {len(logs)} logs, or one for each, not {len(pools)}")
-    return list(pools) * (len(logs) // len(pools))
-
-
-def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
-    """The folder of each log's policies."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out: {out} is a file; give a folder of policy bundles, or the name of a new one")
-    if len(logs) == 1:
-        return [out]
-    names = [log.name.removesuffix(".gz").removesuffix(".jsonl") for log in logs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"log: two are called {twice!r}, and would share a folder; train them one by one")
-    return [out / name for name in names]
-
-
-def _publish(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
+def publish_best(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
     """Publish the best seed, and remove all checkpoints; return the results for the JSON."""
     best = best_of(found)
     version = publish_trained(folder, best, settings=job.settings, trained_on=map(digest, table.queries))
@@ -369,26 +251,3 @@ def _publish(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Tr
         "unpriced": table.unpriced,
         "seeds": seeds,
     }
-
-
-def _show(
-    job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained], published: Mapping[str, Any]
-) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    best = best_of(found)
-    for one in found:
-        said = f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}"
-        if one is best:
-            said += f", version {published['version']} of {folder}"
-        console.print(said)
-    console.print(
-        output.table(
-            ("cost weight", "accuracy", "cost ratio", "calls"),
-            [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-            title=f"seed {best.seed} on the last {job.held} queries, before it learned from them",
-        )
-    )
-    for sentence in output.left_out(table.bad_rows, table.unpriced):
-        console.print(sentence)

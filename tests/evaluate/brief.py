@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from focalroute.evaluate import recording
+from focalroute.learn.offline import reinforce
 from focalroute.learn.offline.reinforce import OfflineSettings
 
 __all__ = ["brief_settings", "brief_training", "shorten"]
@@ -26,7 +26,7 @@ brief_settings = partial(
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Have `focalroute train` take that few steps in this process."""
-    patch.setattr(recording, "OfflineSettings", brief_settings)
+    patch.setattr(reinforce, "OfflineSettings", brief_settings)
 
 
 @pytest.fixture

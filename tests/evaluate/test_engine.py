@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from focalroute import ConfigError
+from focalroute.cli.train import train
 from focalroute.core.errors import FocalrouteError
 from focalroute.evaluate.collect import collect
 from focalroute.evaluate.dataset import read_dataset
 from focalroute.evaluate.job_engine import HERE, Engine, _environment, _private, open_engine, shares_files
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import folder_of
@@ -158,7 +158,7 @@ def test_training_gives_the_same_files(
     log, pool = given
     other = logs.write_log(tmp_path / "other.jsonl", logs.stream(60, {"a": 0.8, "b": 0.4, "c": 0.6}, seed=1))
     settings: dict[str, Any] = {"seeds": 2, "iterations": 2, "as_json": True}
-    train_command([log, other], [pool], tmp_path / "here", **settings)
+    train([log, other], [pool], tmp_path / "here", **settings)
     said = json.loads(capsys.readouterr().out)
     assert [one["queries"] for one in said] == [80, 60]
     out = ("--out", str(tmp_path / "there"), "--seeds", "2", "--iterations", "2", "--json", "--engine", "ray")
@@ -176,9 +176,9 @@ def test_training_gives_the_same_files(
 def test_several_logs_need_folders_and_pools(given: tuple[Path, Path], tmp_path: Path) -> None:
     log, pool = given
     with pytest.raises(ConfigError, match="two are called 'log'"):
-        train_command([log, log], [pool], tmp_path)
+        train([log, log], [pool], tmp_path)
     with pytest.raises(ConfigError, match="one for all 3 logs, or one for each, not 2"):
-        train_command([log, tmp_path / "b.jsonl", tmp_path / "c.jsonl"], [pool] * 2, tmp_path)
+        train([log, tmp_path / "b.jsonl", tmp_path / "c.jsonl"], [pool] * 2, tmp_path)
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from focalroute.cli.train import train
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
-from focalroute.evaluate.recording import train_command
 from focalroute.evaluate.report import evaluate_command
+from focalroute.evaluate.table import SplitKind
 from focalroute.policy.bundle import load, versions
 from tests.cli.calling import focalroute
 from tests.evaluate.brief import brief_training as brief_training  # a fixture
@@ -77,7 +78,7 @@ def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple
 def test_json_tells_of_every_seed_and_the_best_is_published(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_command([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
+    train([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["version"], said["queries"], said["validation"]) == (1, 60, 12)
     assert (said["bad_rows"], said["unpriced"]) == (0, [])
@@ -103,20 +104,20 @@ def test_wrong_options_are_named_before_anything_is_done(given: tuple[Path, Path
     log, pool = given
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="at least 1"):
-        train_command([log], [pool], out, iterations=0)
+        train([log], [pool], out, iterations=0)
     with pytest.raises(ConfigError, match="numpy computes on the processor"):
-        train_command([log], [pool], out, device="cuda")
+        train([log], [pool], out, device="cuda")
     with pytest.raises(ConfigError, match="backend"):
-        train_command([log], [pool], out, backend="jax")
+        train([log], [pool], out, backend="jax")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot be read"):
-        train_command([tmp_path / "none.jsonl"], [pool], out)
+        train([tmp_path / "none.jsonl"], [pool], out)
     with pytest.raises(ConfigError, match=r"out: .* is a file; give a folder"):
-        train_command([log], [pool], log)
+        train([log], [pool], log)
     assert not out.exists()
     out.mkdir()
     (out / ".training-0.npz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"\.training-0\.npz: is damaged"):
-        train_command([log], [pool], out, iterations=1, resume=True)
+        train([log], [pool], out, iterations=1, resume=True)
     assert versions(out) == ()
 
 
@@ -131,7 +132,7 @@ def test_tasks_are_learned_only_where_they_are_shown(
         for said in line["outputs"].values():
             said["probabilities"] = [0.7 if choice == said["answer"] else 0.1 for choice in range(len(line["choices"]))]
     log = write_log(tmp_path / "log.jsonl", lines)
-    train_command([log], [given[1]], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
+    train([log], [given[1]], tmp_path / "policy", iterations=1, show_task=show_task, as_json=True)
     capsys.readouterr()
     experience = load(tmp_path / "policy").experience
     assert experience is not None
@@ -150,10 +151,11 @@ def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
             name: {**said, "answer": None if n < 40 else line["label"]} for name, said in line["outputs"].items()
         }
     log = write_log(tmp_path / "log.jsonl", lines)
-    for split, right in (("stream", 1.0), ("per-task", 4 / 12)):
+    expected: dict[SplitKind, float] = {"stream": 1.0, "per-task": 4 / 12}
+    for split, right in expected.items():
         out = tmp_path / split
-        train_command([log], [given[1]], out, iterations=1, split=split, as_json=True)
+        train([log], [given[1]], out, iterations=1, split=split, as_json=True)
         (seed,) = json.loads(capsys.readouterr().out)["seeds"]
         assert [point["accuracy"] for point in seed["curve"]] == pytest.approx([right] * len(seed["curve"]))
     with pytest.raises(ConfigError, match="split: stream or per-task"):
-        train_command([log], [given[1]], tmp_path / "out", split="both")
+        train([log], [given[1]], tmp_path / "out", split="both")  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def check_extra() -> None:
         import matplotlib  # noqa: F401 - only whether it is there
 
 
-_WIDTH = 4.6
+_SIZE = 4.6, 3.6  # of a drawing that does not choose its height, inches
 _LARGEST, _SMALLEST = 7, 4  # font sizes of a cell's number, points
 _FILLED = 0.8  # share of a cell's width for its number
 _SLANT = 60  # of column names, degrees
@@ -112,34 +112,15 @@ def _rendered(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bo
 
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(inked, ink.ink)}
-    file = io.BytesIO()
+    file, size = io.BytesIO(), _SIZE
+    if isinstance(drawing, drawings.CostQuality):
+        size = (4.2, 5.4) if narrow else (8.6, 5.0)
     with rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser uses its own fonts
-        figure = Figure(figsize=_size(drawing, narrow), layout="constrained", dpi=72)
+        figure = Figure(figsize=size, layout="constrained", dpi=72)
         _BY_KIND[type(drawing)](drawing, figure, ink)
         figure.savefig(file, **written)
     return file.getvalue()
-
-
-def _size(drawing: drawings.Drawing, narrow: bool) -> tuple[float, float]:
-    """Width and height in inches."""
-    match drawing:
-        case drawings.CostQuality():
-            return (4.2, 5.4) if narrow else (8.6, 5.0)
-        case drawings.AskedByRound():
-            return _WIDTH, 1.3 + 0.24 * len(drawing.names)
-        case drawings.Heatmap():
-            return _WIDTH, max(1.5, 0.8 + _slanted_height(drawing.columns)) + 0.25 * len(drawing.rows)
-        case drawings.ErrorComparison():
-            return _WIDTH, 1.4 + 0.4 * len(drawing.found)
-        case drawings.OverTime():
-            return _WIDTH, 4.6
-        case drawings.Timelines():
-            return _WIDTH, 0.6 + sum(0.6 + 0.26 * len(ask.calls) for ask in drawing.asks)
-        case drawings.VersionHistories():
-            return _WIDTH, 0.5 + 1.15 * -(-len(drawing.lines) // 2)
-        case _:
-            return _WIDTH, 3.6
 
 
 def _slanted_height(names: Sequence[str]) -> float:
@@ -157,6 +138,7 @@ def _width(text: str, size: float) -> float:
 
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
     """Draw rolling means: quality above, cost and seconds below."""
+    figure.set_figheight(4.6)
     measured = {_BELOW[drawing.axis]: drawing.cost, "seconds": drawing.seconds}
     above, *below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
@@ -182,6 +164,7 @@ def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None
 
 
 def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> None:
+    figure.set_figheight(1.3 + 0.24 * len(drawing.names))
     axes, left = figure.subplots(), np.zeros(len(drawing.names))
     for number, share in enumerate(drawing.shares):
         opacity = max(0.95 - 0.35 * number, 0.15)
@@ -198,6 +181,7 @@ def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> Non
 
 def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     """Draw larger values darker, with numbers if they fit; cells without a value are empty."""
+    figure.set_figheight(max(1.5, 0.8 + _slanted_height(drawing.columns)) + 0.25 * len(drawing.rows))
     axes = figure.subplots()
     found = np.array([_floats(row) for row in drawing.values])
     known = [(x, y, float(value)) for (y, x), value in np.ndenumerate(found) if not np.isnan(value)]
@@ -247,6 +231,7 @@ def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> No
 
 def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> None:
     """Draw the errors of other methods that focalroute corrects, and the right answers that it spoils."""
+    figure.set_figheight(1.4 + 0.4 * len(drawing.found))
     axes, at = figure.subplots(), np.arange(len(drawing.found))
     gained = [100 * one.corrected for one in drawing.found.values()]
     lost = [-100 * one.spoilt for one in drawing.found.values()]
@@ -285,6 +270,7 @@ def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) ->
 def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette) -> None:
     """Draw small multiples, two in a row."""
     rows = -(-len(drawing.lines) // 2)
+    figure.set_figheight(0.5 + 1.15 * rows)
     every = figure.subplots(rows, 2, sharex=True, squeeze=False)
     for axes, line in zip(every.flat, drawing.lines, strict=False):
         axes.plot(drawing.versions, _floats(line.values), color=ink.ours, marker="o", markersize=3.5, linewidth=1.4)
@@ -299,6 +285,7 @@ def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette)
 
 def _timelines(drawing: drawings.Timelines, figure: Figure, ink: Palette) -> None:
     """Draw when the calls of answers were sent and ended, each answer on its own axis."""
+    figure.set_figheight(0.6 + sum(0.6 + 0.26 * len(ask.calls) for ask in drawing.asks))
     heights = [1.5 + len(ask.calls) for ask in drawing.asks]
     every = figure.subplots(len(drawing.asks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, ask in zip(every, drawing.asks, strict=True):

@@ -1,0 +1,125 @@
+"""``focalroute collect`` and ``import``: make an outcome log, by asking or from what leaderboards publish."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from focalroute.cli import EngineOption, JsonOption, PoolOption, SkipBadRowsOption
+from focalroute.core.errors import ConfigError
+from focalroute.core.progress import progress_bar
+
+if TYPE_CHECKING:
+    from focalroute.evaluate.collect import Collected
+
+
+def collect(
+    dataset: Annotated[str, typer.Argument(help="A .jsonl or .csv file, or hf:NAME[:CONFIG][:SPLIT].")],
+    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    pool: PoolOption = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="A column with another name, such as label=answer; may be given again.")
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions at a time.")] = 16,
+    max_usd: Annotated[str | None, typer.Option(help="The most the whole log may cost, USD.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an existing log.")] = False,
+    engine: EngineOption = "local",
+    as_json: JsonOption = False,
+) -> None:
+    """Ask every endpoint the questions of a labelled dataset, and write the log that train and eval read.
+
+    Exit code 1 if it stopped before the last question.
+    """
+    from focalroute.core.pool import find_pool, load_pool
+    from focalroute.evaluate.collect import collect as ask_pool
+    from focalroute.evaluate.dataset import read_dataset
+    from focalroute.evaluate.job_engine import open_engine
+
+    endpoints = load_pool(pool or find_pool()).endpoints
+    questions = read_dataset(dataset, columns=_columns(column or ()), kind=answer)[:limit]
+    settings: Any = {"kind": answer, "concurrency": concurrency, "max_usd": max_usd, "resume": resume}
+    with progress_bar("asking", len(questions), shown=not as_json) as advance, open_engine(engine) as opened:
+        collected = ask_pool(endpoints, questions, out, **settings, advance=advance, engine=opened)
+    names = [endpoint.name for endpoint in endpoints]
+    if as_json:
+        counts = [
+            {"name": name, **{what: getattr(collected, what)[name] for what in ("answered", "right", "failed")}}
+            for name in names
+        ]
+        about = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
+        print(json.dumps({"log": str(out), **about, "endpoints": counts}, indent=2, default=str))
+    else:
+        _show(collected, out, names)
+    if collected.stopped is not None:
+        raise typer.Exit(1)
+
+
+def import_(
+    samples: Annotated[
+        list[str], typer.Argument(help="MODEL=FILE: lm-evaluation-harness samples, one file for each model and task.")
+    ],
+    out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
+    skip_bad_rows: SkipBadRowsOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an outcome log from the per-choice log-likelihoods that leaderboards publish."""
+    from focalroute.evaluate.harness import import_samples
+
+    files: dict[str, list[str]] = {}
+    for text in samples:
+        model, _, file = text.partition("=")
+        if not (model and file):
+            raise ConfigError(f"samples: {text!r}: give MODEL=FILE, such as llama-3-8b=samples_gpqa.jsonl")
+        files.setdefault(model, []).append(file)
+    found = import_samples(files, out, skip_bad_rows=skip_bad_rows)
+    if as_json:
+        print(json.dumps({"log": str(out), **dataclasses.asdict(found)}, indent=2))
+        return
+    for name, answered in found.answered.items():
+        print(f"{name}: {answered} questions, {_share_right(found.right[name], answered)} right")
+    left_out = ""
+    if found.bad_rows:
+        left_out = f", {found.bad_rows} bad rows left out"
+    print(f"{found.questions} questions{left_out}; {out}")
+
+
+def _columns(given: Sequence[str]) -> Mapping[str, str]:
+    columns = {}
+    for text in given:
+        name, _, column = text.partition("=")
+        if not (name and column):
+            raise ConfigError(f"column: {text!r}: give FIELD=COLUMN, such as label=answer")
+        columns[name.strip()] = column.strip()
+    return columns
+
+
+def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from focalroute.evaluate.output import table
+
+    rows = []
+    for name in names:
+        answered = collected.answered[name]
+        rows.append((name, str(answered), _share_right(collected.right[name], answered), str(collected.failed[name])))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",)))
+    there = ""
+    if collected.before:
+        there = f" ({collected.before} were there)"
+    console.print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
+    if collected.stopped is not None:
+        console.print(f"stopped: {collected.stopped}; --resume goes on from here")
+
+
+def _share_right(right: int, answered: int) -> str:
+    if not answered:
+        return "-"
+    return f"{right / answered:.1%}"
