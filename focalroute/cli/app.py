@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -168,6 +169,7 @@ def evaluate(
         return live_command(live, queries, how, json_file=json_file)
     if log is None or pool is None:
         raise ConfigError("eval: give a log and its --pool, or --live and --queries")
+    from focalroute.evaluate.eval_result import ReplayOptions
     from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate_command
     from focalroute.policy.references import load_reference
 
@@ -175,17 +177,8 @@ def evaluate(
     if policy:
         served = load_reference(policy)
     options = EvalOptions(
+        **{field.name: context.params[field.name] for field in fields(ReplayOptions)},
         split_by=split,
-        train_fraction=train_fraction,
-        seed=seed,
-        seeds=seeds,
-        feedback=feedback,
-        feedback_share=feedback_share,
-        feedback_delay=feedback_delay,
-        feedback_noise=feedback_noise,
-        feedback_bias=feedback_bias,
-        show_task=show_task,
-        usd_per_second=usd_per_second,
         operating_points=cost_ratios(operating_points),
         policy=served,
         presets=preset or (),

@@ -1,4 +1,4 @@
-"""``focalroute collect`` and ``import``: asks every endpoint every question, several at a time, within a budget."""
+"""Asks every endpoint every question, several at a time, within a budget, and writes the answers as an outcome log."""
 
 from __future__ import annotations
 
@@ -269,6 +269,8 @@ def collect(
         FocalrouteError: a machine was lost. Its answers are in the log, so resuming asks the rest; its calls under way
             may have been paid.
     """
+    if concurrency < 1:
+        raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
     way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
     if max_usd is not None:
         left = parse_usd(max_usd, "max_usd")
@@ -295,19 +297,11 @@ def collect(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """The settings of asking; see `collect`.
-
-    Raises:
-        ConfigError: ``concurrency`` is below 1.
-    """
+    """The settings of asking; see `collect`."""
 
     pool: tuple[Endpoint, ...]
     kind: AnswerKind | None
     concurrency: int
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ConfigError(f"concurrency: must be at least 1, got {self.concurrency}")
 
 
 def _share(

@@ -1,4 +1,4 @@
-"""``focalroute train``: trains a policy on an outcome log, for ``eval`` too."""
+"""Trains policies on outcome logs, for ``train`` and ``eval``, and publishes them."""
 
 from __future__ import annotations
 
