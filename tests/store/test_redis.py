@@ -116,7 +116,8 @@ def test_tls_is_checked_against_the_authority_given(tmp_path: Path) -> None:
 
 
 def test_two_prefixes_are_two_stores(redis_server: RedisServer) -> None:
-    with closing(open_store(place(redis_server.url))) as one, closing(open_store(place(redis_server.url))) as other:
+    with closing(RedisStore(place(redis_server.url))) as one, closing(RedisStore(place(redis_server.url))) as other:
+        assert one.name != other.name  # so that a line in the log says which
         one.write(answer("x")).result(10)
         assert other.answer("x") is None
         with pytest.raises(UnknownAnswer):

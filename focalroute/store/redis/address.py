@@ -29,7 +29,7 @@ class RedisAddress:
 
     Attributes:
         url: the URL for the client, with the password; never shown.
-        name: the address to show: scheme, host, port and database.
+        name: the address to show: scheme, host, port, database, and the prefix if one is given.
         prefix: the prefix of every key, so that several fleets may share a server.
         keep: how many of the latest answers stay in Redis.
         journal: the folder where writes wait while Redis is unavailable; None: they wait in memory.
@@ -73,6 +73,8 @@ class RedisAddress:
             raise ConfigError(f"store: unknown setting {sorted(given)[0]!r} of a Redis store; known: {known}")
         url = urlunsplit((parts.scheme, location, f"/{database}", urlencode(tls), ""))
         name = f"{parts.scheme}://{host}:{port}/{database}"
+        if "prefix" in own:
+            name += f"?prefix={own['prefix']}"
         return cls(url, name, **own)  # type: ignore[arg-type]
 
 

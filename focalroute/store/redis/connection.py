@@ -37,12 +37,13 @@ _ADVICE = {
     "TRYAGAIN": "its cluster is moving the keys",
     "ASK": "its cluster is moving the keys",
     "MASTERDOWN": "its primary is down",
-    "NOACCOUNT": "an account of the budget has disappeared; restore the data of Redis, or open a new ensemble, which "
-    "adds the account up from the ledger that is left",
+    "WRONGTYPE": "one of the store's keys is another program's: give the store a ?prefix= of its own",
+    "NOACCOUNT": "an account of the budget has disappeared, or is damaged; restore the data of Redis, or open a new "
+    "ensemble, which adds the account up from the ledger that is left",
     "LOSTDATA": "has lost its data since this process opened it (FLUSHALL, a restart or a failover without it), so "
     "what was spent is unknown; restore the data, or accept a fresh start from zero by opening a new ensemble",
 }
-_FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "NOACCOUNT"}
+_FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "WRONGTYPE", "NOACCOUNT"}
 _LOST = "LOSTDATA"
 #: Scripts that count money; they get the epoch as their last argument, and do nothing if the data has another.
 _WITH_EPOCH = {"write", "reserve", "balances"}
@@ -105,7 +106,7 @@ class RedisConnection:
         self._hashes: dict[str, str] = {}
         self._pool = self._make_pool(address.url)
         self.connected = False
-        self._epoch = ""  # of the data; empty until first connected
+        self._epoch = b""  # of the data; empty until first connected
 
     @cached_property
     def _redis(self) -> Any:
@@ -151,8 +152,8 @@ class RedisConnection:
         key = self.keys["policy"]
         if not self._epoch:
             self._direct("HSETNX", key, EPOCH, secrets.token_hex(8))
-            self._epoch = self._direct("HGET", key, EPOCH).decode()
-        elif self._direct("HGET", key, EPOCH) != self._epoch.encode():
+            self._epoch = self._direct("HGET", key, EPOCH)
+        elif self._direct("HGET", key, EPOCH) != self._epoch:
             raise DataLost(f"{self._address.name}: {_ADVICE[_LOST]}")
 
     def command(self, *words: Any) -> Any:
@@ -230,9 +231,11 @@ class RedisConnection:
             self._pool.release(connection)
 
     def error_of(self, error: Exception) -> FocalrouteError | RedisUnavailable:
-        """The error to raise for one of redis-py's, with a message that quotes nothing of what was sent."""
+        """The error to raise for one of redis-py's, or of reading a reply; it quotes nothing of what was sent."""
         if isinstance(error, RedisUnavailable | FocalrouteError):
             return error
+        if not isinstance(error, self._redis.exceptions.RedisError | OSError):
+            return StoreError(f"{self._address.name}: its data is damaged ({type(error).__name__}); restore a copy")
         code = _code(error)
         said = f"{self._address.name}: {_ADVICE.get(code, _plain(error))}"
         if code == _LOST:
@@ -269,7 +272,10 @@ def _code(error: Exception) -> str:
 
 def _plain(error: Exception) -> str:
     if type(error).__name__ == "ResponseError":
-        return "refused a call; check that it is Redis 6.2 or newer, or Valkey, and has that database"
+        return (
+            "refused a call; check that it is Redis 6.2 or newer, or Valkey, has that database, and that nothing else "
+            "writes to the store's keys"
+        )
     return f"cannot be reached ({type(error).__name__}); start it, or check the address"
 
 

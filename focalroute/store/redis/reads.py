@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -75,7 +75,10 @@ def answer_hashes(connection: RedisConnection, ids: Sequence[str]) -> list[Answe
     found: list[AnswerHash] = []
     for start in range(0, len(ids), _AT_ONCE):
         commands = [("HGETALL", connection.keys.answer(answer_id)) for answer_id in ids[start : start + _AT_ONCE]]
-        found += [AnswerHash(reply) for reply in connection.run(commands)]
+        for reply in connection.run(commands):
+            if isinstance(reply, Exception):
+                raise connection.error_of(reply)
+            found.append(AnswerHash(reply))
     return found
 
 
@@ -88,7 +91,12 @@ def find_answer(connection: RedisConnection, answer_id: str) -> StoredAnswer | N
 def latest_ids(connection: RedisConnection, limit: int) -> list[str]:
     """The ids of the ``limit`` latest answers, oldest first."""
     found = entries(connection.command("XREVRANGE", connection.keys["answers"], "+", "-", "COUNT", limit))[::-1]
-    return [fields[b"id"].decode() for _, fields in found]
+    return [_id_of(fields) for _, fields in found]
+
+
+def _id_of(fields: Mapping[bytes, bytes]) -> str:
+    """The id of the answer that a stream's entry is about; for an entry of something else one that no answer has."""
+    return fields.get(b"id", b"").decode(errors="replace")
 
 
 def answers_with_feedback(
@@ -157,7 +165,7 @@ def _probed_again(connection: RedisConnection, probed: Entries, delivered: bytes
 
 def _of_entries(connection: RedisConnection, found: Entries) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
     """The answers these entries refer to, each once, with their feedback."""
-    return answers_with_feedback(connection, list(dict.fromkeys(fields[b"id"].decode() for _, fields in found)))
+    return answers_with_feedback(connection, list(dict.fromkeys(_id_of(fields) for _, fields in found)))
 
 
 # -- endpoints -----------------------------------------------------------------------------------------------------
@@ -265,7 +273,7 @@ def trim(connection: RedisConnection, keep: int) -> None:
     while rows := _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep):
         drop_ledger(connection, rows[-1][0], keep)
     while answers := _oldest(connection, "answers", keep):
-        drop_answers(connection, [(entry, fields[b"id"].decode()) for entry, fields in answers], keep)
+        drop_answers(connection, [(entry, _id_of(fields)) for entry, fields in answers], keep)
 
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
@@ -276,7 +284,7 @@ def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
 def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
     """Up to 500 of the oldest answers beyond ``keep``: each one's stream entry, id and hash."""
     found = _oldest(connection, "answers", keep)
-    ids = [fields[b"id"].decode() for _, fields in found]
+    ids = [_id_of(fields) for _, fields in found]
     return [
         (entry, name, one) for (entry, _), name, one in zip(found, ids, answer_hashes(connection, ids), strict=True)
     ]
@@ -316,7 +324,7 @@ def find_problems(connection: RedisConnection) -> tuple[str, ...]:
 
 def _damaged_answers(connection: RedisConnection) -> Iterator[str]:
     for part in _every_entry(connection, "answers"):
-        ids = [fields[b"id"].decode() for _, fields in part]
+        ids = [_id_of(fields) for _, fields in part]
         for (entry, _), answer_id, found in zip(part, ids, answer_hashes(connection, ids), strict=True):
             yield from _damage(entry, answer_id, found)
 
@@ -343,6 +351,7 @@ def reconcile(connection: RedisConnection, *, repair: bool) -> list[BalanceDiffe
     for name, kept, true in zip(words[::3], words[1::3], words[2::3], strict=True):
         period_s, tag = name.decode().split(" ", 1)
         summed = read_state(true)
-        assert summed is not None  # noqa: S101 - the script made it
+        if summed is None:
+            raise StoreError("an amount in the ledger, or of a reservation, is damaged; restore a copy")
         found.append(difference_of(Account(tag, int(period_s)), read_state(kept), summed))
     return found

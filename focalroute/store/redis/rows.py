@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -191,14 +192,13 @@ class AnswerHash:
     def answer(self) -> StoredAnswer:
         """The answer; StoreError if it is damaged."""
         kept = self._fields
-        try:
+        with _reading():
             text = {name: kept[name.encode()].decode() for name in ("id", "created_at", "record", "receipt")}
-            texts = kept.get(b"texts")
+            texts = kept[b"texts"].decode() if b"texts" in kept else None
             probes = [value.decode() for name, value in sorted(kept.items()) if name.startswith(b"probe:")]
-        except (KeyError, UnicodeDecodeError) as error:
-            raise StoreError(f"an answer is damaged ({type(error).__name__}); restore a copy") from None
-        row = (text["id"], float(text["created_at"]), text["record"], kept.get(b"trajectory"), text["receipt"])
-        return read_answer((*row, None if texts is None else texts.decode()), f"[{','.join(probes)}]")
+            created_at = float(text["created_at"])
+        row = (text["id"], created_at, text["record"], kept.get(b"trajectory"), text["receipt"], texts)
+        return read_answer(row, f"[{','.join(probes)}]")
 
     @property
     def entry(self) -> bytes:
@@ -206,15 +206,25 @@ class AnswerHash:
         return self._fields[b"entry"]
 
     def feedback(self) -> list[tuple[bytes, Feedback]]:
-        """The feedback with its entries in the stream of feedback, in the stream's order."""
-        answer_id = self._fields[b"id"].decode()
+        """The feedback with its entries in the stream of feedback, in the stream's order; StoreError if damaged."""
         found = []
-        for name, value in self._fields.items():
-            if name.startswith(b"said:"):
-                entry, at, verdict = value.split(b"\n", 2)
-                reward, label = json.loads(verdict)
-                found.append((entry, Feedback(answer_id, reward, label, spoken_by(name[5:].decode()), float(at))))
-        return sorted(found, key=lambda one: entry_order(one[0]))
+        with _reading():
+            answer_id = self._fields[b"id"].decode()
+            for name, value in self._fields.items():
+                if name.startswith(b"said:"):
+                    entry, at, verdict = value.split(b"\n", 2)
+                    reward, label = json.loads(verdict)
+                    found.append((entry, Feedback(answer_id, reward, label, spoken_by(name[5:].decode()), float(at))))
+            return sorted(found, key=lambda one: entry_order(one[0]))
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raise StoreError for an answer that cannot be read."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise StoreError(f"an answer is damaged ({type(error).__name__}); restore a copy") from None
 
 
 def entry_order(entry: bytes) -> tuple[int, int]:

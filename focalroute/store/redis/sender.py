@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from focalroute.core.errors import FocalrouteError, StoreError
@@ -163,7 +164,8 @@ class Sender:
         for job, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 error = self._connection.error_of(reply)
-                if isinstance(error, RedisUnavailable | DataLost):
+                emptied = isinstance(job, WriteJob) and not job.words  # and still refused: later calls would be, too
+                if isinstance(error, RedisUnavailable | DataLost) or emptied:
                     unavailable = error
                 else:
                     self._refuse(job, error)
@@ -215,7 +217,7 @@ class Sender:
             if job.future.done():
                 continue
             if isinstance(job, ScriptJob):
-                job.future.set_result(job.read(reply))
+                self._complete(job, partial(job.read, reply))
             elif (refused := refusal(reply)) is not None:
                 job.future.set_exception(refused)
             else:
@@ -225,21 +227,23 @@ class Sender:
         """Call the subscribers with new feedback; if it cannot be read now, a later call delivers it."""
         try:
             self._subscription.deliver(self._connection)
-        except (RedisUnavailable, StoreError) as error:
-            _log.warning("feedback could not be read, trying again: %s", error)
+        except Exception as error:  # noqa: BLE001 - damage may show as anything
+            _log.warning("feedback could not be read, trying again: %s", self._connection.error_of(error))
 
     def _read(self, job: Job) -> None:
         assert isinstance(job, ReadJob)  # noqa: S101 - all others were sent
-        if job.future.done():
-            return
+        if not job.future.done():
+            self._complete(job, partial(job.work, self._connection))
+
+    def _complete(self, job: Job, read: Callable[[], Any]) -> None:
+        """Complete a job with what is read for it, or fail it."""
         try:
-            result = job.work(self._connection)
-        except RedisUnavailable:
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting reader
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(result)
+            job.future.set_result(read())
+        except Exception as error:  # noqa: BLE001 - damage may show as anything
+            failure = self._connection.error_of(error)
+            if isinstance(failure, RedisUnavailable):
+                raise failure from None
+            job.future.set_exception(failure)
 
     # -- while Redis is unavailable ----------------------------------------------------------------------------------
 

@@ -221,8 +221,9 @@ class RedisStore(QueuedStore[RedisConnection]):
     def _read_now(self, work: Callable[[RedisConnection], T]) -> T:
         try:
             return work(self._connection)
-        except RedisUnavailable as error:
-            raise StoreError(str(error)) from None
+        except Exception as error:  # noqa: BLE001 - damage may show as anything
+            failure = self._connection.error_of(error)
+            raise StoreError(str(failure)) if isinstance(failure, RedisUnavailable) else failure from None
 
     # -- the store's thread ------------------------------------------------------------------------------------------
 
@@ -269,8 +270,8 @@ class RedisStore(QueuedStore[RedisConnection]):
             if time.monotonic() >= self._next_settling:
                 settle_overdue(self._connection)
                 self._next_settling = time.monotonic() + SETTLE_EVERY_S
-        except (RedisUnavailable, StoreError) as error:
-            self._sender.lost(error)
+        except Exception as error:  # noqa: BLE001 - damage may show as anything, and the thread goes on
+            self._sender.lost(self._connection.error_of(error))
             return
         if self._clock_jumps not in (None, jumps):
             _log.warning(

@@ -60,9 +60,12 @@ local function account_field(tag, period_s)
     return whole(period_s) .. ' ' .. tag
 end
 
+-- A balance as `shown` writes it. Any other text is damage, and counts as a lost account.
+local SOUND = '^%d+ %-?%d+ %d+ %-?%d+ %d+$'
+
 local function read_account(tag, period_s)
     local text = redis.call('HGET', balances, account_field(tag, period_s))
-    if not text then
+    if not text or not string.match(text, SOUND) then
         return {missing = true, period = 0, spent = NOTHING, reserved = NOTHING}
     end
     local n = {}
@@ -86,7 +89,7 @@ local function periods_of(tag)
 end
 
 local function is_open(tag, period_s)
-    if redis.call('HEXISTS', balances, account_field(tag, period_s)) == 0 then
+    if read_account(tag, period_s).missing then
         return false
     end
     for _, one in ipairs(periods_of(tag)) do

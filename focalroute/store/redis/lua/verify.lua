@@ -8,7 +8,7 @@ for i = 1, #fields, 2 do
     local field, text = fields[i], fields[i + 1]
     local period, tag = string.match(field, '^(%S+) (.*)$')
     local period_s = tonumber(period)
-    local sound = string.match(text, '^%d+ %-?%d+ %d+ %-?%d+ %d+$')
+    local sound = string.match(text, SOUND)
     if ARGV[1] ~= '1' or (tag == '' and period_s == 0) or not sound then
         local number = period_at(period_s, now())
         if sound and credible(period_s, tonumber(string.match(text, '^%d+'))) then
