@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -91,11 +92,7 @@ def hold_file(file: IO[bytes], path: Path) -> None:
 
 
 def most_files() -> int | None:
-    """Return how many files, connections included, this process may have open; None: unknown or unlimited."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return None
+    """Return how many files, connections included, this process may have open; None: unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -105,7 +102,5 @@ def raise_limit(files: int) -> None:
     soft = most_files()
     if soft is None or soft >= files:
         return
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files if hard == resource.RLIM_INFINITY else min(files, hard), hard))

@@ -11,17 +11,18 @@ import contextlib
 import logging
 import secrets
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import PERIODS, dollars, parse_usd
 from focalroute.core.errors import BudgetExceeded, ConfigError
+from focalroute.core.event_loops import PerLoop
 from focalroute.core.receipts import Limit
 from focalroute.money.cost import Bill, UsualCost
 from focalroute.store.accounts import Account, Balance
@@ -39,7 +40,6 @@ _USUAL_CALLS = 128  # after which the counts so far are halved
 class HeldAmount:
     """The amount reserved for one call, USD; ``reservation`` None: no limit in the store concerns the call."""
 
-    endpoint: str
     amount: Decimal
     at: float
     reservation: Reservation | None = None
@@ -81,9 +81,7 @@ class BudgetGuard:
         self._refreshing: dict[tuple[Account, ...], Future[Mapping[Account, Balance]]] = {}
         self._held: set[str] = set()  # this process's own reservations
         self._usual: dict[str, tuple[int, Decimal, Decimal]] = {}  # by endpoint: calls, their cost and their bounds
-        self._queues: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, weakref.WeakValueDictionary[tuple[Account, ...], asyncio.Lock]
-        ] = weakref.WeakKeyDictionary()
+        self._queues: PerLoop[WeakValueDictionary[tuple[Account, ...], asyncio.Lock]] = PerLoop(WeakValueDictionary)
         if budget is not None:
             self.keep(budget)
 
@@ -171,8 +169,7 @@ class BudgetGuard:
         First come, first served, among asks that the same limits concern. Does not wait for the reservations of other
         processes, which may be dead.
         """
-        queues = self._queues.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
-        queue = queues.setdefault(accounts, asyncio.Lock())  # kept by those who wait in it
+        queue = self._queues.here().setdefault(accounts, asyncio.Lock())  # kept by those who wait in it
         async with queue:
             while True:
                 settled = not self._held
@@ -345,7 +342,7 @@ class AskBudget:
             return None
         self.reserved += amount  # before waiting, as the ask's other members reserve meanwhile
         if not self._limits:
-            return HeldAmount(endpoint, amount, time.time())
+            return HeldAmount(amount, time.time())
         hold = None
         try:
             timeout_s = self._guard.timeouts_s[endpoint]
@@ -354,7 +351,7 @@ class AskBudget:
             while at is None and self._room_comes([amount]) and await self._room([amount]):
                 at = await self._from_store(self._guard.reserve(reservation, self._limits))
             if at is not None:
-                hold = HeldAmount(endpoint, amount, at, reservation)
+                hold = HeldAmount(amount, at, reservation)
         finally:
             if hold is None:
                 self.reserved -= amount

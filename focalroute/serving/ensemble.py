@@ -316,7 +316,7 @@ class AsyncEnsemble:
         if usd := usd_per_second if own is None else own:
             ask.price_time(TimePrice(usd, self._pool.latencies))
         try:
-            rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds, order=ask.view.order)
+            rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds)
             while await rounds.prepare():
                 observation = ask.observe(cost_weight)
                 decision = rounds.decision = ask.decide(

@@ -38,7 +38,6 @@ class Run(Protocol):
 
     def __call__(self, work: Callable[[], Awaitable[T]], /) -> T:
         """Run it."""
-        ...
 
 
 class RunAsync(Protocol):
@@ -46,7 +45,6 @@ class RunAsync(Protocol):
 
     def __call__(self, work: Callable[[], Awaitable[T]], /) -> Awaitable[T]:
         """Run it."""
-        ...
 
 
 def openai_client(
@@ -72,16 +70,15 @@ def openai_client(
         def close(self) -> None:
             close(self._body.aclose)
 
-    class _Transport(httpx.BaseTransport):  # type: ignore[name-defined,misc]
-        def handle_request(self, request: Any) -> Any:
-            work = partial(_reply, ensemble, request.url.path, request.read())
-            try:
-                reply = run(partial(_in_time, httpx, request, work))
-            except EnsembleClosed as error:
-                reply = _refusal(refusal_of(error))
-            return _response(httpx, request, reply, _Stream)
+    def respond(request: Any) -> Any:
+        try:
+            reply = run(partial(_in_time, httpx, request, partial(_reply, ensemble, request)))
+        except EnsembleClosed as error:
+            reply = _refusal(refusal_of(error))
+        return _response(httpx, request, reply, _Stream)
 
-    return openai.OpenAI(http_client=httpx.Client(transport=_Transport(), trust_env=False), **_CLIENT)
+    transport = httpx.MockTransport(respond)
+    return openai.OpenAI(http_client=httpx.Client(transport=transport, trust_env=False), **_CLIENT)
 
 
 def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncOpenAI:
@@ -106,16 +103,15 @@ def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncO
             with contextlib.suppress(EnsembleClosed):  # which closed the body, too
                 await run(self._body.aclose)
 
-    class _Transport(httpx.AsyncBaseTransport):  # type: ignore[name-defined,misc]
-        async def handle_async_request(self, request: Any) -> Any:
-            work = partial(_reply, ensemble, request.url.path, await request.aread())
-            try:
-                reply = await run(partial(_in_time, httpx, request, work))
-            except EnsembleClosed as error:
-                reply = _refusal(refusal_of(error))
-            return _response(httpx, request, reply, _Stream)
+    async def respond(request: Any) -> Any:
+        try:
+            reply = await run(partial(_in_time, httpx, request, partial(_reply, ensemble, request)))
+        except EnsembleClosed as error:
+            reply = _refusal(refusal_of(error))
+        return _response(httpx, request, reply, _Stream)
 
-    return openai.AsyncOpenAI(http_client=httpx.AsyncClient(transport=_Transport(), trust_env=False), **_CLIENT)
+    transport = httpx.MockTransport(respond)
+    return openai.AsyncOpenAI(http_client=httpx.AsyncClient(transport=transport, trust_env=False), **_CLIENT)
 
 
 def _http_library() -> Any:
@@ -146,8 +142,9 @@ async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -
         raise httpx.ReadTimeout("no reply within the request's timeout", request=request) from None
 
 
-async def _reply(ensemble: AsyncEnsemble, path: str, body: bytes) -> _Reply:
-    """Answer a request as `focalroute.server` does."""
+async def _reply(ensemble: AsyncEnsemble, request: Any) -> _Reply:
+    """Answer a request as `focalroute.server` does; its content has been read."""
+    path, body = request.url.path, request.content
     try:
         match path:
             case "/v1/chat/completions":

@@ -14,7 +14,6 @@ import inspect
 import json
 import logging
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -26,7 +25,7 @@ from pydantic import Field
 from focalroute.core.config import STRICT, Endpoint, Unchecked, raises_config_error
 from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError
-from focalroute.core.event_loops import Background
+from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply
@@ -156,9 +155,7 @@ class BackgroundJudge:
         self._stats = JudgeStats()
         self._lock = threading.Lock()
         self._tasks = Background()
-        self._semaphores: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._places = PerLoop(lambda: asyncio.Semaphore(0 if judge is None else judge.concurrency))
         self._closed = False
 
     @property
@@ -178,10 +175,9 @@ class BackgroundJudge:
         self._tasks.start(self._run(judge, ask.query, answer, worst_first))
 
     async def _run(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> None:
-        semaphore = self._semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(judge.concurrency))
         judged = False
         try:
-            async with semaphore, asyncio.timeout(judge.deadline_s):
+            async with self._places.here(), asyncio.timeout(judge.deadline_s):
                 if self._pool is None:
                     verdict = await _ask_function(judge.by, query, answer)
                 else:

@@ -20,19 +20,18 @@ class Rounds:
 
     Args:
         max_rounds: most rounds; with ``combine="pick"`` there is one.
-        order: every endpoint's index, in the order in which the Decider visits them.
 
     Attributes:
-        order: as given.
+        order: every endpoint's index, in the order in which the Decider visits them.
         calls: what all calls of the ask share.
         decision: that of the round under way.
     """
 
-    def __init__(self, ask: Ask, pool: Pool, *, max_rounds: int, order: Sequence[int]) -> None:
+    def __init__(self, ask: Ask, pool: Pool, *, max_rounds: int) -> None:
         self._ask = ask
         self._pool = pool
         self._max_rounds = 1 if ask.query.combine == "pick" else max_rounds
-        self.order = order
+        self.order = ask.view.order
         now = asyncio.get_running_loop().time()
         share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)

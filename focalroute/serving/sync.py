@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from focalroute.learn.update_report import UpdateReport
+    from focalroute.serving.in_process import Run
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,10 +49,6 @@ def _as(method: Any) -> Callable[[F], F]:
     return by_keyword(*method.advice, like=method)
 
 
-class _Run(Protocol):
-    def __call__(self, work: Callable[[], Awaitable[R]], /) -> R: ...
-
-
 class AnswerStream:
     """An answer while it is being written; made by `Ensemble.stream`.
 
@@ -60,7 +57,7 @@ class AnswerStream:
     ledger. One thread may read it at a time.
     """
 
-    def __init__(self, stream: AsyncAnswerStream, run: _Run) -> None:
+    def __init__(self, stream: AsyncAnswerStream, run: Run) -> None:
         self._stream = stream
         self._run = run
 

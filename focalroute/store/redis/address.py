@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from focalroute.core.errors import ConfigError
 
@@ -90,11 +90,7 @@ def _with_password(location: str, variable: str | None) -> str:
     login, _, host = location.rpartition("@")
     if ":" in login:
         raise ConfigError("store: give the password in the address or in password_env, not in both")
-    return f"{login}:{_quoted(password)}@{host}"
-
-
-def _quoted(password: str) -> str:
-    return urlencode({"": password})[1:].replace("+", "%20")
+    return f"{login}:{quote(password, safe='')}@{host}"
 
 
 def _prefix(text: str) -> str:

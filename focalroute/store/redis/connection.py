@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -101,18 +100,15 @@ class RedisConnection:
     """
 
     def __init__(self, address: RedisAddress) -> None:
+        with needing("store: a Redis store needs redis-py", "redis"):
+            import redis
+        self._redis: Any = redis
         self._address = address
         self.keys = Keys(address.prefix)
         self._hashes: dict[str, str] = {}
         self._pool = self._make_pool(address.url)
         self.connected = False
         self._epoch = b""  # of the data; empty until first connected
-
-    @cached_property
-    def _redis(self) -> Any:
-        with needing("store: a Redis store needs redis-py", "redis"):
-            import redis
-        return redis
 
     def _make_pool(self, url: str, **changed: Any) -> redis.ConnectionPool:
         once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # no retries: they are the caller's decision
@@ -158,10 +154,8 @@ class RedisConnection:
 
     def command(self, *words: Any) -> Any:
         """Run one command like `run`, but raise the server's error."""
-        (reply,) = self.run([words])
-        if isinstance(reply, Exception):
-            raise self.error_of(reply)
-        return reply
+        self.connect()
+        return self._direct(*words)
 
     def script(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run one script like `command`."""

@@ -176,8 +176,7 @@ def begin_chain(db: sqlite3.Connection) -> None:
     """Start the chain of a database that has none; older rows of chained tables stay without checksum."""
     for table in COLUMNS.keys() - set(CHAINED):
         seal(db, table)
-    (numbers,) = db.execute(_NUMBERS).fetchone()
-    write_mark(db, Mark(secrets.randbits(63), numbers=numbers or 0))
+    recount(db)
 
 
 def recount(db: sqlite3.Connection) -> None:
