@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from focalroute.core.config import Endpoint
-from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.pool import load_pool
 from focalroute.core.records import Failure
 from focalroute.core.shapes import as_object

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from focalroute.core.config import Dialect, Endpoint, Price
-from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.dollars import told_usd
 from focalroute.core.errors import ConfigError
+from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.proxies import proxy_of
 from focalroute.core.services import service_at
 from focalroute.core.shapes import as_object, objects_in

@@ -23,9 +23,8 @@ import pydantic.dataclasses
 from pydantic import Field
 
 from focalroute.core.config import STRICT, Endpoint, Unchecked, raises_config_error
-from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError
-from focalroute.core.event_loops import Background, PerLoop
+from focalroute.core.event_loops import Background, DaemonThreads, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from numpy.typing import ArrayLike
 
 from focalroute.core.config import Endpoint
-from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import CallFailed, ConfigError, locating
+from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.pool import PoolFile
 from focalroute.core.records import F32, Failure, Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from focalroute.core.config import Endpoint
-from focalroute.core.daemon_threads import DaemonThreads
 from focalroute.core.errors import ConfigError, needing
+from focalroute.core.event_loops import DaemonThreads
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
