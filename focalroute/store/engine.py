@@ -78,6 +78,9 @@ class WriterQueue:
         keep: how many answers the store keeps; None: all.
         trouble: the likely cause if too many jobs wait, for the error.
         waiting: counts the jobs that wait outside this queue.
+
+    Attributes:
+        closed: whether it takes no more jobs.
     """
 
     def __init__(
@@ -96,8 +99,8 @@ class WriterQueue:
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # drops its oldest in O(1)
         self._undone = 0  # jobs that are not done yet
-        self._lock = threading.Lock()  # guards what any thread may touch: _recent, _undone, _closed
-        self._closed = False
+        self._lock = threading.Lock()  # guards what any thread may touch: _recent, _undone, closed
+        self.closed = False
         self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
 
     def open(self) -> None:
@@ -108,18 +111,13 @@ class WriterQueue:
     def close(self) -> None:
         """Take no more jobs, and wait until the queued ones are done."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if not self.closed:
+                self.closed = True
                 self._undone += 1
                 self._queue.put(None)
         atexit.unregister(self.close)
         if not self.inside:
             self._thread.join()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the queue takes no more jobs."""
-        return self._closed
 
     @property
     def inside(self) -> bool:
@@ -155,7 +153,7 @@ class WriterQueue:
     @property
     def idle(self) -> bool:
         """Whether the queue is open and every job is done."""
-        return not self._undone and not self._closed and self._thread.is_alive()
+        return not self._undone and not self.closed and self._thread.is_alive()
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """Look up one of the latest answers, written or still queued; None: look into the store."""
@@ -171,7 +169,7 @@ class WriterQueue:
 
     def _refusal(self) -> str | None:
         """Return why no job can be taken now; None if one can."""
-        if self._closed:
+        if self.closed:
             return "the store is closed"
         if not self._thread.is_alive():
             return "the store was opened before a fork; open it after"

@@ -60,6 +60,10 @@ class RedisStore(QueuedStore[RedisConnection]):
         poll_s: how often to look for feedback and policies from other processes.
         patience_s: how long a call waits for an unavailable Redis.
 
+    Attributes:
+        name: the address without its password.
+        keep: how many of the latest answers stay in Redis.
+
     Raises:
         ConfigError: the address is wrong, or redis-py is not installed.
         StoreError: Redis cannot be used. With a journal, an unreachable Redis is waited for instead.
@@ -74,11 +78,12 @@ class RedisStore(QueuedStore[RedisConnection]):
         patience_s: float = _PATIENCE_S,
     ) -> None:
         super().__init__(reads)
-        self._address = RedisAddress.of(where)
+        address = RedisAddress.of(where)
+        self.name, self.keep = address.name, address.keep
         self._full = durability == "full"
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._connection = RedisConnection(self._address)
+        self._connection = RedisConnection(address)
         self._opened: set[Account] = set()  # by this process: if one is missing in Redis, it was lost
         self._untrimmed = _TRIM_EVERY  # an earlier process may have left rows to trim
         self._next_settling = time.monotonic() + SETTLE_EVERY_S
@@ -86,8 +91,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._version = 0
         self._clock_jumps: int | None = None  # None until read
         writer = secrets.token_hex(8)
-        folder = self._address.journal
-        self._journal = None if folder is None else Journal(folder, writer, sync=self._full)
+        self._journal = None if address.journal is None else Journal(address.journal, writer, sync=self._full)
         self._sender = Sender(self._connection, self._subscription, writer, self._journal, patience_s)
         self._queue = WriterQueue(
             self.name, self._work, keep=self.keep, trouble="is Redis away, or too slow?", waiting=self._sender.__len__
@@ -117,16 +121,6 @@ class RedisStore(QueuedStore[RedisConnection]):
             _log.warning("%s: keeps no data over a restart; set appendonly yes", self.name)
 
     # -- the store's face --------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The address without its password."""
-        return self._address.name
-
-    @property
-    def keep(self) -> int:
-        """The number of latest answers that stay in Redis."""
-        return self._address.keep
 
     def write(self, *rows: Row) -> Future[None]:
         """See `Store.write`."""
@@ -264,8 +258,8 @@ class RedisStore(QueuedStore[RedisConnection]):
             kept = self._connection.command("HMGET", self._connection.keys["policy"], "current", "clock_jumps")
             version, jumps = (int(number or 0) for number in kept)
             self._subscription.deliver(self._connection)
-            if self._untrimmed >= min(_TRIM_EVERY, self._address.keep):
-                reads.trim(self._connection, self._address.keep)
+            if self._untrimmed >= min(_TRIM_EVERY, self.keep):
+                reads.trim(self._connection, self.keep)
                 self._untrimmed = 0
             if time.monotonic() >= self._next_settling:
                 settle_overdue(self._connection)

@@ -118,6 +118,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         if path is not None and os.fspath(path) == ":memory:":  # SQLite's own name for it
             path = None
         self._path = None if path is None else Path(path)
+        self._name = "the store in memory" if self._path is None else str(self._path)
         self._file = None if self._path is None else self._path.absolute()  # the working folder may change
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
@@ -250,10 +251,6 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         finally:
             database.roll_back(self._connection)  # if this thread was interrupted
             self._using.release()
-
-    @property
-    def _name(self) -> str:
-        return "the store in memory" if self._path is None else str(self._path)
 
     # -- the store's thread ------------------------------------------------------------------------------------------
 
