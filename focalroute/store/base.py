@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any, Literal, Protocol
 
 from focalroute.core.records import CostSource, Feedback, Member, Trajectory, Usage
-from focalroute.store.accounts import Account, Balance
+from focalroute.store.accounts import Account, Balance, to_pico
 
 #: Prefix of a probe's answer id in the ledger.
 PROBE = "probe"
@@ -115,6 +115,15 @@ class LedgerRow:
     tags: tuple[str, ...] = ()
     reservation: Reservation | None = None
     doubt: Decimal | None = None
+
+    @property
+    def used(self) -> tuple[int | None, ...]:
+        """Prompt, completion, cached and reasoning tokens, and the stated cost in picodollars; all None: unknown."""
+        if self.usage is None:
+            return (None,) * 5
+        used = self.usage
+        tokens = (used.prompt_tokens, used.completion_tokens, used.cached_tokens, used.reasoning_tokens)
+        return (*tokens, to_pico(used.cost_usd))
 
     @property
     def held_on(self) -> Reservation | None:

@@ -27,6 +27,7 @@ from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.money.cost import total
 from focalroute.observe.agreement import Reader
 from focalroute.observe.features import clipped, name_of, text_features
+from focalroute.serving.concurrency import run_together
 from focalroute.serving.embedders import TextEmbedder, VectorSource, vector_source
 
 _log = logging.getLogger("focalroute")
@@ -227,14 +228,9 @@ async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable
         advance(len(texts))
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for at in range(0, len(wanted), _BATCH):
-                group.create_task(some(wanted[at : at + _BATCH]))
-    except BaseExceptionGroup as failed:
-        first = failed.exceptions[0]
-        if isinstance(first, CallFailed):
-            raise PoolError(f"embedder: no features of the log's texts: {first.failure.message}") from None
-        raise first from None
+        await run_together(some(wanted[at : at + _BATCH]) for at in range(0, len(wanted), _BATCH))
+    except CallFailed as error:
+        raise PoolError(f"embedder: no features of the log's texts: {error.failure.message}") from None
     finally:
         await source.aclose()
     width = next(iter(made.values())).size if made else 1

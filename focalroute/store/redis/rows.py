@@ -84,11 +84,7 @@ def _fields(row: Row, position: Callable[[str], str]) -> list[str | bytes]:
 
 
 def _ledger_fields(row: LedgerRow) -> list[str | bytes]:
-    used: tuple[int | None, ...] = (None,) * 5
-    if row.usage is not None:
-        tokens = (row.usage.prompt_tokens, row.usage.completion_tokens)
-        used = (*tokens, row.usage.cached_tokens, row.usage.reasoning_tokens, to_pico(row.usage.cost_usd))
-    cost = to_pico(row.cost)
+    used, cost = row.used, to_pico(row.cost)
     if any(number is not None and not 0 <= number <= _LARGEST for number in (*used, cost)):
         raise StoreError("a row cannot be stored (a number is too large)")
     if not math.isfinite(row.at):

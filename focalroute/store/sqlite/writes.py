@@ -176,13 +176,9 @@ def _try_feedback(db: sqlite3.Connection, row: Feedback, source: str, chain: Cha
 
 
 def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> None:
-    used: tuple[int | None, ...] = (None,) * 5
-    if (usage := row.usage) is not None:
-        tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens)
-        used = (*tokens, to_pico(usage.cost_usd))
     overdue = row.held_on and row.held_on.id
     paid = (to_pico(row.cost), row.cost_source, write_tags(row.tags), overdue)
-    _put(db, chain, "ledger", (row.answer_id, row.endpoint, float(row.at), *used, *paid))
+    _put(db, chain, "ledger", (row.answer_id, row.endpoint, float(row.at), *row.used, *paid))
 
 
 def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
