@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, MISSING, fields, replace
+from dataclasses import KW_ONLY, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, get_type_hints
 
@@ -162,10 +162,8 @@ def takes_settings(
     def with_signature(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         types = get_type_hints(Settings)
         parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        for field in fields(Settings):
-            kind = inspect.Parameter.KEYWORD_ONLY if field.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            parameters.append(inspect.Parameter(field.name, kind, default=default, annotation=types[field.name]))
+        for name, one in inspect.signature(Settings).parameters.items():
+            parameters.append(one.replace(annotation=types[name]))
         init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return init
 
