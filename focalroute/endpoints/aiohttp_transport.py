@@ -34,6 +34,7 @@ from focalroute.core.tls import tls_context
 _MAX_CONNECTIONS = 1000
 _CONNECT_S = 10.0  # the caller bounds all else
 _KEEPALIVE_S = 30.0
+_MOST_CLOSED = 100  # connections closed for one call
 _LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
 
 
@@ -54,11 +55,12 @@ class _Connector(TCPConnector):
     """Closes an idle connection on which more came than was asked for; the next call would take it for its reply."""
 
     async def connect(self, *request: Any, **settings: Any) -> Connection:
-        while True:
+        for _ in range(_MOST_CLOSED):
             found = await super().connect(*request, **settings)
             if found.protocol is None or not found.protocol.should_close:
                 return found
             found.close()
+        raise ClientConnectionError  # what answers there sends before it is asked
 
 
 def _most_connections() -> int:

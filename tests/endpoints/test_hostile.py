@@ -273,3 +273,19 @@ def test_a_reply_that_was_not_asked_for_is_not_the_next_calls() -> None:
 
     assert asyncio.run(run()) == ["mine"] * 3
     assert len(kept) == 2  # the third call's connection is the second's
+
+
+def test_a_service_that_sends_before_it_is_asked_is_not_connected_to_for_ever(
+    pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the event loop reads what it sends before the call looks at the connection."""
+    monkeypatch.setattr("aiohttp.client_proto.ResponseHandler.should_close", True)
+
+    async def run() -> CallFailed:
+        clients = HttpClients()
+        with pytest.raises(CallFailed) as failed:
+            await EndpointClient(pool.endpoints[0], clients).complete(STREAMED)
+        await clients.aclose()
+        return failed.value
+
+    assert asyncio.run(run()).failure.kind == "connection"
