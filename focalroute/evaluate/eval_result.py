@@ -87,24 +87,13 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> d
     """Rolling means over all seeds; the changes of endpoints are those noticed with the first seed."""
     runs = replayed.ours[replayed.shown]
     width = drawings.rolling_width(len(replayed.test))
-    at, lines = drawings.rolling_series(means, width)
     everybody = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
     spent = drawings.rolling_means(np.mean([run.played.usd for run in runs], axis=0), width)
     cost = np.divide(spent, everybody, out=np.zeros_like(spent), where=everybody > 0)
     timed = [run.played.seconds for run in runs if run.played.seconds is not None]
-    seconds = drawings.rolling_means(np.mean(timed, axis=0), width)
-    return drawings.OverTime(
-        width=width,
-        at=at,
-        lines=lines,
-        cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
-        seconds=drawings.plain_values(seconds[drawings.thinned_indices(len(seconds))]),
-        scored=scored,
-        axis="share",
-        along="test queries so far",
-        marks=tuple(
-            drawings.StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes
-        ),
+    marks = tuple(drawings.StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes)
+    return drawings.measure_over_time(
+        means, cost, np.mean(timed, axis=0), marks, scored=scored, axis="share", along="test queries so far"
     )
 
 

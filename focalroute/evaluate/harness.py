@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from focalroute.core.errors import ConfigError
@@ -198,14 +199,9 @@ def _label(target: object, choices: tuple[str, ...]) -> int:
 
 
 def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    beside = target.with_name(f".{target.name}.part.jsonl")
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    with refusing(target, "written"):
-        try:
-            beside.write_bytes(
-                text.encode("utf-8", "replace")
-            )  # like collect, writes a lone surrogate as a question mark
-            read_log(beside)
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)  # raises if the folder is read-only
+    with refusing(target, "written"), TemporaryDirectory(dir=target.parent) as beside:
+        draft = Path(beside) / target.name
+        draft.write_bytes(text.encode("utf-8", "replace"))  # like collect, writes a lone surrogate as a question mark
+        read_log(draft)
+        draft.replace(target)

@@ -241,14 +241,12 @@ class LiveEnvironment:
 
     Attributes:
         columns: (N, 2) "accuracy" and "price" as the policy sees them (`STEP_ENDPOINT`); zeros at first.
-        calls: number of calls made.
     """
 
     def __init__(self, queries: F32, names: Sequence[str], ask: Asker) -> None:
         self.queries = queries
         self.names = tuple(names)
         self.columns: F32 = np.zeros((len(self.names), 2), np.float32)
-        self.calls = 0
         self._ask = ask
         self._known: dict[ChainCall, ChainReply] = {}
 
@@ -269,7 +267,6 @@ class LiveEnvironment:
         new = [call for call in dict.fromkeys(calls) if call not in self._known]
         if new:
             self._known.update(zip(new, self._ask(new), strict=True))
-            self.calls += len(new)
         return [self._known[call] for call in calls]
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> LiveRoutes:

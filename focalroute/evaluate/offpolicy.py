@@ -152,18 +152,18 @@ def compare_policies(
             f"{len(judged) - len(read)} seen through another layout; serve with exploration, then compare"
         )
     log = _Log.of(sampled, seed)
-    first, second = _played(log, a), _played(log, b)
+    (first, values), (second, others) = _played(log, a), _played(log, b)
     difference = None
-    if first.value.enough and second.value.enough:
-        difference = _estimates(second.values - first.values)
+    if first.enough and second.enough:
+        difference = _estimates(others - values)
     return PolicyComparison(
         rewarded=len(judged),
         episodes=len(sampled),
         greedy=len(read) - len(sampled),
         unread=len(judged) - len(read),
         labelled=int(log.batch.fusions.labelled.sum()),
-        a=first.value,
-        b=second.value,
+        a=first,
+        b=second,
         difference=difference,
     )
 
@@ -213,15 +213,8 @@ class _Log:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Played:
-    """One policy on a log; its estimates are the means of ``values`` (estimator, measure, B) over episodes."""
-
-    value: PolicyValue
-    values: F64
-
-
-def _played(log: _Log, policy: Policy) -> _Played:
+def _played(log: _Log, policy: Policy) -> tuple[PolicyValue, F64]:
+    """Evaluate one policy on a log; its estimates are the means of the values (estimator, measure, B) over episodes."""
     steps, fusions = log.batch.steps, log.batch.fusions
     rows = np.concatenate([[0], policy.ids(log.names)])  # from the batch's ids to the policy's own
     decisions = replace(log.batch.decisions, ids=rows[log.batch.decisions.ids])
@@ -242,7 +235,7 @@ def _played(log: _Log, policy: Policy) -> _Played:
         guessed=int((~log.known[each, answer]).sum()),
         estimates=estimates,
     )
-    return _Played(value, values)
+    return value, values
 
 
 def _rewards(log: _Log, u: F64) -> F64:
@@ -275,7 +268,7 @@ def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
 def _estimates(values: F64) -> Estimates:
     """Make estimates from values (estimator, measure, B)."""
     return {
-        measure: {how: Estimate(*interval(values[e, m])) for e, how in enumerate(ESTIMATORS)}
+        measure: {how: estimated(values[e, m]) for e, how in enumerate(ESTIMATORS)}
         for m, measure in enumerate(MEASURES)
     }
 
@@ -312,13 +305,13 @@ def effective_sample_size(weights: Floats) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
-def interval(values: Floats) -> tuple[float, float, float]:
-    """The mean over episodes, and the ends of its 95 % interval.
+def estimated(values: Floats) -> Estimate:
+    """The mean over episodes, with its 95 % interval.
 
     By the normal approximation: decisions were sampled independently, so the weights are independent across episodes.
     """
     mean, half = float(values.mean()), _SURE * float(values.std()) / max(len(values) - 1, 1) ** 0.5
-    return mean, mean - half, mean + half
+    return Estimate(mean, mean - half, mean + half)
 
 
 def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
@@ -371,9 +364,6 @@ def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]
     return found
 
 
-#: How many of a store's latest answers are read.
-LATEST = 10_000
-
 _PIPED_WIDTH = 120
 _TITLES = {"accuracy": "accuracy, points", "cost": "cost, % of asking all", "reward": "reward, points"}
 _UNITS = {"accuracy": 1.0, "cost": 100.0, "reward": 1.0}
@@ -389,7 +379,7 @@ def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool 
     """
     first, second = load_reference(a), load_reference(b)
     with closing(open_store(require_existing(store), to_read=True)) as opened:
-        found = compare_policies(opened.recent(LATEST), first, second, seed=seed)
+        found = compare_policies(opened.recent(output.LATEST), first, second, seed=seed)
     names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}
     if as_json:
         said = {"store": display_name(store), "seed": seed, "policies": names, "verdict": _verdict(found)}

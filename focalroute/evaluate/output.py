@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The file name that means standard output.
 STANDARD_OUTPUT = Path("-")
+#: How many of a store's latest answers are read.
+LATEST = 10_000
 
 
 def check_writable(file: Path | None, *used: str | Path | None) -> None:

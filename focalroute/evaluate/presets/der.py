@@ -285,13 +285,10 @@ class RecordedRoutes:
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> _UnderWay:
         """Start routes for these queries; no noise is added."""
-        return _UnderWay(self._only(rows), max_steps)
+        return _UnderWay(self.only(rows), max_steps)
 
-    def take(self, count: int) -> RecordedRoutes:
-        """The first of the queries."""
-        return self._only(slice(count))
-
-    def _only(self, rows: I64 | slice) -> RecordedRoutes:
+    def only(self, rows: I64 | slice) -> RecordedRoutes:
+        """The environment of these queries alone."""
         return RecordedRoutes(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
@@ -399,7 +396,7 @@ def der(training: Training, settings: DerSettings | None = None) -> DerStrategy:
     routes, size = RecordedRoutes.of(training), len(training.table.endpoints)
 
     def trained_on(part: Training, chosen: DerSettings) -> DerStrategy:
-        return DerStrategy(train_routes(routes.take(len(part.rows)), chosen, part.seed), chosen, size)
+        return DerStrategy(train_routes(routes.only(slice(len(part.rows))), chosen, part.seed), chosen, size)
 
     if settings is None:
         options = [replace(RECORDED, max_steps=steps, level=level) for steps in (2, 4) for level in (False, True)]

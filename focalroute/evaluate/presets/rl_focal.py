@@ -6,6 +6,7 @@ the Fusion maps their probabilities and past rewards to an answer. Neither netwo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -508,7 +509,8 @@ class RlFocal:
         turn.memo = _Pending(seen, picked, self._pools, view, order, offered, fused)
         if not fusable:
             self.unfused += 1
-            return elect(self._votes(turn), turn.replies, self._rank)
+            votes = Counter(reply.candidate for reply in turn.replies.values() if reply.candidate >= 0)
+            return elect(votes, turn.replies, self._rank)
         return int(order[0, log_posterior(logits, offered)[0].argmax()]) if offered.any() else -1
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
@@ -558,11 +560,6 @@ class RlFocal:
         self._known[at] = False
         for i, value in values.items():
             self._known[at, i], self._fails[at, i] = True, value < 0.5
-
-    @staticmethod
-    def _votes(turn: Turn) -> dict[int, float]:
-        backed = [reply.candidate for reply in turn.replies.values() if reply.candidate >= 0]
-        return {candidate: float(backed.count(candidate)) for candidate in backed}
 
     @staticmethod
     def _drawn_reward(pending: _Pending, turn: Turn, revealed: Revealed) -> float | None:

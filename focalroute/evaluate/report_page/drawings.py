@@ -263,6 +263,30 @@ def rolling_series(methods: Mapping[str, F64], width: int) -> tuple[tuple[float,
     return tuple((kept + width).tolist()), lines
 
 
+def measure_over_time(
+    methods: Mapping[str, F64],
+    cost: F64,
+    seconds: F64,
+    marks: Sequence[StreamEvent],
+    *,
+    scored: str,
+    axis: CostAxis,
+    along: str,
+) -> OverTime:
+    """Average along a stream.
+
+    Args:
+        methods: (n,) worth of each method's answers.
+        cost: rolling means of focalroute's cost.
+        seconds: (n,) seconds until focalroute's answers.
+    """
+    width = rolling_width(len(seconds))
+    at, lines = rolling_series(methods, width)
+    kept = thinned_indices(len(cost))
+    costs, waits = plain_values(cost[kept]), plain_values(rolling_means(seconds, width)[kept])
+    return OverTime(width, at, lines, costs, waits, scored, axis, along, marks)
+
+
 def measure_diversity(names: Sequence[str], known: Bools, right: Bools, least: int = 1) -> Heatmap:
     """Measure the focal diversity of every two endpoints over the rows on which both are known.
 

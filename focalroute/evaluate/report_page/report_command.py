@@ -12,7 +12,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.files import refusing
 from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
-from focalroute.evaluate.output import STANDARD_OUTPUT, check_writable, write_file
+from focalroute.evaluate.output import LATEST, STANDARD_OUTPUT, check_writable, write_file
 from focalroute.evaluate.report_page.drawings import Series, VersionHistories
 from focalroute.evaluate.report_page.history import read_history
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, check_extra, html, pngs
@@ -106,9 +106,6 @@ def _shown(value: float) -> str:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
-
-#: How many of a store's latest answers are read.
-LATEST = 10_000
 
 _SQLITE = b"SQLite format 3\0"
 

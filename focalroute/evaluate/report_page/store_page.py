@@ -183,11 +183,9 @@ def _over_time(history: History) -> Section:
     if history.labelled.all():
         methods[_VOTE] = history.vote
     width = drawings.rolling_width(len(history.worth))
-    at, lines = drawings.rolling_series(methods, width)
     paid = history.calls if axis == "calls" else 1000 * history.usd
     unknown = drawings.rolling_means(np.isnan(paid).astype(np.float64), width) > 0
     cost = np.where(unknown, np.nan, drawings.rolling_means(np.nan_to_num(paid), width))
-    seconds = drawings.rolling_means(history.latency_s, width)
     changes = [drawings.StreamEvent(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
     swaps = [
         drawings.StreamEvent(row + 1.0, f"{_version(after)} began to serve", found=False)
@@ -203,16 +201,14 @@ def _over_time(history: History) -> Section:
     return Section(
         f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs, and its "
         f"seconds. {noticed}{dotted}",
-        drawings.OverTime(
-            width=width,
-            at=at,
-            lines=lines,
-            cost=drawings.plain_values(cost[drawings.thinned_indices(len(cost))]),
-            seconds=drawings.plain_values(seconds[drawings.thinned_indices(len(seconds))]),
+        drawings.measure_over_time(
+            methods,
+            cost,
+            history.latency_s,
+            sorted((*changes, *swaps), key=lambda mark: mark.at),
             scored=scored,
             axis=axis,
             along="answers with feedback so far",
-            marks=sorted((*changes, *swaps), key=lambda mark: mark.at),
         ),
     )
 
