@@ -253,6 +253,18 @@ def test_the_thread_prunes_to_keep(tmp_path: Path) -> None:
         assert store.answer("0") is None
 
 
+def test_a_failing_prune_fails_no_write(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(engine, "prune", fails)
+    with closing(SqliteStore(keep=1)) as store:
+        for name in ("a", "b"):
+            store.write(answer(name)).result(10)
+        assert ids(store) == ["a", "b"]
+    assert "pruning failed, trying again later" in caplog.text
+
+
 def test_closing_while_others_commit_loses_nothing_that_was_said_to_be_done(tmp_path: Path) -> None:
     path, done = tmp_path / "s.db", []
     store = SqliteStore(path)

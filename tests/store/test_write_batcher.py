@@ -50,9 +50,9 @@ def test_writes_of_one_turn_share_a_transaction(tmp_path: Path, durability: Lite
     commits: list[int] = []
     transact = store._transact
 
-    def counted(units: Sequence[Any], **how: Any) -> Any:
+    def counted(units: Sequence[Any]) -> Any:
         commits.append(len(units))
-        return transact(units, **how)
+        return transact(units)
 
     store._transact = counted  # type: ignore[method-assign]
 

@@ -244,7 +244,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 database.begin_writing(self._connection, 0.0)
             except database.FAILURES:
                 return None  # the store's thread waits, or reports what is wrong
-            results = self._transact(units, prune=False)
+            results = self._transact(units)
             if time.monotonic() - time.thread_time() - began > _SLOW_S:
                 self._slow_until = time.monotonic() + _SLOW_FOR_S
             return results
@@ -264,12 +264,13 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             running = None not in jobs
             with self._using:
                 self._commit([job for job in jobs if isinstance(job, TransactionJob)])
+                self._prune()
                 for job in jobs:
                     if isinstance(job, ReadJob):
                         self._look(job)
                 if time.monotonic() >= next_poll:
                     self._deliver()
-                    self._tidy()
+                    self._checkpoint()
                     ahead = self._watch_clock(ahead)
                     if time.monotonic() >= next_settling:
                         self._commit([_changing(AccountBalances.settle_overdue)])
@@ -303,7 +304,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         except database.FAILURES as error:
             results = [self._error(error) for _ in units]
         else:
-            results = self._transact(units, prune=True)
+            results = self._transact(units)
             self._restarted = False
         if _concerns_subscribers(units):
             self._deliver()
@@ -312,12 +313,8 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._queue.forget(row for unit in job.units for row in unit.rows)  # committed or refused
             job.settle(list(islice(left, len(job.units))))
 
-    def _transact(self, units: Sequence[Unit], *, prune: bool) -> list[Any]:
-        """Do units in the open transaction and commit it; return each unit's result or error.
-
-        Args:
-            prune: whether to take the time to prune, if due.
-        """
+    def _transact(self, units: Sequence[Unit]) -> list[Any]:
+        """Do units in the open transaction and commit it; return each unit's result or error."""
         db = self._connection
         try:
             self._opened_file.require_in_place_lately()
@@ -332,8 +329,6 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 database.roll_back(db)
                 return results
             balances.save()
-            if prune:
-                self._prune()
             mark = chain.save()
             db.execute("COMMIT")
             self._commit_log.add(mark)
@@ -373,24 +368,19 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         return result
 
     def _prune(self) -> None:
-        if self._keep is not None and self._prunable:
-            prune(self._connection, self._keep, self._chain)
-            self._unpruned = 0
+        """Prune if due, also what callers wrote in their own thread."""
+        keep = self._keep
+        if keep is None or self._unpruned < min(_PRUNE_EVERY, keep):
+            return
+        self._unpruned = 0
+        job = TransactionJob([Unit((), lambda db, balances: prune(db, keep, balances.chain))], single=True)
+        self._commit([job])
+        if (error := job.future.exception()) is not None:
+            _log.warning("pruning failed, trying again later: %s", error)
 
-    @property
-    def _prunable(self) -> bool:
-        return self._keep is not None and self._unpruned >= min(_PRUNE_EVERY, self._keep)
-
-    def _tidy(self) -> None:
-        """Prune and checkpoint, which callers that commit in their own thread leave to this one."""
+    def _checkpoint(self) -> None:
+        """Checkpoint, which callers that commit in their own thread leave to this one."""
         try:
-            if self._prunable:
-                database.begin_writing(self._connection, database.BUSY_S)
-                self._chain.begin()
-                self._prune()
-                mark = self._chain.save()
-                self._connection.execute("COMMIT")
-                self._commit_log.add(mark)
             if self._unchecked >= _CHECKPOINT_EVERY:
                 self._opened_file.require_in_place()  # else the checkpoint would write into a file copied over ours
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -398,8 +388,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         except StoreError:
             self._unchecked = 0  # the next caller gets this error
         except database.FAILURES as error:
-            database.roll_back(self._connection)
-            _log.warning("pruning or a checkpoint failed, trying again: %s", self._error(error))
+            _log.warning("a checkpoint failed, trying again: %s", self._error(error))
 
     def _look(self, job: ReadJob) -> None:
         """Do a read in one transaction, so that all its queries see the same rows."""
