@@ -155,7 +155,7 @@ def install(
         PolicyError: it fails a check or cannot be written; the current policy stays.
     """
     root = Path(root)
-    if not files or files.keys() - FILES:
+    if "manifest.json" not in files or files.keys() - FILES:
         raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
     with _changing(root, make=True):
         folder = folder_of(root, version)

@@ -91,6 +91,11 @@ def test_a_long_or_odd_current_is_refused(content: str, root: Path) -> None:
         current(root)
 
 
+def test_files_without_a_manifest_are_no_bundle(root: Path) -> None:
+    with pytest.raises(PolicyError, match="publish it again"):
+        install(root, 2, {"decider.onnx": b""})
+
+
 def test_installing_over_a_pipe_does_not_wait(root: Path) -> None:
     """The bundle that is there is replaced."""
     folder = root / "v000001"

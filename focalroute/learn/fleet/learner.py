@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -37,6 +38,7 @@ from focalroute.store.redis.reads import LedgerEntry, drop_answers, drop_ledger,
 from focalroute.store.redis.rows import AnswerHash, entry_order
 from focalroute.store.redis.store import RedisStore
 
+_OF_A_TRIAL = re.compile(rf"v[0-9]+/({'|'.join(map(re.escape, FILES))})|{re.escape(TRIAL)}|{bundle.CHALLENGER}")
 #: Key in the archive of the last ledger entry taken over; written in the same transaction as the rows.
 _MARK = "archived ledger"
 
@@ -258,8 +260,9 @@ def trial_files(folder: Path) -> dict[str, bytes]:
 
 
 def put_trial(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files that `trial_files` returned into this folder."""
+    """Write the files that `trial_files` returned into this folder. Others are left out: Redis may name any path."""
     for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(data)
+        if _OF_A_TRIAL.fullmatch(name):
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)

@@ -94,6 +94,15 @@ def test_it_learns_once_there_is_enough_and_notes_every_feedback_once(store: Red
     assert fleet_policy.unlearned(10_000) == []
 
 
+def test_a_trial_writes_no_files_but_its_own(store: RedisStore, start: Path, tmp_path: Path) -> None:
+    """Whoever may write to Redis could else write to any file of the learner's user."""
+    learner = FleetLearner(store, start=start, every=1, seed=0)
+    fill(store, played(20, 0))
+    FleetPolicy(store).keep_trial({f"{tmp_path}/absolute": b"x", f"../{'../' * 9}{tmp_path}/relative": b"x"})
+    assert learner.step() is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["start"]
+
+
 def test_the_next_learner_continues_a_trial(store: RedisStore, start: Path) -> None:
     """The challenger and its evidence are in Redis; workers hear of it once it is published."""
     one, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
