@@ -23,14 +23,11 @@ ENGINES = {
     "onnx": {"learn/export.py"},
     "onnxruntime": {"policy/onnx_model.py"},
     "tokenizers": {"serving/embedders/onnx.py"},
-    "openai": {"endpoints/openai_client.py", "serving/in_process.py"},
+    "openai": {"endpoints/transport.py", "serving/in_process.py"},
     "sqlite3": {"store/sqlite/database.py"},
-    "httpx": {"core/tls.py", "endpoints/aiohttp_transport.py", "endpoints/http.py", "money/prices.py"},
+    "httpx": {"core/tls.py", "endpoints/http.py", "money/prices.py"},
     "tomlkit": {"money/prices.py"},
-    "aiohttp": {
-        "endpoints/aiohttp_transport.py",
-        "sim/server.py",
-    },  # a client, and the simulated service it may talk to
+    "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"endpoints/calls.py"},
     "typer": {  # a command is declared beside what it does
         f"cli/{name}.py"

@@ -14,8 +14,8 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
-from focalroute.endpoints.openai_client import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport
 from focalroute.endpoints.quirks import Quirks
+from focalroute.endpoints.transport import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport, Transport
 from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode, parse_json
 from focalroute.endpoints.wire.fields import told_cost
 from focalroute.endpoints.wire.refusals import in_its_words
@@ -24,8 +24,6 @@ from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decod
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
-
-    from focalroute.endpoints.http import Http
 
 #: Time limit for looking up what a call cost.
 LOOKUP_S = 10.0
@@ -41,7 +39,7 @@ class HttpClients:
     def load() -> None:
         """Import what the first call needs, which would otherwise delay that call and block its event loop."""
         from focalroute.core.tls import tls_context
-        from focalroute.endpoints import aiohttp_transport, http  # noqa: F401
+        from focalroute.endpoints import http  # noqa: F401
 
         with contextlib.suppress(ConfigError):  # a call that needs certificates reports it
             tls_context()
@@ -66,7 +64,7 @@ class _Open:
         self._living: AsyncGenerator[ClientSession, None] | None = None
 
     async def begin(self) -> ClientSession:
-        from focalroute.endpoints.aiohttp_transport import living
+        from focalroute.endpoints.http import living
 
         self._living = living()
         self.session = await anext(self._living)
@@ -87,11 +85,11 @@ class EndpointClient:
         on_headers: called with the headers of every response.
     """
 
-    def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders = lambda _: None) -> None:
         self.endpoint = endpoint
         self.quirks = Quirks(endpoint)
         self._on_headers = on_headers
-        self._transport: Http | OpenAITransport | None = None
+        self._transport: Transport | None = None
         self._clients = clients
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
@@ -209,12 +207,12 @@ class EndpointClient:
         """Load what the first call needs, outside any time limit."""
         self._ready()
 
-    def _ready(self) -> Http | OpenAITransport:
+    def _ready(self) -> Transport:
         if self._transport is None:
             self._transport = self._make_transport()
         return self._transport
 
-    def _make_transport(self) -> Http | OpenAITransport:
+    def _make_transport(self) -> Transport:
         if self.endpoint.client is not None:
             return OpenAITransport(self.endpoint, self._on_headers)
         from focalroute.endpoints.http import Http

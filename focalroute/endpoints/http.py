@@ -1,6 +1,7 @@
-"""Makes HTTP requests to one endpoint, with bounded replies and typed failures. Importing it is slow.
+"""Makes HTTP requests to one endpoint. Importing it is slow.
 
-Requests go through the user's ``httpx.AsyncClient`` or through `AiohttpTransport`; both return httpx responses.
+Requests go through the user's ``httpx.AsyncClient``, or over aiohttp's connections: httpx's own pool takes time
+quadratic in the calls under way (`docs/results/speed.md` compares the two). Both return httpx responses.
 """
 
 from __future__ import annotations
@@ -9,34 +10,45 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from io import BytesIO
+from typing import Any
 
 import httpx
+from aiohttp import (
+    ClientConnectionError,
+    ClientConnectorError,
+    ClientError,
+    ClientHttpProxyError,
+    ClientProxyConnectionError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ConnectionTimeoutError,
+    DummyCookieJar,
+    TCPConnector,
+)
+from aiohttp.connector import Connection
+from multidict import CIMultiDict
 from pydantic_core import to_json
+from yarl import URL
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.files import most_files
 from focalroute.core.proxies import proxy_of
 from focalroute.core.records import Failure
 from focalroute.core.tls import tls_context
-from focalroute.endpoints.openai_client import (
+from focalroute.endpoints.transport import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     MAX_ERROR_BYTES,
     OnHeaders,
-    cap_field,
-    pieces_of,
-    private_values,
+    Transport,
     read_all,
     unsent,
 )
-from focalroute.endpoints.wire import MAX_REPLY_BYTES
 from focalroute.endpoints.wire.refusals import refusal_of
-from focalroute.endpoints.wire.stream import StreamDecoder
-
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
 
 #: Timeouts: connect, read, write, pool. The caller bounds all but the first.
 _TIMEOUT = (10.0, None, None, None)
@@ -45,12 +57,21 @@ _REMOTE = ("together", "deepinfra", "openrouter")
 _DRAIN_S = 0.05
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
+_MAX_CONNECTIONS = 1000
+_CONNECT_S = 10.0  # the caller bounds all else
+_MOST_CLOSED = 100  # connections closed for one call
+_KEEPALIVE_S = 30.0
+_LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
 
-class Http:
-    """Sends requests to one endpoint. A redirect is a failure like any other status.
+#: Sends a request: method, address, headers and body.
+Sender = Callable[[str, httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]
+
+
+class Http(Transport):
+    """Sends requests to one endpoint.
 
     Args:
-        session: the running loop's, for an endpoint without an ``http_client``.
+        session: returns the running loop's session, for an endpoint without an ``http_client``.
         on_headers: called with the headers of every response.
 
     Raises:
@@ -58,7 +79,7 @@ class Http:
     """
 
     def __init__(
-        self, endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]], on_headers: OnHeaders | None
+        self, endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]], on_headers: OnHeaders
     ) -> None:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
@@ -67,138 +88,169 @@ class Http:
             self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
         except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
-        self.cap = cap_field(endpoint.base_url)
-        self._on_headers = on_headers
-        key = endpoint.key()
-        self._key = "" if key is None else key.get_secret_value()
-        self._private = private_values(endpoint)
+        masked = endpoint.key()
+        key = "" if masked is None else masked.get_secret_value()
+        super().__init__(endpoint, endpoint.base_url, lambda: key, on_headers)
         # Some servers (llama.cpp's) close the connection after a stream without notice. Remote services do not, and a
         # new connection to them would cost several round trips.
         self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         self._headers = httpx.Headers(headers)
         self._headers.update(endpoint.headers)
-        self._send = _sender(endpoint, session)
+        self._send = _by_aiohttp(endpoint, session) if endpoint.http_client is None else _by(endpoint.http_client)
 
-    async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
-        """Return the reply's body; without a ``body`` it is a GET request, and bounded by `MAX_ERROR_BYTES`."""
-        response = await self._request(path, body, headers)
-        try:
-            return await read_all(response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
-        finally:
-            await response.aclose()
-
-    async def stream(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
-    ) -> AsyncGenerator[str, None]:
-        """Yield the text of a reply in pieces, as they come."""
-        response = await self._request(CHAT, body, headers if self._keeps else {**headers, "Connection": "close"})
-        try:
-            async with contextlib.aclosing(pieces_of(response)) as chunks:
-                async for chunk in chunks:
-                    yield decoder.feed(chunk)
-                    if decoder.done:
-                        break
-                if self._keeps and decoder.done:
-                    await _drained(chunks)
-        finally:
-            await response.aclose()
-
-    def _request(
-        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
-    ) -> Awaitable[httpx.Response]:
+    async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> httpx.Response:
+        if body and body.get("stream") and not self._keeps:
+            headers = {**headers, "Connection": "close"}
         own = self._headers
         if headers:
             own = own.copy()
             own.update(headers)
-        if body is None:
-            return self._exchange("GET", httpx.URL(self._base_url + path), own, b"")
-        return self._exchange("POST", self._urls[path], own, _json(body))
-
-    async def _exchange(self, method: str, url: httpx.URL, headers: httpx.Headers, sent: bytes) -> httpx.Response:
-        """Send a request and return the response; CallFailed if it is a failure."""
+        method, sent = ("GET", b"") if body is None else ("POST", _json(body))
         failed: list[CallFailed] = []
         try:
-            response = await self._send(method, url, headers, sent)
+            response = await self._send(method, self._urls.get(path) or httpx.URL(self._base_url + path), own, sent)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(unsent(error))
         if failed:  # raised here so that it has no context: a client's error may quote the request
             raise failed.pop()
-        if self._on_headers is not None:
-            self._on_headers(response.headers.raw)
+        self._on_headers(response.headers.raw)
         if not 200 <= response.status_code < 300:
             try:
-                raise CallFailed(await self._refused(response, sent))
+                raise CallFailed(await self._refused(response, body))
             finally:
                 await response.aclose()
         return response
 
-    async def _refused(self, response: httpx.Response, sent: bytes) -> Failure:
+    async def _refused(self, response: httpx.Response, body: Mapping[str, Any] | None) -> Failure:
         try:
             payload = json.loads(await read_all(response, MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
             payload = None
-        return refusal_of(response.status_code, response.headers, payload, self._secrets(sent))
+        return refusal_of(response.status_code, response.headers, payload, self.secrets(body))
 
-    def secrets(self, body: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the texts that no message may quote: the request and the key."""
-        return self._secrets(_json(body))
-
-    def _secrets(self, sent: bytes) -> tuple[str, ...]:
-        return (sent.decode(), self._key, *self._private)
-
-
-def _sender(
-    endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]]
-) -> Callable[[str, httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]:
-    """Return the function that sends a request: by the user's client, without redirects, or by our own transport."""
-    client: httpx.AsyncClient | None = endpoint.http_client
-    if client is not None:
-        given = client.timeout
-        timeout = (given.connect, given.read, given.write, given.pool)
-        if set(timeout) == {_HTTPX_S}:
-            timeout = _TIMEOUT
-
-        async def by_client(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> httpx.Response:
-            plain = dict(headers)  # httpx2 has its own types
-            request = client.build_request(method, str(url), headers=plain, content=content, timeout=timeout)
-            return await client.send(request, stream=True, follow_redirects=False)
-
-        return by_client
-    from focalroute.endpoints.aiohttp_transport import AiohttpTransport
-
-    own_tls = endpoint.verify is not True or endpoint.cert is not None
-    tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else None
-    transport = AiohttpTransport(session, tls, proxy_of(endpoint))
-
-    def by_transport(method: str, url: httpx.URL, headers: httpx.Headers, content: bytes) -> Awaitable[httpx.Response]:
-        body = httpx.ByteStream(content)  # as content=, httpx takes 20 us more for what aiohttp does by itself
-        return transport.handle_async_request(httpx.Request(method, url, headers=headers, stream=body))
-
-    return by_transport
+    async def _end(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read what follows the end of a stream, if it comes at once, so that its connection can be used again."""
+        if self._keeps:
+            with contextlib.suppress(TimeoutError, CallFailed):
+                async with asyncio.timeout(_DRAIN_S):
+                    async for _ in chunks:
+                        pass
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
     try:
         return to_json(body)  # six times as fast as json; encoding a long prompt blocks the event loop
     except ValueError:
-        return _json_by_python(body)
-
-
-def _json_by_python(body: Mapping[str, Any]) -> bytes:
+        pass
     try:
         return _ENCODER.encode(body).encode()  # accepts lone surrogates
     except (TypeError, ValueError) as error:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-async def _drained(chunks: AsyncIterator[bytes]) -> None:
-    """Read what follows the end of a stream, if it comes at once, so that its connection can be used again."""
-    with contextlib.suppress(TimeoutError, CallFailed):
-        async with asyncio.timeout(_DRAIN_S):
-            async for _ in chunks:
-                pass
+def _by(client: httpx.AsyncClient) -> Sender:
+    """Return what sends requests by the user's client."""
+    given = client.timeout
+    timeout = (given.connect, given.read, given.write, given.pool)
+    if set(timeout) == {_HTTPX_S}:
+        timeout = _TIMEOUT
+
+    async def send(method: str, url: httpx.URL, headers: httpx.Headers, body: bytes) -> httpx.Response:
+        plain = dict(headers)  # httpx2 has its own types
+        request = client.build_request(method, str(url), headers=plain, content=body, timeout=timeout)
+        return await client.send(request, stream=True, follow_redirects=False)
+
+    return send
+
+
+# -- aiohttp's connections ---------------------------------------------------------------------------------------------
+
+
+async def living() -> AsyncGenerator[ClientSession, None]:
+    """Yield a session that lives as long as its loop: asyncio closes a loop's async generators when it ends."""
+    files = most_files()  # half of them are for connections: without files left, not only calls fail
+    most = _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
+    connector = _Connector(limit=most, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
+    timeout = ClientTimeout(sock_connect=_CONNECT_S)
+    session = ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
+    )
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+class _Connector(TCPConnector):
+    """Closes an idle connection on which more came than was asked for; the next call would take it for its reply."""
+
+    async def connect(self, *request: Any, **settings: Any) -> Connection:
+        for _ in range(_MOST_CLOSED):
+            found = await super().connect(*request, **settings)
+            if found.protocol is None or not found.protocol.should_close:
+                return found
+            found.close()
+        raise ClientConnectionError  # what answers there sends before it is asked
+
+
+def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]]) -> Sender:
+    """Return what sends requests over the loop's session, unchanged; responses come in pieces, not decompressed."""
+    own_tls = endpoint.verify is not True or endpoint.cert is not None
+    tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else True  # True: the session's
+    proxy = proxy_of(endpoint)
+    proxy_url = None if proxy is None else URL(proxy)
+
+    async def send(method: str, url: httpx.URL, headers: httpx.Headers, body: bytes) -> httpx.Response:
+        by = await session()
+        try:
+            response = await by.request(
+                method,
+                URL(str(url), encoded=True),
+                data=body if len(body) < _LARGE else BytesIO(body),
+                headers=CIMultiDict([(name.decode(), value.decode()) for name, value in headers.raw]),
+                allow_redirects=False,
+                proxy=proxy_url,
+                ssl=tls,
+            )
+        except (ClientProxyConnectionError, ClientHttpProxyError) as error:
+            raise httpx.ProxyError(type(error).__name__) from error
+        except (ClientConnectorError, ConnectionTimeoutError) as error:
+            raise httpx.ConnectError(type(error).__name__) from error
+        except (ClientConnectionError, OSError) as error:
+            raise httpx.ReadError(type(error).__name__) from error
+        except (ClientError, ValueError) as error:
+            raise httpx.RemoteProtocolError(type(error).__name__) from error
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+
+    return send
+
+
+class _Body(httpx.AsyncByteStream):
+    """A response body as a stream."""
+
+    def __init__(self, response: ClientResponse) -> None:
+        self._response = response
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        content = self._response.content
+        try:
+            piece = b"" if content.at_eof() else await content.readany()
+        except (ClientError, OSError) as error:
+            error.with_traceback(None)  # aiohttp's reader keeps the error, whose frames keep the reader: a cycle
+            raise httpx.ReadError(type(error).__name__) from None
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Release the connection, for reuse if the body was read to its end; else close it."""
+        if not self._response.closed:
+            await self._response.__aexit__(None, None, None)

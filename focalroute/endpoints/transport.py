@@ -1,13 +1,13 @@
-"""Calls through a ready ``AsyncOpenAI``, and helpers shared with our own transport.
+"""Sends requests to one endpoint, with bounded replies and typed failures; and does so through a ready ``AsyncOpenAI``.
 
-Only bytes are taken from the library, as its parsing differs between versions.
+Only bytes are taken from the openai library, as its parsing differs between versions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,21 +34,10 @@ _OPENAI_HOSTS = ("openai.com", "azure.com")
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
 
 
-def cap_field(base_url: str) -> CapField:
-    """Return the service's name for the token limit of a reply."""
-    host = urlsplit(base_url).hostname or ""
-    return "max_completion_tokens" if is_within(host, _OPENAI_HOSTS) else "max_tokens"
-
-
-def private_values(endpoint: Endpoint) -> tuple[str, ...]:
-    """Return the values of the user's headers, which may be keys, so that no message may quote them."""
-    return tuple(value.removeprefix("Bearer ") for value in endpoint.headers.values())
-
-
 async def read_all(response: Any, limit: int) -> bytearray:
     """Return the body of an httpx (or httpx2) response as sent; CallFailed if it is too long or breaks off.
 
-    It does not use `pieces_of`, as a generator takes longer than reading a usual reply.
+    It does not use `_pieces_of`, as a generator takes longer than reading a usual reply.
     """
     body = bytearray()
     failed: list[CallFailed] = []
@@ -69,7 +58,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
     return body
 
 
-async def pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
+async def _pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
     """Yield the body of an httpx (or httpx2) response as it comes; CallFailed if it breaks off."""
     failed: list[CallFailed] = []
     try:
@@ -111,46 +100,75 @@ def _innermost(error: BaseException) -> str:
     return type(error).__name__
 
 
-class OpenAITransport:
-    """Calls through a ready ``AsyncOpenAI`` (1.83 or newer), without its retries, and without following redirects.
+class Transport:
+    """Sends requests to one endpoint. A subclass opens the responses, which are httpx's (or httpx2's).
 
-    A redirect would get the prompt and, with some versions, an Azure key.
+    Args:
+        base_url: the service's.
+        key: returns the key. No message may quote it, nor the user's headers, which may be keys.
+        on_headers: called with the headers of every response.
+
+    Attributes:
+        cap: the service's name for the token limit of a reply.
     """
 
-    def __init__(self, endpoint: Endpoint, on_headers: OnHeaders | None) -> None:
-        from openai import AsyncStream  # slow to import, so it is not left to a call with a time limit
-
-        self._client = endpoint.client
+    def __init__(self, endpoint: Endpoint, base_url: str, key: Callable[[], str], on_headers: OnHeaders) -> None:
+        of_openai = is_within(urlsplit(base_url).hostname or "", _OPENAI_HOSTS)
+        self.cap: CapField = "max_completion_tokens" if of_openai else "max_tokens"
+        self._key = key
+        self._private = [value.removeprefix("Bearer ") for value in endpoint.headers.values()]
         self._on_headers = on_headers
-        self._headers = {**endpoint.headers, **_UNCOMPRESSED}
-        self._private = private_values(endpoint)
-        self._unread = AsyncStream[object]
-        self.cap = cap_field(str(self._client.base_url))
 
     async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
         """Return the reply's body; without a ``body`` it is a GET request, and bounded by `MAX_ERROR_BYTES`."""
-        reply = await self._send(path, body, headers)
+        response = await self._open(path, body, headers)
         try:
-            return await read_all(reply.response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
+            return await read_all(response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
         finally:
-            await reply.close()
+            await response.aclose()
 
     async def stream(
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
         """Yield the text of a reply in pieces, as they come."""
-        reply = await self._send(CHAT, body, headers)
+        response = await self._open(CHAT, body, headers)
         try:
-            async with contextlib.aclosing(pieces_of(reply.response)) as chunks:
+            async with contextlib.aclosing(_pieces_of(response)) as chunks:
                 async for chunk in chunks:
                     yield decoder.feed(chunk)
                     if decoder.done:
+                        await self._end(chunks)
                         return
         finally:
-            await reply.close()
+            await response.aclose()
 
-    async def _send(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
-        """Return the reply with its body still unread; without a ``body`` it is a GET request."""
+    def secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
+        """Return the texts that no message may quote: the request and the keys."""
+        return (json.dumps(body, default=str), self._key(), *self._private)
+
+    async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
+        """Return the response, its body still unread; CallFailed if it is a failure. A redirect is one."""
+        raise NotImplementedError
+
+    async def _end(self, chunks: AsyncIterator[bytes]) -> None:
+        """Deal with what follows the end of a stream."""
+
+
+class OpenAITransport(Transport):
+    """Calls through a ready ``AsyncOpenAI`` (1.83 or newer), without its retries, and without following redirects.
+
+    A redirect would get the prompt and, with some versions, an Azure key.
+    """
+
+    def __init__(self, endpoint: Endpoint, on_headers: OnHeaders) -> None:
+        from openai import AsyncStream  # slow to import, so it is not left to a call with a time limit
+
+        self._client = endpoint.client
+        super().__init__(endpoint, str(self._client.base_url), lambda: str(self._client.api_key), on_headers)
+        self._headers = {**endpoint.headers, **_UNCOMPRESSED}
+        self._unread = AsyncStream[object]
+
+    async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
         send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
         failed: list[CallFailed] = []
@@ -158,17 +176,12 @@ class OpenAITransport:
             reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._unread)
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(_translated(error, self.secrets(body)))
-            if self._on_headers is not None and (refused := getattr(error, "response", None)) is not None:
+            if (refused := getattr(error, "response", None)) is not None:
                 self._on_headers(refused.headers.raw)
         if failed:  # raised here so that it has no context: the library's own exceptions quote the reply
             raise failed.pop()
-        if self._on_headers is not None:
-            self._on_headers(reply.response.headers.raw)
-        return reply
-
-    def secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
-        """Return the texts that no message may quote: the request and the key."""
-        return (json.dumps(body, default=str), str(self._client.api_key), *self._private)
+        self._on_headers(reply.response.headers.raw)
+        return reply.response
 
 
 def _cut(error: Exception) -> CallFailed:
