@@ -234,7 +234,7 @@ class PoolMember:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def attempt(self, call: MemberCall) -> tuple[ParsedReply, Completion]:
+    async def attempt(self, call: MemberCall) -> ParsedReply:
         """Make one call, once the endpoint's limits allow it; if cancelled before, it costs nothing.
 
         It is repeated if it was refused for something that can be left out, or cut before it answered.
@@ -272,7 +272,7 @@ class PoolMember:
             self._capabilities = capabilities.without(self._capabilities, failure) or self._capabilities
         return self._plan(call) != plan
 
-    async def _attempt_admitted(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
+    async def _attempt_admitted(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make one call, once the endpoint's limits allow it."""
         if not call.bills:
             call.started = time.perf_counter()
@@ -295,9 +295,7 @@ class PoolMember:
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(admitted, tokens, failure)
 
-    async def _attempt_or_fall_back(
-        self, call: MemberCall, plan: Plan, fallback: Plan
-    ) -> tuple[ParsedReply, Completion]:
+    async def _attempt_or_fall_back(self, call: MemberCall, plan: Plan, fallback: Plan) -> ParsedReply:
         """Try the plan, then its fallback if the service refuses this schema or cannot score texts."""
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
@@ -312,7 +310,7 @@ class PoolMember:
             self._unsupported.add(way)
         return await self._attempt(call, fallback)
 
-    async def _attempt(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
+    async def _attempt(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make a paid call, and if its structured reply is not valid and a second call is affordable, ask again."""
         try:
             return await self._pay(call, plan)
@@ -324,7 +322,7 @@ class PoolMember:
             except CallFailed as again:
                 raise error if again.failure.kind == "unavailable" else again from None
 
-    async def _pay(self, call: MemberCall, plan: Plan) -> tuple[ParsedReply, Completion]:
+    async def _pay(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make one paid call: reserved before and settled after, however it ends.
 
         If the whole room for thinking is not affordable, the call gets less.
@@ -345,7 +343,7 @@ class PoolMember:
         try:
             completion = await self._complete(call, request, paid_call)
             paid_call.usage = completion.usage
-            return plan.read(completion, self.endpoint.params), completion
+            return plan.read(completion, self.endpoint.params)
         except CallFailed as error:
             failure = error.failure
             paid_call.fail(error)

@@ -13,10 +13,9 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Reply
 from focalroute.endpoints.calls import CallContext, StreamSink, call_with_retries
 from focalroute.endpoints.capabilities import Capabilities
-from focalroute.endpoints.elicit import ParsedReply, Plan, needs_capabilities
+from focalroute.endpoints.elicit import Plan, needs_capabilities
 from focalroute.endpoints.hints import located
 from focalroute.endpoints.member import MemberCall, PoolMember
-from focalroute.endpoints.wire import Completion
 from focalroute.money.cost import Bill
 
 _USUAL_SHARE, _FEWEST = 0.75, 5  # the usual latency: this quantile of at least five calls
@@ -93,6 +92,7 @@ class RaceAllowance:
         return allowed
 
 
+@dataclass(eq=False)
 class RoundCalls:
     """Asks the members of one round.
 
@@ -111,27 +111,19 @@ class RoundCalls:
         closed: whether the pool was closed.
     """
 
-    def __init__(
-        self,
-        members: Sequence[PoolMember],
-        context: CallContext,
-        rules: Rules,
-        plan: Callable[[Capabilities], Plan],
-        controller: RoundController | None,
-        allowance: RaceAllowance,
-        closed: Callable[[], bool],
-    ) -> None:
-        self._members = members
-        self._context = context
-        self._rules = rules
-        self._plan = plan
-        self._controller = controller
-        self._allowance = allowance
-        self._closed = closed
+    _members: Sequence[PoolMember]
+    _context: CallContext
+    _rules: Rules
+    _plan: Callable[[Capabilities], Plan]
+    _controller: RoundController | None
+    _allowance: RaceAllowance
+    _closed: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._stream_sink: StreamSink | None = None  # where a member that was picked alone streams its reply
         self._asked: list[_AskedMember] = []
         self._wakeup: asyncio.Future[None] | None = None  # done when a member may have decided something
-        self._began_left_s = context.left_s
+        self._began_left_s = self._context.left_s
         self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked
         self._rescue_wait_s = math.inf  # and the next after this long again
         self._raced = False  # whether any member is raced
@@ -184,14 +176,14 @@ class RoundCalls:
     async def _ask(self, member: _AskedMember) -> None:
         call = member.call
         try:
-            answered = await call_with_retries(
+            parsed = await call_with_retries(
                 lambda: member.pool_member.attempt(call),
                 self._context,
                 self._rules.attempts,
                 closed=lambda: self._closed() or self._answer_begun or member.given_up,
                 worth=lambda wait_s: self._worth(member, wait_s),
             )
-            member.reply = _parsed(member, *answered)
+            member.reply = _reply(member, **vars(parsed))
             took_s = time.perf_counter() - member.call.silent_since
             self._context.slowest_s = max(self._context.slowest_s, took_s)
         except CallFailed as error:
@@ -406,25 +398,6 @@ class RoundCalls:
             reason = "another endpoint answered first" if member.call.outrun else "not needed any more"
             failure = why or Failure("cancelled", reason)
             member.reply = _reply(member, error=failure)
-
-
-def _parsed(member: _AskedMember, parsed: ParsedReply, completion: Completion) -> Reply:
-    return _reply(
-        member,
-        text=parsed.text,
-        choice=parsed.choice,
-        probabilities=parsed.probabilities,
-        method=parsed.method,
-        model=completion.model,
-        response_id=completion.id,
-        finish_reason=parsed.finish_reason,
-        tool_calls=parsed.tool_calls,
-        shares=parsed.shares,
-        samples=parsed.samples,
-        form=parsed.form,
-        reasoning=parsed.reasoning,
-        reasoning_details=parsed.reasoning_details,
-    )
 
 
 def _reply(member: _AskedMember, **rest: Any) -> Reply:

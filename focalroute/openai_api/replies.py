@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -32,42 +32,6 @@ def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
         "usage": _usage(answer),
         "focalroute": _extras(request, answer),
     }
-
-
-class Chunks:
-    """The events of a streamed reply, one line of JSON each.
-
-    Args:
-        name: the reply's id.
-        created: Unix time.
-    """
-
-    def __init__(self, request: ChatRequest, name: str, created: int) -> None:
-        self._request = request
-        self._head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": MODEL}
-
-    def role(self) -> str:
-        """Return the first event."""
-        return self._chunk({"role": "assistant", "content": ""})
-
-    def piece(self, text: str) -> str:
-        """Return an event with a piece of the text."""
-        return self._chunk({"content": text})
-
-    def end(self, answer: Answer) -> Iterator[str]:
-        """Yield the events after the text: tool calls, finish reason, cost and, if requested, usage."""
-        if answer.tool_calls:
-            calls = [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]
-            signed = {name: value for name, value in answer.message.items() if name not in ("role", "content")}
-            yield self._chunk({**signed, "tool_calls": calls})
-        yield self._chunk({}, finish_reason_of(answer), focalroute=_extras(self._request, answer))
-        if self._request.include_usage:
-            yield json.dumps({**self._head, "choices": [], "usage": _usage(answer)})
-
-    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **rest: Any) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        usage = {"usage": None} if self._request.include_usage else {}
-        return json.dumps({**self._head, "choices": [choice], **usage, **rest}, default=str)
 
 
 def model_list(created: int) -> dict[str, Any]:
@@ -107,15 +71,32 @@ class _Pieces(Protocol):
 
 
 async def events(request: ChatRequest, stream: _Pieces, first: str | None) -> AsyncGenerator[str]:
-    """Yield all events of a streamed reply; ``first`` is the answer's first piece, None: it has no text."""
-    chunks = Chunks(request, completion_id(stream.id), int(time.time()))
-    yield chunks.role()
+    """Yield all events of a streamed reply, each a line of JSON but the last.
+
+    Args:
+        first: the answer's first piece; None: it has no text.
+    """
+    name, created = completion_id(stream.id), int(time.time())
+    head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": MODEL}
+    usage = {"usage": None} if request.include_usage else {}
+
+    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **rest: Any) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return json.dumps({**head, "choices": [choice], **usage, **rest}, default=str)
+
+    yield chunk({"role": "assistant", "content": ""})
     piece = first
     while piece is not None:
-        yield chunks.piece(request.content_of(piece))
+        yield chunk({"content": request.content_of(piece)})
         piece = await stream.next_piece()
-    for event in chunks.end(stream.answer):
-        yield event
+    answer = stream.answer
+    if answer.tool_calls:
+        calls = [{"index": i, **call} for i, call in enumerate(answer.tool_calls)]
+        signed = {name: value for name, value in answer.message.items() if name not in ("role", "content")}
+        yield chunk({**signed, "tool_calls": calls})
+    yield chunk({}, finish_reason_of(answer), focalroute=_extras(request, answer))
+    if request.include_usage:
+        yield json.dumps({**head, "choices": [], "usage": _usage(answer)})
     yield DONE
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from focalroute.answers.json_schema import pointed_to
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.config import MOST_CHOICES
 from focalroute.core.errors import ConfigError
@@ -421,24 +422,14 @@ def _closed_format(schema: Mapping[str, Any]) -> AnswerFormat | None:
     if not set(schema) <= _OF_ITS_OBJECT or not isinstance(properties, dict) or len(properties) != 1:
         return None
     ((name, given),) = properties.items()
-    value = _resolved(schema, given)
+    given = as_object(given)
+    reference = given.get("$ref")
+    value = as_object(pointed_to(schema, reference)) if isinstance(reference, str) else given
     choices = _enum_choices(value)
     if choices is None or not name or required not in ([], [name]):
         return None
     described = value if given is value else {**value, **given}
     return AnswerFormat(choices, name, _meaning(name, described, schema))
-
-
-def _resolved(schema: Mapping[str, Any], given: Any) -> Mapping[str, Any]:
-    """Return a field's schema, or the schema in the same document that it refers to."""
-    field = as_object(given)
-    reference = field.get("$ref")
-    if not isinstance(reference, str):
-        return field
-    _, _, path = reference.partition("#/")
-    holder, _, name = path.partition("/")
-    found = schema.get(holder) if holder in ("$defs", "definitions") else None
-    return as_object(as_object(found).get(name))
 
 
 def _enum_choices(schema: Mapping[str, Any]) -> tuple[str, ...] | None:

@@ -58,9 +58,9 @@ _MORE = "555"  # appended, it changes any answer that goes on: 4, "4," (of 4,000
 _MOST_REPAIRED = 20_000  # characters of an invalid reply that is shown to its model again
 
 
-@dataclass(slots=True)  # a frozen one takes five times as long to make
+@dataclass  # a frozen one takes five times as long to make
 class ParsedReply:
-    """The answer read from a reply.
+    """The answer read from a reply; the fields are those of `Reply`.
 
     Attributes:
         text: the reply's text, of the first sample.
@@ -86,6 +86,8 @@ class ParsedReply:
     form: str | None = None
     reasoning: str | None = None
     reasoning_details: tuple[Mapping[str, Any], ...] = ()
+    model: str | None = None
+    response_id: str | None = None
 
 
 class NotValid(CallFailed):
@@ -133,7 +135,9 @@ class Plan:
         """
         parsed = self._read(completion, self.request.params_over(params or {}))
         reasoning = next((sample.reasoning for sample in completion.choices if sample.text == parsed.text), "")
-        return replace(parsed, reasoning=reasoning) if reasoning else parsed
+        parsed.reasoning = reasoning or None
+        parsed.model, parsed.response_id = completion.model, completion.id
+        return parsed
 
     def _read(self, completion: Completion, params: Mapping[str, Any]) -> ParsedReply:
         samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for
