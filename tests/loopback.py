@@ -165,4 +165,4 @@ def until_checked(ensemble: Ensemble) -> None:
     """Wait for the checks of what endpoints can do, which run, and are billed, beside an ask."""
     pools = filter(None, (ensemble._async._pool, ensemble._async._judge._pool))
     members = [member for pool in pools for member in pool._members]
-    until(lambda: not any(member._checks for member in members))
+    until(lambda: not any(len(checks) for member in members for checks in member._checks.all()))

@@ -31,17 +31,6 @@ from focalroute.core.spelling import did_you_mean
 if TYPE_CHECKING:
     from focalroute.core.records import Reply
 
-__all__ = [
-    "KINDS",
-    "AnswerKind",
-    "NormaliserFailed",
-    "candidate_key",
-    "normal_form",
-    "normaliser",
-    "reply_form",
-    "shown",
-]
-
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
 AnswerKind = str | Normaliser

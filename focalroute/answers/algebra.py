@@ -8,7 +8,7 @@ simplified.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
 from typing import NamedTuple
@@ -340,13 +340,8 @@ def _ordered(polynomial: Polynomial) -> list[tuple[Monomial, Fraction]]:
 
 
 def _sum_text(polynomial: Polynomial) -> str:
-    terms = [_term_text(monomial, coefficient) for monomial, coefficient in _ordered(polynomial)]
-    return "".join(_signed(terms))
-
-
-def _signed(terms: Iterable[str]) -> Iterable[str]:
-    for at, term in enumerate(terms):
-        yield term if term.startswith("-") or not at else f"+{term}"
+    terms = "+".join(_term_text(monomial, coefficient) for monomial, coefficient in _ordered(polynomial))
+    return terms.replace("+-", "-")
 
 
 def _term_text(monomial: Monomial, coefficient: Fraction) -> str:

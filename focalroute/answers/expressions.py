@@ -7,7 +7,7 @@ bounded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from math import comb, factorial
 from typing import TypeVar
@@ -81,13 +81,18 @@ class ExpressionParser:
 
     def _closed_at(self, opening: int) -> int:
         """Return the index of the token that closes the bracket at ``opening``."""
-        depth = 0
-        for at in range(opening, len(self._tokens)):
-            token = self._tokens[at]
-            depth += (token in OPENING) - (token in ENDING)
+        for at, _, depth in self._depths(opening, len(self._tokens)):
             if not depth:
                 return at
         raise NotMath
+
+    def _depths(self, begin: int, end: int) -> Iterator[tuple[int, str, int]]:
+        """Yield the index of each of these tokens, the token, and how many brackets are open after it."""
+        depth = 0
+        for at in range(begin, end):
+            token = self._tokens[at]
+            depth += (token in OPENING) - (token in ENDING)
+            yield at, token, depth
 
     # -- expressions -------------------------------------------------------------------------------------------------
 
@@ -150,10 +155,13 @@ class ExpressionParser:
         return base
 
     def _factorial(self, base: Quotient) -> Quotient:
-        n = constant_value(self._algebra.lowest(base))
-        if n is None or n.denominator > 1 or not 0 <= n <= _LARGEST_FACTORIAL:
+        return self._algebra.number(Fraction(factorial(self._whole(base, 0, _LARGEST_FACTORIAL))))
+
+    def _whole(self, value: Quotient, least: int, most: int) -> int:
+        number = constant_value(self._algebra.lowest(value))
+        if number is None or number.denominator > 1 or not least <= number <= most:
             raise NotMath
-        return self._algebra.number(Fraction(factorial(int(n))))
+        return int(number)
 
     def _base(self) -> Quotient:
         token = self._take()
@@ -214,7 +222,7 @@ class ExpressionParser:
         if name == "sqrt":
             degree = 2
             if self._skip("["):
-                degree = _whole(constant_value(self._algebra.lowest(self._nested(self._sum))), 2, 64)
+                degree = self._whole(self._nested(self._sum), 2, 64)
                 self._take("]")
             return self._algebra.root(self._nested(self._base), degree)
         over, under = self._nested(self._argument), self._nested(self._argument)
@@ -223,8 +231,7 @@ class ExpressionParser:
         return self._binomial(over, under)
 
     def _binomial(self, n: Quotient, k: Quotient) -> Quotient:
-        whole = [_whole(constant_value(self._algebra.lowest(value)), 0, 200) for value in (n, k)]
-        return self._algebra.number(Fraction(comb(*whole)))
+        return self._algebra.number(Fraction(comb(self._whole(n, 0, 200), self._whole(k, 0, 200))))
 
     def _argument(self) -> Quotient:
         """Parse the argument of a command: a group, or one digit or letter."""
@@ -269,7 +276,7 @@ class ExpressionParser:
             case "sqrt", [inside]:
                 return algebra.root(inside, 2)
             case "root", [degree, inside]:
-                return algebra.root(inside, _whole(constant_value(algebra.lowest(degree)), 2, 64))
+                return algebra.root(inside, self._whole(degree, 2, 64))
             case "pow", [base, exponent]:
                 return algebra.power(base, exponent)
             case "exp", [inside]:
@@ -293,9 +300,3 @@ def _split(name: str) -> Iterable[str]:
     if len(name) == 1 or set(name) <= _VARIABLES or (len(name) == 2 and name.casefold() not in _WORDS):
         return list(name)
     raise NotMath
-
-
-def _whole(value: Fraction | None, least: int, most: int) -> int:
-    if value is None or value.denominator > 1 or not least <= value <= most:
-        raise NotMath
-    return int(value)

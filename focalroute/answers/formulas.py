@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from focalroute.answers.algebra import NotMath, Quotient
-from focalroute.answers.expressions import ENDING, GREEK, LONGEST, OPENING, ExpressionParser
+from focalroute.answers.expressions import GREEK, LONGEST, OPENING, ExpressionParser
 from focalroute.answers.final import normalise_final
 from focalroute.answers.latex import select_formula, simplify_latex
 from focalroute.answers.numbers import write_number
@@ -91,13 +91,8 @@ class _StatementParser(ExpressionParser):
 
     def _stop(self, end: int) -> int:
         """Return the index where the current element ends."""
-        depth = 0
-        for at in range(self._at, end):
-            token = self._tokens[at]
-            depth += (token in OPENING) - (token in ENDING)
-            if not depth and token in _SEPARATING:
-                return at
-        return end
+        tokens = self._depths(self._at, end)
+        return next((at for at, token, depth in tokens if not depth and token in _SEPARATING), end)
 
     def _statement(self, stop: int) -> list[str]:
         """Parse an expression, equation or chain of inequalities."""
@@ -178,12 +173,7 @@ class _StatementParser(ExpressionParser):
             return False
         if self._tokens[opening] == "\\{":
             return True
-        depth = 0
-        for token in self._tokens[opening + 1 : closed]:
-            depth += (token in OPENING) - (token in ENDING)
-            if token in _SEPARATING and not depth:
-                return True
-        return False
+        return any(not depth and token in _SEPARATING for _, token, depth in self._depths(opening + 1, closed))
 
     def _bracketed(self) -> str:
         """Parse a tuple or an interval, keeping order and brackets."""

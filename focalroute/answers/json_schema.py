@@ -40,19 +40,14 @@ class _TooManySteps(Exception):
     """The check takes too many steps."""
 
 
-class _Steps:
-    """Counts the steps of one check."""
-
-    def __init__(self) -> None:
-        self._left = MAX_STEPS
-
-    def take(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise _TooManySteps
+#: The steps left to the check under way.
+_steps_left: ContextVar[int] = ContextVar("focalroute_schema_steps")
 
 
-_steps: ContextVar[_Steps] = ContextVar("focalroute_schema_steps")
+def _take_steps(count: int) -> None:
+    _steps_left.set(_steps_left.get() - count)
+    if _steps_left.get() < 0:
+        raise _TooManySteps
 
 
 def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
@@ -82,15 +77,13 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
     checks = bounded(_with_short_repr(undated), registry=referencing.Registry())
 
     def valid(value: object) -> bool:
-        token = _steps.set(_Steps())
+        token = _steps_left.set(MAX_STEPS)
         try:
             return bool(checks.is_valid(_with_short_repr(value)))
-        except (ArithmeticError, RecursionError, UnicodeError, _TooManySteps):
-            return False
-        except referencing.exceptions.Unresolvable:
+        except (ArithmeticError, RecursionError, UnicodeError, _TooManySteps, referencing.exceptions.Unresolvable):
             return False
         finally:
-            _steps.reset(token)
+            _steps_left.reset(token)
 
     return valid
 
@@ -136,7 +129,7 @@ def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Ex
 
 def _counted(keyword: Any, steps: int) -> Any:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        _steps.get().take(steps + _size(value) + _size(instance))
+        _take_steps(steps + _size(value) + _size(instance))
         yield from keyword(validator, value, instance, schema) or ()
 
     return counted
@@ -340,7 +333,7 @@ def _pattern(value: Any) -> tuple[str, list[tuple[str, object]], int]:
 def _matches(pattern: str, text: str) -> bool:
     compiled = _compiled(pattern)
     length = len(text) if text.isascii() else 4 * len(text)
-    _steps.get().take(length * compiled.programsize // _MATCHED_PER_STEP)
+    _take_steps(length * compiled.programsize // _MATCHED_PER_STEP)
     return compiled.search(text) is not None
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from focalroute.core.records import Failure
@@ -85,14 +86,12 @@ _SAME_S = 0.01  # a change of our own, read back from the store
 Clock = Callable[[], float]
 
 
+@dataclass(slots=True, eq=False)
 class InFlightCall:
     """A call under way: when it began, in the clock's time, and whether it was counted as failed already."""
 
-    __slots__ = ("began", "counted")
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.counted = False
+    began: float
+    counted: bool = False
 
 
 class Breaker:
@@ -238,17 +237,14 @@ class Breaker:
         bad, calls = self._history.bit_count(), self._calls
         if calls < _ENOUGH or bad < _BAD_SHARE * calls:
             return False
-        others_bad, others_calls = self._pool.others(self)
+        others = [breaker for breaker in self._pool.all if breaker is not self]
+        others_bad = sum(breaker._history.bit_count() for breaker in others)
+        others_calls = sum(breaker._calls for breaker in others)
         if not others_calls:
             return False
         both = (bad + others_bad) / (calls + others_calls)
         spread = math.sqrt(both * (1 - both) * (1 / calls + 1 / others_calls))
         return bad / calls - others_bad / others_calls > _SIGMAS * spread
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """The number of bad calls, and of calls, among the latest 64."""
-        return self._history.bit_count(), self._calls
 
     # -- ejection and return -----------------------------------------------------------------------------------------
 
@@ -327,11 +323,6 @@ class Breakers:
     def may_eject(self) -> bool:
         """Whether one more may be ejected."""
         return sum(not breaker.allows for breaker in self.all) < self._most_out
-
-    def others(self, one: Breaker) -> tuple[int, int]:
-        """Return the number of bad calls, and of calls, of all others."""
-        counts = [breaker.counts for breaker in self.all if breaker is not one]
-        return sum(bad for bad, _ in counts), sum(calls for _, calls in counts)
 
     def others_answer(self, one: Breaker, since: float) -> bool:
         """Whether calls to others that began later have been answered, and none of theirs is much too slow.

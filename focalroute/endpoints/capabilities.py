@@ -55,11 +55,11 @@ class Capabilities:
         thinks: whether the model thinks before it answers; learned from its replies.
     """
 
-    logprobs: bool
-    top_logprobs: int
-    n: bool
-    structured_choice: bool
-    stream_usage: bool
+    logprobs: bool = False
+    top_logprobs: int = 0
+    n: bool = False
+    structured_choice: bool = False
+    stream_usage: bool = False
     whole_choices: bool = False
     thinks: bool = False
 
@@ -79,13 +79,13 @@ class Capabilities:
 _DECLARED = tuple(field.name for field in dataclasses.fields(Capabilities) if field.name != "thinks")
 
 #: Plain replies only.
-NONE = Capabilities(logprobs=False, top_logprobs=0, n=False, structured_choice=False, stream_usage=False)
+NONE = Capabilities()
 
 #: Those of the best services.
 ALL = Capabilities(logprobs=True, top_logprobs=_MAX_TOP, n=True, structured_choice=True, stream_usage=True)
 
 #: Those with the most expensive plan: samples.
-DEAREST = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice=False, stream_usage=False)
+DEAREST = Capabilities(n=True)
 
 
 def declared(endpoint: Endpoint) -> Capabilities | None:
@@ -301,7 +301,7 @@ def refuses(failure: Failure) -> bool:
 def _measured(scored: Completion | None, sampled: Completion | None, held: Completion | None, top: int) -> Capabilities:
     """Return the capabilities that the replies show; a reply is None if its request was refused."""
     several = sampled is not None and len(sampled.choices) > 1
-    return Capabilities(*_scored(scored, top), several, _was_held(held), stream_usage=False)
+    return Capabilities(*_scored(scored, top), several, _was_held(held))
 
 
 def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:

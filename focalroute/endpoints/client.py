@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +15,13 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure, Usage
+from focalroute.endpoints import wire
 from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.transport import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport, Transport
-from focalroute.endpoints.wire import CapField, Completion, Request, decode_bytes, encode, parse_json
+from focalroute.endpoints.wire import CapField, Completion, Request
 from focalroute.endpoints.wire.fields import told_cost
 from focalroute.endpoints.wire.refusals import in_its_words
 from focalroute.endpoints.wire.stream import StreamDecoder
-from focalroute.endpoints.wire.texts import Embeddings, decode_embeddings, decode_scored, encode_scored, encode_texts
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -89,7 +90,6 @@ class EndpointClient:
         self.endpoint = endpoint
         self.quirks = Quirks(endpoint)
         self._on_headers = on_headers
-        self._transport: Transport | None = None
         self._clients = clients
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
@@ -112,22 +112,22 @@ class EndpointClient:
     async def _complete(self, request: Request, timeout_s: float | None) -> Completion:
         request, headers = self._with_params(request)
         scored = len(request.scored)
-        body = encode_scored(request, self.endpoint.model) if scored else self._body(request, self._ready().cap)
+        body = wire.encode_scored(request, self.endpoint.model) if scored else self._body(request, self._transport.cap)
         try:
             reply = await self._whole(COMPLETIONS if scored else CHAT, body, headers, timeout_s)
-            return decode_scored(reply, scored) if scored else decode_bytes(reply)
+            return wire.decode_scored(reply, scored) if scored else wire.decode_bytes(reply)
         except CallFailed as error:
             raise self._in_its_words(error, body) from None
 
-    async def embed(self, texts: Sequence[str]) -> Embeddings:
+    async def embed(self, texts: Sequence[str]) -> wire.Embeddings:
         """Ask once for the embeddings of some texts.
 
         Raises:
             CallFailed: they did not come back; the failure says why.
             ConfigError: as `complete`.
         """
-        body = encode_texts(texts, self.endpoint.model, self.endpoint.params)
-        return decode_embeddings(await self._whole(EMBEDDINGS, body, {}, None), len(texts))
+        body = wire.encode_texts(texts, self.endpoint.model, self.endpoint.params)
+        return wire.decode_embeddings(await self._whole(EMBEDDINGS, body, {}, None), len(texts))
 
     async def cost_of(self, generation: str) -> Decimal | None:
         """Look up a call's cost, USD, by the service's id of the call; None: it is not known, or not yet.
@@ -137,14 +137,14 @@ class EndpointClient:
         """
         try:
             async with asyncio.timeout(LOOKUP_S):
-                return told_cost(parse_json(await self._ready().read(f"/generation?id={generation}", None, {})))
+                return told_cost(wire.parse_json(await self._transport.read(f"/generation?id={generation}", None, {})))
         except TimeoutError:
             raise _timed_out() from None
 
     def _whole(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float | None
     ) -> Awaitable[bytearray]:
-        whole = self._ready().read(path, body, headers)
+        whole = self._transport.read(path, body, headers)
         return whole if timeout_s == math.inf else _within(timeout_s or self.endpoint.timeout_s, whole)
 
     async def stream(
@@ -177,7 +177,7 @@ class EndpointClient:
     async def _stream(
         self, request: Request, deadline: float, decoder: StreamDecoder
     ) -> AsyncGenerator[str | Completion, None]:
-        transport = self._ready()
+        transport = self._transport
         request, headers = self._with_params(replace(request, stream=True))
         body = self._body(request, transport.cap)
         pieces = transport.stream(body, headers, decoder)
@@ -200,19 +200,15 @@ class EndpointClient:
         """Add the service's own words to the failure of a successful response that reports an error."""
         if error.reported is None:
             return error
-        failure = in_its_words(error.failure, error.reported, self._ready().secrets(body))
+        failure = in_its_words(error.failure, error.reported, self._transport.secrets(body))
         return CallFailed(failure, error.usage, free=error.free)
 
     def prepare(self) -> None:
         """Load what the first call needs, outside any time limit."""
-        self._ready()
+        _ = self._transport
 
-    def _ready(self) -> Transport:
-        if self._transport is None:
-            self._transport = self._make_transport()
-        return self._transport
-
-    def _make_transport(self) -> Transport:
+    @functools.cached_property
+    def _transport(self) -> Transport:
         if self.endpoint.client is not None:
             return OpenAITransport(self.endpoint, self._on_headers)
         from focalroute.endpoints.http import Http
@@ -228,7 +224,7 @@ class EndpointClient:
         return replace(request, params=params), headers
 
     def _body(self, request: Request, cap: CapField) -> dict[str, Any]:
-        return self.quirks.fit(encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap))
+        return self.quirks.fit(wire.encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap))
 
 
 async def _within(seconds: float, whole: Awaitable[bytearray]) -> bytearray:

@@ -13,20 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from io import BytesIO
 from typing import Any
 
+import aiohttp
 import httpx
-from aiohttp import (
-    ClientConnectionError,
-    ClientConnectorError,
-    ClientError,
-    ClientHttpProxyError,
-    ClientProxyConnectionError,
-    ClientResponse,
-    ClientSession,
-    ClientTimeout,
-    ConnectionTimeoutError,
-    DummyCookieJar,
-    TCPConnector,
-)
 from aiohttp.connector import Connection
 from multidict import CIMultiDict
 from pydantic_core import to_json
@@ -79,7 +67,7 @@ class Http(Transport):
     """
 
     def __init__(
-        self, endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]], on_headers: OnHeaders
+        self, endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]], on_headers: OnHeaders
     ) -> None:
         if endpoint.base_url is None:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
@@ -171,14 +159,14 @@ def _by(client: httpx.AsyncClient) -> Sender:
 # -- aiohttp's connections ---------------------------------------------------------------------------------------------
 
 
-async def living() -> AsyncGenerator[ClientSession, None]:
+async def living() -> AsyncGenerator[aiohttp.ClientSession, None]:
     """Yield a session that lives as long as its loop: asyncio closes a loop's async generators when it ends."""
     files = most_files()  # half of them are for connections: without files left, not only calls fail
     most = _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
     connector = _Connector(limit=most, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
-    timeout = ClientTimeout(sock_connect=_CONNECT_S)
-    session = ClientSession(
-        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=DummyCookieJar(), trust_env=False
+    timeout, no_cookies = aiohttp.ClientTimeout(sock_connect=_CONNECT_S), aiohttp.DummyCookieJar()
+    session = aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=no_cookies, trust_env=False
     )
     try:
         yield session
@@ -186,7 +174,7 @@ async def living() -> AsyncGenerator[ClientSession, None]:
         await session.close()
 
 
-class _Connector(TCPConnector):
+class _Connector(aiohttp.TCPConnector):
     """Closes an idle connection on which more came than was asked for; the next call would take it for its reply."""
 
     async def connect(self, *request: Any, **settings: Any) -> Connection:
@@ -195,10 +183,10 @@ class _Connector(TCPConnector):
             if found.protocol is None or not found.protocol.should_close:
                 return found
             found.close()
-        raise ClientConnectionError  # what answers there sends before it is asked
+        raise aiohttp.ClientConnectionError  # what answers there sends before it is asked
 
 
-def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[ClientSession]]) -> Sender:
+def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]]) -> Sender:
     """Return what sends requests over the loop's session, unchanged; responses come in pieces, not decompressed."""
     own_tls = endpoint.verify is not True or endpoint.cert is not None
     tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else True  # True: the session's
@@ -217,13 +205,13 @@ def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[ClientSessio
                 proxy=proxy_url,
                 ssl=tls,
             )
-        except (ClientProxyConnectionError, ClientHttpProxyError) as error:
+        except (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError) as error:
             raise httpx.ProxyError(type(error).__name__) from error
-        except (ClientConnectorError, ConnectionTimeoutError) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise httpx.ConnectError(type(error).__name__) from error
-        except (ClientConnectionError, OSError) as error:
+        except (aiohttp.ClientConnectionError, OSError) as error:
             raise httpx.ReadError(type(error).__name__) from error
-        except (ClientError, ValueError) as error:
+        except (aiohttp.ClientError, ValueError) as error:
             raise httpx.RemoteProtocolError(type(error).__name__) from error
         return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
 
@@ -233,7 +221,7 @@ def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[ClientSessio
 class _Body(httpx.AsyncByteStream):
     """A response body as a stream."""
 
-    def __init__(self, response: ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -243,7 +231,7 @@ class _Body(httpx.AsyncByteStream):
         content = self._response.content
         try:
             piece = b"" if content.at_eof() else await content.readany()
-        except (ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             error.with_traceback(None)  # aiohttp's reader keeps the error, whose frames keep the reader: a cycle
             raise httpx.ReadError(type(error).__name__) from None
         if not piece:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, FocalrouteError
-from focalroute.core.event_loops import Background
+from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.records import Failure
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breaker
@@ -21,10 +20,9 @@ from focalroute.endpoints.capabilities import Capabilities, Needs
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import NotValid, ParsedReply, Plan
 from focalroute.endpoints.hints import host_of
-from focalroute.endpoints.paid_call import PaidCall, reserved
+from focalroute.endpoints.paid_call import PAID_CALL, PaidCall, Settlement, note_generation, reserved
 from focalroute.endpoints.quirks import Quirks, with_room
 from focalroute.endpoints.rate_limits import Health, Throttle
-from focalroute.endpoints.settlement import PAID_CALL, Settlement, note_generation
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import ROOM
@@ -92,7 +90,7 @@ class PoolMember:
         self._assumed = capabilities.override(endpoint, capabilities.ALL)  # until they are known
         if self._capabilities is not None and self._capabilities.thinks:
             self._quirks.thinks = True
-        self._checks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._checks = PerLoop(Background)
         self._check_at = -math.inf  # no check before this time (`time.monotonic`)
         self._trials = Background()
         self._lacks: dict[str, float] = {}  # features it reported to lack -> until when that is believed
@@ -123,25 +121,20 @@ class PoolMember:
 
     def _begin_check(self) -> None:
         """Check the capabilities in the background, one check at a time per loop, and not soon after a failure."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._checks and time.monotonic() >= self._check_at:
-            self._checks[loop] = loop.create_task(self._check_capabilities())
-            self._checks[loop].add_done_callback(self._on_checked)
-
-    def _on_checked(self, check: asyncio.Task[None]) -> None:
-        """Forget a check that ended, and its loop."""
-        del self._checks[check.get_loop()]
-        if check.cancelled() or check.exception() is not None:
-            self._check_at = time.monotonic() + _CHECK_PAUSE_S
+        checks = self._checks.here()
+        if not len(checks) and time.monotonic() >= self._check_at:
+            checks.start(self._check_capabilities())
 
     async def _check_capabilities(self) -> None:
-        while self._capabilities is None:
-            room = self._quirks.room
-            try:
-                self._capabilities = await self._measured_capabilities()
-            except CallFailed:
-                if self._quirks.room <= room:  # else the check is repeated with more room, reserved anew
-                    raise
+        with suppress(Exception):  # asks report what is wrong
+            while self._capabilities is None:
+                room = self._quirks.room
+                try:
+                    self._capabilities = await self._measured_capabilities()
+                except CallFailed:
+                    if self._quirks.room <= room:  # else the check is repeated with more room, reserved anew
+                        raise
+        self._check_at = time.monotonic() + _CHECK_PAUSE_S
 
     async def _measured_capabilities(self) -> Capabilities:
         async with self._reserved(with_room(capabilities.CHECK, 7 * self._quirks.room)) as paid_call:
@@ -224,11 +217,7 @@ class PoolMember:
 
     async def aclose(self) -> None:
         """Cancel this loop's background calls; a capability check gets a moment to end, as it is paid for."""
-        check = self._checks.get(asyncio.get_running_loop())
-        if check is not None:
-            await asyncio.wait([check], timeout=_CHECK_GRACE_S)
-            check.cancel()
-            await asyncio.gather(check, return_exceptions=True)
+        await self._checks.here().cancel(grace_s=_CHECK_GRACE_S)
         await self._trials.cancel()
         await self._settlement.aclose()
 

@@ -1,10 +1,13 @@
-"""Reserves the most a call can cost before it, and settles what it consumed after it."""
+"""Reserves the most a call can cost before it, settles what it consumed after it, and looks up what it did cost."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -13,8 +16,10 @@ from pydantic_core import to_json
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
+from focalroute.core.event_loops import Background
 from focalroute.core.records import Usage
 from focalroute.core.shapes import as_object, objects_in
+from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import AskBudget, HeldAmount
 from focalroute.money.cost import Bill, bill_of
@@ -93,7 +98,7 @@ class PaidCall:
             self._ask_budget.correct(self._row, bill)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def reserved(ask_budget: AskBudget, endpoint: Endpoint, request: Request) -> AsyncIterator[PaidCall | None]:
     """Reserve a call's cost and settle it, however the call ends; yields None if it is not affordable."""
     paid_call = await PaidCall.reserve(ask_budget, endpoint, request)
@@ -204,3 +209,57 @@ def _is_bounded(part: Mapping[str, Any]) -> bool:
     if kind == "input_audio":  # DashScope takes the address of audio of any length in place of its bytes
         return not any("://" in str(value) for value in as_object(part.get("input_audio")).values())
     return kind == "image_url" or kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str))
+
+
+# -- what broken calls cost --------------------------------------------------------------------------------------------
+
+_HEADER = b"x-generation-id"
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # anything else might change the address
+_WAITS_S = (1.0, 3.0, 10.0, 30.0, 120.0)
+_MOST_LOOKUPS = 100  # lookups under way; the estimates of further calls stand
+#: The running task's call.
+PAID_CALL: ContextVar[PaidCall | None] = ContextVar("paid_call", default=None)
+
+
+def note_generation(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Note the service's id of this task's call, if the response's headers have it."""
+    paid_call = PAID_CALL.get()
+    if paid_call is not None:
+        names = (value.decode("latin-1") for name, value in headers if name.lower() == _HEADER)
+        paid_call.generation = next(names, None)
+
+
+class Settlement:
+    """Looks up the costs of one endpoint's calls that broke off, in the background. Closing cancels unfinished lookups.
+
+    OpenRouter gives each call an id, in the header ``X-Generation-Id`` and in every piece of a stream
+    (https://openrouter.ai/docs/api-reference/streaming), and reports its cost by that id
+    (https://openrouter.ai/docs/api-reference/get-a-generation) some time later.
+
+    Attributes:
+        possible: whether its service reports costs afterwards.
+    """
+
+    def __init__(self, client: EndpointClient) -> None:
+        self.possible = client.endpoint.spoken == "openrouter"
+        self._client = client
+        self._lookups = Background()
+
+    def begin(self, paid_call: PaidCall) -> None:
+        """Look up the cost of a call whose bill is an estimate, if its service gave it an id."""
+        name = paid_call.generation or ""
+        if self.possible and paid_call.doubtful and _NAME.fullmatch(name) and len(self._lookups) < _MOST_LOOKUPS:
+            self._lookups.start(self._settle(paid_call, name))
+
+    async def _settle(self, paid_call: PaidCall, name: str) -> None:
+        for wait_s in _WAITS_S:
+            await asyncio.sleep(wait_s)
+            with contextlib.suppress(CallFailed):
+                cost = await self._client.cost_of(name)
+                if cost is not None:
+                    paid_call.correct(cost)
+                    return
+
+    async def aclose(self) -> None:
+        """Cancel the running loop's lookups."""
+        await self._lookups.cancel()

@@ -92,12 +92,12 @@ class Rolling:
 
 @dataclass(slots=True)
 class AdmittedCall:
-    """An admitted call: its start (monotonic), its gate, whether it tries out a pause, and its uses of the rates."""
+    """An admitted call: its start (monotonic), its gate, whether it tries out a pause, and its use of each rate."""
 
     started: float
     gate: _Gate
     trial: bool = False
-    uses: list[tuple[Rolling, list[float]]] = field(default_factory=list)
+    uses: Mapping[str, list[float]] = field(default_factory=dict)
 
 
 class _Gate:
@@ -141,10 +141,9 @@ class Throttle:
     def __init__(self, endpoint: Endpoint) -> None:
         self._most = math.inf if endpoint.max_concurrency is None else float(endpoint.max_concurrency)
         self.limit = self._most
-        self._requests = _rolling(endpoint.requests_per_minute)
-        self._tokens = _rolling(endpoint.tokens_per_minute)
-        self._rated = self._requests is not None or self._tokens is not None
-        self._lock = threading.Lock()  # of the two above; taken only where one is set
+        limits = {"requests": endpoint.requests_per_minute, "tokens": endpoint.tokens_per_minute}
+        self._rates = {name: Rolling(most) for name, most in limits.items() if most is not None}
+        self._lock = threading.Lock()  # of the rates; taken only where there are any
         self._paused_until = 0.0
         self._limited_until = 0.0  # until then the pause is for a rate limit, which no trial may break
         self._tried = False  # a trial of the pause is under way, or was told to retry later
@@ -158,7 +157,7 @@ class Throttle:
         now = time.monotonic()
         if self._paused_until > now or (self.limit < math.inf and self._crowded()):
             return False
-        if not self._rated:
+        if not self._rates:
             return True
         with self._lock:
             return self._earliest(1, now) <= now
@@ -189,13 +188,8 @@ class Throttle:
 
     def _earliest(self, tokens: float, now: float) -> float:
         """Return when a call of ``tokens`` may begin; the lock is held."""
-        return max(rate.earliest(amount, now) for rate, amount in self._uses(tokens))
-
-    def _uses(self, tokens: float) -> Iterable[tuple[Rolling, float]]:
-        if self._requests is not None:
-            yield self._requests, 1.0
-        if self._tokens is not None:
-            yield self._tokens, tokens
+        amounts = {"requests": 1.0, "tokens": tokens}
+        return max([rate.earliest(amounts[name], now) for name, rate in self._rates.items()])
 
     async def enter(self, tokens: float, within_s: float) -> AdmittedCall:
         """Wait until the call may begin; then `leave` must follow.
@@ -211,7 +205,7 @@ class Throttle:
         gate = self._gates.here()
         await gate.enter(self)
         admitted = AdmittedCall(time.monotonic(), gate)
-        if self._rated or self._paused_until > admitted.started:
+        if self._rates or self._paused_until > admitted.started:
             try:
                 await self._wait(admitted, tokens, until)
             except BaseException:
@@ -227,7 +221,7 @@ class Throttle:
             if self._paused_until >= until:
                 raise _limited(self._paused_until - now)
             await asyncio.sleep(min(self._paused_until - now, _LOOK_AGAIN_S))
-        if self._rated:
+        if self._rates:
             await self._use(admitted, tokens, now, until)
         admitted.started = time.monotonic()
 
@@ -236,23 +230,23 @@ class Throttle:
             when = self._earliest(tokens, now)
             if when >= until:
                 raise _limited(when - now)
-            admitted.uses = [(rate, rate.use(amount, when)) for rate, amount in self._uses(tokens)]
+            amounts = {"requests": 1.0, "tokens": tokens}
+            admitted.uses = {name: rate.use(amounts[name], when) for name, rate in self._rates.items()}
         try:
             await asyncio.sleep(when - now)
         except BaseException:
-            self._correct(admitted, dict.fromkeys((self._requests, self._tokens), 0.0))
+            self._correct(admitted, dict.fromkeys(admitted.uses, 0.0))
             raise
 
-    def _correct(self, admitted: AdmittedCall, real: Mapping[Rolling | None, float]) -> None:
+    def _correct(self, admitted: AdmittedCall, real: Mapping[str, float]) -> None:
         with self._lock:
-            for rate, entry in admitted.uses:
-                if rate in real:
-                    rate.correct(entry, real[rate])
+            for name in real.keys() & admitted.uses.keys():
+                self._rates[name].correct(admitted.uses[name], real[name])
 
     def leave(self, admitted: AdmittedCall, tokens: int | None, failure: Failure | None) -> None:
         """Register the end of a call, with the tokens it used (None: unknown) and its failure, if any."""
         if admitted.uses and tokens is not None:
-            self._correct(admitted, {self._tokens: float(tokens)})
+            self._correct(admitted, {"tokens": float(tokens)})
         if admitted.trial:
             self._tried = failure is not None and failure.retry_after_s is not None
         if failure is None:
@@ -293,10 +287,6 @@ class Throttle:
         seconds = pause_of(headers)
         if seconds:
             self.pause(seconds)
-
-
-def _rolling(most: int | None) -> Rolling | None:
-    return None if most is None else Rolling(float(most))
 
 
 def _limited(left_s: float) -> CallFailed:

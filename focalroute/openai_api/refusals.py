@@ -10,19 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from focalroute.core.errors import (
-    BudgetExceeded,
-    ConfigError,
-    DeadlineExceeded,
-    EnsembleClosed,
-    FeedbackError,
-    FocalrouteError,
-    PoolError,
-    StoreError,
-    StreamBroken,
-    UnknownAnswer,
-    field_of,
-)
+from focalroute.core import errors
 from focalroute.core.records import Reply
 
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
@@ -85,46 +73,46 @@ class Refused(Exception):
         return headers
 
 
-def refusal_of(error: FocalrouteError) -> Refused:
+def refusal_of(error: errors.FocalrouteError) -> Refused:
     """Map an error of the library to the response that a caller gets."""
     message = str(error)
     match error:
-        case BudgetExceeded():
+        case errors.BudgetExceeded():
             return _over_budget(error)
-        case DeadlineExceeded():
+        case errors.DeadlineExceeded():
             return Refused(504, message, "timeout_error", code="deadline_exceeded", again=False)
-        case PoolError():
+        case errors.PoolError():
             return _no_reply(message, error.replies)
-        case UnknownAnswer():
+        case errors.UnknownAnswer():
             return Refused(404, message, param="id", code="unknown_answer")
-        case EnsembleClosed(forked=False):
+        case errors.EnsembleClosed(forked=False):
             return Refused(503, message, "server_error", code="closing", retry_after_s=_RETRY_AFTER_S)
-        case StoreError():
+        case errors.StoreError():
             return Refused(503, message, "server_error", code="store_failed", retry_after_s=_RETRY_AFTER_S)
-        case FeedbackError():  # an unknown answer is one, too
+        case errors.FeedbackError():  # an unknown answer is one, too
             return _invalid(message)
-        case ConfigError() if error.field in _REQUEST_NAMES:  # else a setting, or an endpoint, is wrong
+        case errors.ConfigError() if error.field in _REQUEST_NAMES:  # else a setting, or an endpoint, is wrong
             return _invalid(message)
     return Refused(500, message, "server_error", code="internal_error", again=False)
 
 
-def public_refusal_of(error: FocalrouteError) -> Refused:
+def public_refusal_of(error: errors.FocalrouteError) -> Refused:
     """Map an error to the response that a stranger gets: without endpoints, addresses, accounts, keys and files."""
     refused = refusal_of(error)
-    reasons = _reasons(error.replies) if isinstance(error, PoolError) else ""
-    if isinstance(error, StreamBroken):
+    reasons = _reasons(error.replies) if isinstance(error, errors.PoolError) else ""
+    if isinstance(error, errors.StreamBroken):
         refused.message = "the answer broke off; ask again"
-    elif isinstance(error, BudgetExceeded) and not is_own(error):
+    elif isinstance(error, errors.BudgetExceeded) and not is_own(error):
         remedy = "ask its operator to raise it" if error.resets_at is None else f"try again at {error.resets_at}"
         refused.message = f"the server's budget has not enough left for this; lower max_tokens, or {remedy}"
-    elif isinstance(error, ConfigError) and error.private and refused.status < 500:
+    elif isinstance(error, errors.ConfigError) and error.private and refused.status < 500:
         refused.message = f"{refused.param}: this server is not set up for it; leave it out, or ask its operator"
     elif refused.code in _PUBLIC:
         refused.message = reasons or _PUBLIC[refused.code]
     return refused
 
 
-def is_own(error: BudgetExceeded) -> bool:
+def is_own(error: errors.BudgetExceeded) -> bool:
     """Whether the limit that was hit is one of the request or its key."""
     return error.name.startswith(_OWN_LIMITS)
 
@@ -147,13 +135,13 @@ def _reasons(replies: Sequence[Reply]) -> str:
 def _invalid(message: str) -> Refused:
     """Return a 400 with the field that the message names, by its name in the request."""
     message = message.removeprefix("params: ")
-    field = field_of(message)
+    field = errors.field_of(message)
     if field == "query":
         message = message.replace("query", "messages", 1)
     return Refused(400, message, param=_REQUEST_NAMES.get(field or "", field))
 
 
-def _over_budget(error: BudgetExceeded) -> Refused:
+def _over_budget(error: errors.BudgetExceeded) -> Refused:
     """Return a 429 if waiting helps, else a 402."""
     if error.resets_at is None:
         return Refused(402, str(error), "insufficient_quota", code="budget_exceeded", again=False)

@@ -123,10 +123,9 @@ class Callers:
 
         On an error, which is logged, the former keys stay. If the store failed, the file is tried again.
         """
-        if self._path is None:
-            return
         with self._reloading:  # else a reload that waits for the store would undo a later one
-            self._read_again(self._path, ensemble)
+            if self._path is not None:
+                self._read_again(self._path, ensemble)
 
     def _read_again(self, path: Path, ensemble: AsyncEnsemble) -> None:
         former, self._seen = self._seen, _stamp(path)
@@ -136,7 +135,8 @@ class Callers:
             callers = Callers(_read(path))
             if callers._limits != self._limits:
                 kept = {} if ensemble.budget is None else ensemble.budget.usd_per_tag
-                ensemble.limit_tags({tag: kept[tag] for tag in kept.keys() - self._limits.keys()} | callers._limits)
+                others = {tag: kept[tag] for tag in kept.keys() - self._limits.keys()}
+                ensemble.limit_tags({**others, **callers._limits})
         except (ConfigError, StoreError) as error:
             _log.error("the keys stay as they were: %s: %s", path, error)
             if isinstance(error, StoreError):
@@ -173,12 +173,8 @@ class Callers:
         return replace(budget, usd_per_tag={**budget.usd_per_tag, **self._limits})
 
     @property
-    def _limits(self) -> dict[str, Amount | Mapping[str, Amount]]:
-        return {
-            caller.tag: dict(caller.usd) if isinstance(caller.usd, Mapping) else caller.usd
-            for caller in self._all
-            if caller.usd is not None
-        }
+    def _limits(self) -> Mapping[str, Amount | Mapping[str, Amount]]:
+        return {caller.tag: caller.usd for caller in self._all if caller.usd is not None}
 
     def require_limits(self, budget: Budget | None) -> None:
         """Check that an ensemble with this budget keeps every caller's limit.
@@ -187,7 +183,7 @@ class Callers:
             ConfigError: it does not.
         """
         kept = {} if budget is None else budget.usd_per_tag
-        missing = [caller.name for caller in self._all if caller.usd is not None and kept.get(caller.tag) != caller.usd]
+        missing = [tag.removeprefix(_TAG) for tag, limit in self._limits.items() if kept.get(tag) != limit]
         if missing:
             raise ConfigError(
                 f"callers: the ensemble does not keep the limit of {', '.join(missing)}; "

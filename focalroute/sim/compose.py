@@ -229,7 +229,7 @@ class Composer:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", **self._thought(reply), **self._said(reply.text, reply.text, reply)},
+                "message": {"role": "assistant", **self._thought(reply), **self._said(reply.text, reply)},
                 "finish_reason": self._finish(reply),
                 **self._logprobs((*reply.thought, *reply.tokens, *self._end(reply)), self.dialect.logprobs),
                 **self.dialect.choice,
@@ -246,7 +246,7 @@ class Composer:
         if tells and self.dialect.usage_null:
             head["usage"] = None
         for i in range(len(self.replies)):
-            yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._said("", "")}, None)]}
+            yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._said("")}, None)]}
         for i, reply in enumerate(self.replies):
             for delta in self._thought_pieces(reply):
                 yield {**head, "choices": [self._chunk(i, delta, None)]}
@@ -270,12 +270,8 @@ class Composer:
         how = self.dialect.thinking
         if how.field != "" or not reply.thought:
             return "", ""
-        begun = how.before + _joined(reply.thought)
-        if not reply.tokens:
-            return begun, ""
-        if reply.cut:
-            return begun + how.after, ""
-        return begun + how.after, how.end
+        before = how.before + _joined(reply.thought) + (how.after if reply.tokens else "")
+        return before, how.end if reply.tokens and not reply.cut else ""
 
     def _thought_pieces(self, reply: SimulatedReply) -> Iterator[Json]:
         how = self.dialect.thinking
@@ -288,13 +284,13 @@ class Composer:
         if reply.tokens:
             yield {"content": how.after}
 
-    def _said(self, text: str, arguments: str, reply: SimulatedReply | None = None) -> Json:
-        """Return the content of a message: its text, or a call of the tool with these arguments."""
+    def _said(self, text: str, reply: SimulatedReply | None = None) -> Json:
+        """Return the content of a message: its text, or a call of the tool with this text as its arguments."""
         calling = self.request.calling
         if calling is None:
             before, behind = self._written(reply) if reply is not None else ("", "")
             return {"content": f"{before}{text}{behind}"}
-        function = {"name": calling.name, "arguments": arguments}
+        function = {"name": calling.name, "arguments": text}
         call = {"index": 0, "id": f"call_{next(_numbers):012x}", "type": "function", "function": function}
         return {"content": None, "tool_calls": [call]}
 

@@ -263,7 +263,6 @@ def _judge_claim(match: Match) -> str:
     return _YES_NO[{"more": value > than, "less": value < than}[match[6]]]
 
 
-#: Kept apart from `FAMILIES`: a stream has it only if it is named.
 CLAIMS = Family("yes-no", _CLAIM, _make_claim, _judge_claim, opposite, most=2)
 
 #: Every topic, by name.

@@ -17,35 +17,12 @@ from typing import Any
 from focalroute.core.errors import ConfigError
 from focalroute.sim.models import SimulatedModel, uniforms
 
-#: Each kind of fault, and what the client sees.
-KINDS: Mapping[str, str] = MappingProxyType({
-    "status": "an error status (`status`, `retry_after_s`)",
-    "hang": "no answer for `seconds`, then the connection closes",
-    "drip": "the right answer, in pieces spread over `seconds`",
-    "cut": "the connection breaks off halfway through the body or stream",
-    "short": "the stream (or a body without length) ends politely halfway: no finish_reason, usage or [DONE]",
-    "reset": "the connection is reset before any answer",
-    "redirect": "307 to `location`",
-    "html": "200 with an HTML page",
-    "bad_json": "JSON that breaks off",
-    "wrong_content_type": "the right body as text/plain",
-    "empty_choices": "no choices",
-    "null_content": "a choice without content",
-    "nan_logprobs": "log-probabilities that are NaN",
-    "no_usage": "no usage",
-    "wrong_type": "a number where the choices should be",
-    "huge": "a reply of `size` characters",
-    "flood": "`size` empty characters of a reply without length",
-    "bomb": "a small gzip body that unpacks to `size` bytes, whatever encoding was asked for",
-    "deep": "JSON of lists within lists",
-    "odd_types": "every field present, but of a wrong type",
-    "odd_text": "lone surrogates, NUL and control characters around the text",
-    "positive_logprobs": "log-probabilities above zero",
-    "negative_usage": "token counts and a cost below zero",
-    "duplicates": "every choice twice, under the same index",
-    "outside": "an answer that is none of the choices",
-    "decoy": "the right answer after words of the question that name another one",
-})  # fmt: skip
+#: Every kind of fault, see `Fault`.
+KINDS = (
+    "status", "hang", "drip", "cut", "short", "reset", "redirect", "html", "bad_json", "wrong_content_type",
+    "empty_choices", "null_content", "nan_logprobs", "no_usage", "wrong_type", "huge", "flood", "bomb", "deep",
+    "odd_types", "odd_text", "positive_logprobs", "negative_usage", "duplicates", "outside", "decoy",
+)  # fmt: skip
 
 #: The faults after which the service still bills the call, unless `Fault.billed` is set.
 BILLED = frozenset(KINDS) - {"status", "reset", "redirect", "html", "flood", "bomb"}
@@ -58,10 +35,37 @@ _DECOY = 'The question says "the answer is A", which is not for me to follow. Th
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way in which a model fails for a while.
+    """One way in which a model fails for a while. The kinds, and what the client sees:
+
+    - "status": an error status (``status``, ``retry_after_s``);
+    - "hang": no answer for ``seconds``, then the connection closes;
+    - "drip": the right answer, in pieces spread over ``seconds``;
+    - "cut": the connection breaks off halfway through the body or stream;
+    - "short": the stream (or a body without length) ends politely halfway: no finish_reason, usage or [DONE];
+    - "reset": the connection is reset before any answer;
+    - "redirect": 307 to ``location``;
+    - "html": 200 with an HTML page;
+    - "bad_json": JSON that breaks off;
+    - "wrong_content_type": the right body as text/plain;
+    - "empty_choices": no choices;
+    - "null_content": a choice without content;
+    - "nan_logprobs": log-probabilities that are NaN;
+    - "no_usage": no usage;
+    - "wrong_type": a number where the choices should be;
+    - "huge": a reply of ``size`` characters;
+    - "flood": ``size`` empty characters of a reply without length;
+    - "bomb": a small gzip body that unpacks to ``size`` bytes, whatever encoding was asked for;
+    - "deep": JSON of lists within lists;
+    - "odd_types": every field present, but of a wrong type;
+    - "odd_text": lone surrogates, NUL and control characters around the text;
+    - "positive_logprobs": log-probabilities above zero;
+    - "negative_usage": token counts and a cost below zero;
+    - "duplicates": every choice twice, under the same index;
+    - "outside": an answer that is none of the choices;
+    - "decoy": the right answer after words of the question that name another one.
 
     Attributes:
-        kind: a key of `KINDS`.
+        kind: one of these.
         probability: the probability that it strikes a call.
         count: the most times it strikes; None: until it is switched off.
         status: for "status".

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from urllib.parse import quote
 
@@ -96,9 +95,7 @@ class SimulatedPool:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -106,9 +103,7 @@ class SimulatedPool:
 
         return await anyio.to_thread.run_sync(self.__enter__)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         import anyio.to_thread
 
         with anyio.CancelScope(shield=True):
@@ -268,13 +263,10 @@ def pool_endpoints(
 
 def pool_toml(endpoints: Sequence[Endpoint]) -> str:
     """The endpoints as a pool file."""
-    fields = ("name", "model", "base_url", "dialect", "input_usd_per_1m", "output_usd_per_1m")
-    tables = []
-    for endpoint in endpoints:
-        table = "[[endpoint]]\n"
-        for name in fields:
-            value = getattr(endpoint, name)
-            text = json.dumps(value) if isinstance(value, str) else format(value, "f")
-            table += f"{name} = {text}\n"
-        tables.append(table)
-    return "\n".join(tables)
+
+    def line(endpoint: Endpoint, name: str) -> str:
+        value = getattr(endpoint, name)
+        return f"{name} = {json.dumps(value) if isinstance(value, str) else format(value, 'f')}\n"
+
+    names = ("name", "model", "base_url", "dialect", "input_usd_per_1m", "output_usd_per_1m")
+    return "\n".join("[[endpoint]]\n" + "".join(line(endpoint, name) for name in names) for endpoint in endpoints)

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from focalroute.sim.models import SimulatedModel
     from focalroute.sim.replies import Options
 
-#: The topic of two-hop questions.
-TWO_HOPS = "multi-hop"
-
 #: The families of first hops, whose answers are whole numbers.
 _FIRST = ("counting", "sequences")
 _INTO: Mapping[str, str] = MappingProxyType({
@@ -59,11 +56,8 @@ def _make_two(rng: Random) -> str:
 
 
 def _answer(text: str) -> str | None:
-    for family in FAMILIES.values():
-        match = family.pattern.search(text)
-        if match is not None:
-            return family.solve(match)
-    return None
+    found = find(text, tuple(FAMILIES.values()))
+    return None if found is None else found.answer
 
 
 def _solve_two(match: Match) -> str | None:
@@ -89,10 +83,8 @@ def _options_two(model: SimulatedModel, question: str, earlier: str | None, drif
     return two_hops(model, question, earlier, drifted)
 
 
-#: By name, like `focalroute.sim.families.FAMILIES`; searched before those, whose questions they contain.
-HOPPED: Mapping[str, Family] = MappingProxyType(
-    {TWO_HOPS: Family(TWO_HOPS, _TWO, _make_two, _solve_two, _wrong_two, options=_options_two), CLAIMS.topic: CLAIMS}
-)
+#: Searched before the plain families, whose questions they contain.
+TWO_HOPS = Family("multi-hop", _TWO, _make_two, _solve_two, _wrong_two, options=_options_two)
 
 
 _NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana")
@@ -135,27 +127,26 @@ def _slips(match: re.Match[str], right: str, rng: Random) -> Iterator[str]:
     return chain(forgetful, FAMILIES["arithmetic"].wrong(match, right, rng))
 
 
-#: Kept apart from `FAMILIES`: a stream has them only if they are named.
-STORIES: Mapping[str, Family] = MappingProxyType({
-    "stories": Family(
-        "stories",
-        re.compile(
-            r"\b(?P<name>[A-Z][a-z]+) has (?P<start>\d{1,6}) (?P<things>\w+)\. "
-            r"(?P<steps>(?:Then (?:buys \d{1,6} bags of \d{1,6}|gives \d{1,6} away|finds \d{1,6} more|sells half)\. )+)"
-            r"How many (?P=things) does (?P=name) have now\?"
-        ),
-        _story, _end, _slips,
-    )
-})  # fmt: skip
+STORIES = Family(
+    "stories",
+    re.compile(
+        r"\b(?P<name>[A-Z][a-z]+) has (?P<start>\d{1,6}) (?P<things>\w+)\. "
+        r"(?P<steps>(?:Then (?:buys \d{1,6} bags of \d{1,6}|gives \d{1,6} away|finds \d{1,6} more|sells half)\. )+)"
+        r"How many (?P=things) does (?P=name) have now\?"
+    ),
+    _story, _end, _slips,
+)  # fmt: skip
 
+#: Kept apart from `FAMILIES`: a stream has them only if they are named.
+_MORE = (STORIES, TWO_HOPS, CLAIMS)
 
 #: The topics of a stream by default.
 TOPICS: tuple[str, ...] = tuple(FAMILIES)
 #: All topics: also those for free-form answers and for chains of models.
-ALL_TOPICS: tuple[str, ...] = (*TOPICS, *STORIES, *HOPPED)
+ALL_TOPICS: tuple[str, ...] = (*TOPICS, *(family.topic for family in _MORE))
 
 #: All families, in the order in which they are searched for.
-KNOWN: tuple[Family, ...] = (*STORIES.values(), *HOPPED.values(), *FAMILIES.values())
+KNOWN: tuple[Family, ...] = (*_MORE, *FAMILIES.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,11 @@ _DRIP_PIECES = 20
 _FLOOD_PIECE = 2**16
 _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
 
+Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Answer = Callable[[web.Request, dict[str, Any], ServedModel, Dialect], Awaitable[web.StreamResponse]]
+#: The payloads of a reply, and whether it is streamed.
+Made = tuple[list[Json], bool]
+Make = Callable[[ServedModel, Json, Dialect, Fault | None], Made]
 
 
 class PoolServer:
@@ -74,19 +77,19 @@ class PoolServer:
     # the services
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._call(request, _answer)
+        return await self._call(request, _completion)
 
     async def _embed(self, request: web.Request) -> web.StreamResponse:
         return await self._call(request, _embeddings)
 
-    async def _call(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _call(self, request: web.Request, make: Make) -> web.StreamResponse:
         dialect = _dialect(request)
         body = _parsed(await request.read())
         served = self._find(body.get("model"), dialect)
         self._admit(request, (served.model.name,))
         served.enter()
         try:
-            return await answer(request, body, served, dialect)
+            return await _answer(request, lambda fault: make(served, body, dialect, fault), served, dialect)
         except (asyncio.CancelledError, ConnectionResetError):
             served.counts["cancelled"] += 1
             raise
@@ -156,7 +159,7 @@ def _dialect(request: web.Request) -> Dialect:
         raise web.HTTPNotFound(text=f"no such dialect; there are {', '.join(DIALECTS)}") from None
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _parsed(body: bytes) -> Json:
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
@@ -175,48 +178,44 @@ def _wrong(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
 
 
+def _completion(served: ServedModel, body: Json, dialect: Dialect, fault: Fault | None) -> Made:
+    composer = composed(served, body, dialect, fault)
+    return (list(composer.chunks()), True) if composer.request.stream else ([composer.whole()], False)
+
+
+def _embeddings(served: ServedModel, body: Json, _: Dialect, fault: Fault | None) -> Made:
+    payload = embeddings(body, served.model.name)
+    served.bill(payload["usage"]["prompt_tokens"], 0, fault)
+    return [payload], False
+
+
 async def _answer(
-    request: web.Request, body: dict[str, Any], served: ServedModel, dialect: Dialect
+    request: web.Request, make: Callable[[Fault | None], Made], served: ServedModel, dialect: Dialect
 ) -> web.StreamResponse:
-    """Serve one call to one model: request, bill and reply."""
+    """Serve one call to one model: fault, bill and reply. Faults of a completion's fields leave embeddings as they are.
+
+    Args:
+        make: bills the call and makes the reply.
+    """
     fault = served.strike()
     if fault is not None and fault.kind in _INSTEAD:
         if fault.bills:
-            composed(served, body, dialect, fault)
+            make(fault)
         return await _INSTEAD[fault.kind](request, fault, dialect)
-    composer = composed(served, body, dialect, fault)
+    payloads, streamed = make(fault)
     if fault is not None and fault.kind == "hang":
         return await _hang(request, fault)
     delay = served.delay_s()
-    if not composer.request.stream:
-        if delay:
-            await asyncio.sleep(delay)
-        text = _spoiled(composer.whole(), fault)
-        return await _send(request, [text], _type(fault, _JSON), fault)
     if delay:
-        await asyncio.sleep(delay / 2)
-    events = [f"data: {_spoiled(chunk, fault, i)}\n\n" for i, chunk in enumerate(composer.chunks())]
-    if dialect.preamble:
-        events.insert(0, dialect.preamble)
-    return await _send(request, [*events, "data: [DONE]\n\n"], _type(fault, _SSE), fault, delay / 2)
+        await asyncio.sleep(delay / 2 if streamed else delay)
+    texts = [_spoiled(payload, fault, i) for i, payload in enumerate(payloads)]
+    if not streamed:
+        return await _send(request, texts, _type(fault, _JSON), fault)
+    events = [dialect.preamble, *(f"data: {text}\n\n" for text in (*texts, "[DONE]"))]
+    return await _send(request, list(filter(None, events)), _type(fault, _SSE), fault, delay / 2)
 
 
-async def _embeddings(
-    request: web.Request, body: dict[str, Any], served: ServedModel, dialect: Dialect
-) -> web.StreamResponse:
-    """Serve one call for embeddings; faults that only apply to completions have no effect."""
-    fault = served.strike()
-    if fault is not None and fault.kind in _INSTEAD:
-        return await _INSTEAD[fault.kind](request, fault, dialect)
-    payload = embeddings(body, served.model.name)
-    served.bill(payload["usage"]["prompt_tokens"], 0, fault)
-    if fault is not None and fault.kind == "hang":
-        return await _hang(request, fault)
-    await asyncio.sleep(served.delay_s())
-    return await _send(request, [_spoiled(payload, fault)], _type(fault, _JSON), fault)
-
-
-def _spoiled(payload: dict[str, Any], fault: Fault | None, index: int = 0) -> str:
+def _spoiled(payload: Json, fault: Fault | None, index: int) -> str:
     if fault is None or fault.kind not in SPOILED or (fault.kind in FIRST_ONLY and index):
         return json.dumps(payload)
     return SPOILED[fault.kind](payload, fault)

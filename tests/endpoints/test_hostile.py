@@ -84,7 +84,7 @@ def members(pool: SimulatedPool, kind: str) -> list[Endpoint]:
 
 def test_every_fault_has_its_outcome() -> None:
     """A fault that is added to the simulator is added here."""
-    assert OUTCOMES.keys() == KINDS.keys()
+    assert OUTCOMES.keys() == set(KINDS)
 
 
 def check(answer: Answer, kind: str) -> None:

@@ -19,9 +19,8 @@ from focalroute.endpoints.capabilities import NONE, Capabilities, declared
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.elicit.probabilities import choice_probabilities, write_out_choices
 from focalroute.endpoints.paid_call import upper_bound
-from focalroute.endpoints.wire import Request
+from focalroute.endpoints.wire import Request, decode_scored, encode_scored
 from focalroute.endpoints.wire.fields import Token
-from focalroute.endpoints.wire.texts import decode_scored, encode_scored
 from focalroute.money.cost import cost_of
 from focalroute.serving.query import make_query
 from tests.loopback import Server, completion, json_reply, serving

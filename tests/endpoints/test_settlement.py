@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import AsyncEnsemble, Budget, Endpoint, Ensemble, PoolError
-from focalroute.endpoints import settlement
+from focalroute.endpoints import paid_call
 from focalroute.endpoints.wire.fields import told_cost
 from focalroute.store.base import LedgerSum
 from focalroute.store.sqlite.store import SqliteStore
@@ -67,7 +67,7 @@ class Gateway:
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
-    monkeypatch.setattr(settlement, "_WAITS_S", (0.01, 0.02, 0.03, 0.04))
+    monkeypatch.setattr(paid_call, "_WAITS_S", (0.01, 0.02, 0.03, 0.04))
     return Gateway()
 
 
@@ -202,7 +202,7 @@ def test_a_lookup_that_hangs_is_made_again(
 def test_the_lookups_under_way_are_bounded(
     gateway: Gateway, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "_MOST", 2)
+    monkeypatch.setattr(paid_call, "_MOST_LOOKUPS", 2)
     gateway.held.set()
     with Ensemble([endpoint(server)], store=tmp_path / "s.db", budget=Budget(usd_total=1), **SETTINGS) as ensemble:
         break_off(ensemble)

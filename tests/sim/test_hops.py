@@ -15,7 +15,7 @@ from focalroute.core.records import Query, Reply
 from focalroute.endpoints.elicit.messages import transfer
 from focalroute.sim import ALL_TOPICS, TOPICS, Question, SimulatedModel, SimulatedPool, generate, solve, stream
 from focalroute.sim.prompt import read_prompt
-from focalroute.sim.questions import HOPPED
+from focalroute.sim.questions import TWO_HOPS
 from focalroute.sim.replies import Options, options
 from tests.sim.conftest import Client
 
@@ -57,7 +57,7 @@ def accuracy(pool: Client, model: str, topic: str, shown: Callable[[Question], s
 
 
 def test_a_family_of_one_s_own_says_what_may_be_replied_whatever_its_name() -> None:
-    family = replace(HOPPED["multi-hop"], options=lambda *_: Options(("Both.",), (1.0,), 0, ""))
+    family = replace(TWO_HOPS, options=lambda *_: Options(("Both.",), (1.0,), 0, ""))
     prompt = read_prompt(KNOWN[0][0], (family,))
     assert options(PLAIN, prompt, None, drifted=False).spoken == ("Both.",)
 

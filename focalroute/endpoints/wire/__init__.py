@@ -12,18 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from focalroute.core.config import Dialect
-from focalroute.core.records import Usage
+from focalroute.core.errors import CallFailed
+from focalroute.core.records import Failure, Usage
 from focalroute.core.shapes import as_object, objects_in, read_json
-from focalroute.endpoints.wire.fields import (
-    Token,
-    answer_tokens,
-    content_of,
-    protocol_error,
-    reported_error,
-    text_of,
-    tokens_of,
-    usage_of,
-)
+from focalroute.endpoints.wire import fields
 from focalroute.endpoints.wire.thinking import begins_thinking, split_thinking, thinking_of
 
 CapField = Literal["max_tokens", "max_completion_tokens"]
@@ -87,7 +79,7 @@ class CompletionChoice:
 
     text: str
     finish_reason: str | None
-    tokens: tuple[Token, ...] | None
+    tokens: tuple[fields.Token, ...] | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     reasoning: str = field(default="", repr=False)
     unopened: bool = False
@@ -168,11 +160,11 @@ def decode_bytes(body: bytes | bytearray) -> Completion:
 def parse_json(body: bytes | bytearray) -> object:
     """Parse a reply's body in bounded time and memory; CallFailed if it is not JSON or has too many parts."""
     if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
-        raise protocol_error("the reply has too many parts")
+        raise fields.protocol_error("the reply has too many parts")
     try:
         return read_json(body)
     except (ValueError, RecursionError):
-        raise protocol_error(f"the reply {_what_it_is(body)}") from None
+        raise fields.protocol_error(f"the reply {_what_it_is(body)}") from None
 
 
 def _what_it_is(body: bytes | bytearray) -> str:
@@ -194,13 +186,13 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
         CallFailed: it is not an object, or reports an error instead.
     """
     if not isinstance(payload, dict):
-        raise protocol_error("the reply is not a JSON object")
+        raise fields.protocol_error("the reply is not a JSON object")
     counts = payload.get("usage")
     if not generates and isinstance(counts, dict):
         counts = {**counts, "completion_tokens": counts.get("completion_tokens") or 0}
-    usage, held = usage_of(counts), payload.get(content)
+    usage, held = fields.usage_of(counts), payload.get(content)
     if payload.get("error") is not None and not held:
-        raise reported_error(payload["error"], usage)
+        raise fields.reported_error(payload["error"], usage)
     return payload, held, usage
 
 
@@ -212,30 +204,121 @@ def decode(payload: object) -> Completion:
     """
     payload, choices, usage = open_reply(payload, "choices")
     if not isinstance(choices, list) or not choices:
-        raise protocol_error("the reply has no choices", usage)
+        raise fields.protocol_error("the reply has no choices", usage)
     if len(choices) > MAX_CHOICES:
-        raise protocol_error("the reply has too many choices", usage)
-    return Completion(
-        tuple(_choice(c, usage) for c in choices), usage, text_of(payload.get("model")), text_of(payload.get("id"))
-    )
+        raise fields.protocol_error("the reply has too many choices", usage)
+    return _completion(payload, [_choice(choice, usage) for choice in choices], usage)
+
+
+def _completion(payload: Mapping[str, Any], choices: Sequence[CompletionChoice], usage: Usage | None) -> Completion:
+    return Completion(tuple(choices), usage, fields.text_of(payload.get("model")), fields.text_of(payload.get("id")))
 
 
 def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     choice = as_object(choice)
     message = choice.get("message")
     if not isinstance(message, dict):
-        raise protocol_error("a choice has no message", usage)
+        raise fields.protocol_error("a choice has no message", usage)
     if choice.get("finish_reason") == "error":
-        raise reported_error(choice.get("error"), usage)
-    text = content_of(message.get("content"))
+        raise fields.reported_error(choice.get("error"), usage)
+    text = fields.content_of(message.get("content"))
     if text is None:
-        raise protocol_error("a message's content is not text", usage)
+        raise fields.protocol_error("a message's content is not text", usage)
     calls = tuple(objects_in(message.get("tool_calls")))
     unopened = begins_thinking(text)
     within, text = split_thinking(text)
-    reasoning, tokens = thinking_of(message) or within, tokens_of(choice.get("logprobs"))
+    reasoning, tokens = thinking_of(message) or within, fields.tokens_of(choice.get("logprobs"))
     if reasoning and tokens:
-        tokens = answer_tokens(tokens, text)
-    finished = "refusal" if message.get("refusal") and not text else text_of(choice.get("finish_reason"))
+        tokens = fields.answer_tokens(tokens, text)
+    finished = "refusal" if message.get("refusal") and not text else fields.text_of(choice.get("finish_reason"))
     details = tuple(objects_in(message.get("reasoning_details")))
     return CompletionChoice(text, finished, tokens, calls, reasoning, unopened, details)
+
+
+# -- requests about texts: their embeddings, and their log-likelihoods -------------------------------------------------
+
+#: Bounds on the length of a vector, and on its numbers.
+_MOST_NUMBERS = 2**16
+_LARGEST = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector for each text, all of one length. ``usage`` is None where none (credible) came back."""
+
+    vectors: tuple[Sequence[float], ...] = field(repr=False)
+    usage: Usage | None
+
+
+def encode_texts(texts: Sequence[str], model: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON body of a request for embeddings, with ``params`` such as ``dimensions``."""
+    return {**params, "model": model, "input": list(texts)}
+
+
+def decode_embeddings(body: bytes | bytearray, count: int) -> Embeddings:
+    """Return the vectors of ``count`` texts, in their order.
+
+    Raises:
+        CallFailed: the body is not JSON, or has another number of embeddings; ``.usage`` is kept if it could be read.
+    """
+    _, data, usage = open_reply(parse_json(body), "data", generates=False)
+    if not isinstance(data, list) or len(data) != count:
+        raise fields.protocol_error("the reply does not have an embedding for each text", usage)
+    vectors: dict[int, Sequence[float]] = {}
+    for place, item in enumerate(data):
+        item = as_object(item)
+        index = item.get("index", place)
+        if type(index) is not int or not _is_vector(item.get("embedding")):
+            raise fields.protocol_error("an embedding is not a list of finite numbers", usage)
+        vectors[index] = item["embedding"]
+    if vectors.keys() != set(range(count)) or len({len(vector) for vector in vectors.values()}) > 1:
+        raise fields.protocol_error("the embeddings do not fit the texts, or each other", usage)
+    return Embeddings(tuple(vectors[index] for index in range(count)), usage)
+
+
+def _is_vector(value: object) -> bool:
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_NUMBERS:
+        return False
+    return all(type(x) in (int, float) and -_LARGEST < x < _LARGEST for x in value)  # which NaN is not
+
+
+_GENERATING = frozenset(
+    ("max_tokens", "max_completion_tokens", "n", "top_logprobs", "response_format", "structured_outputs", "tools",
+     "tool_choice")
+)  # fmt: skip
+
+
+def encode_scored(request: Request, model: str) -> dict[str, Any]:
+    """Return the JSON body that asks for the log-probabilities of every token of ``request.scored``.
+
+    Parameters for generation are left out, as nothing is generated.
+    """
+    params = {name: value for name, value in request.params.items() if name not in _GENERATING}
+    asked = {"prompt": list(request.scored), "max_tokens": 0, "echo": True, "logprobs": 1}
+    return {**params, "model": model, **asked}
+
+
+def decode_scored(body: bytes | bytearray, count: int) -> Completion:
+    """Return the texts as they came back, in the order they were sent, without the first token of each.
+
+    Raises:
+        CallFailed: the body is not JSON, or ("unusable") not about these texts; ``.usage`` is kept if it could be read.
+    """
+    payload, choices, usage = open_reply(parse_json(body), "choices", generates=False)
+    if not isinstance(choices, list) or len(choices) != count:
+        raise _about_something_else("the reply does not have a completion for each text", usage)
+    found: dict[int, CompletionChoice] = {}
+    for place, item in enumerate(choices):
+        item = as_object(item)
+        index, text = item.get("index", place), fields.text_of(item.get("text"))
+        if type(index) is not int or text is None:
+            raise _about_something_else("a completion has no text", usage)
+        tokens = fields.echoed_tokens(item.get("logprobs"))
+        found[index] = CompletionChoice(text, fields.text_of(item.get("finish_reason")), tokens)
+    if found.keys() != set(range(count)):
+        raise _about_something_else("the completions do not fit the texts", usage)
+    return _completion(payload, [found[index] for index in range(count)], usage)
+
+
+def _about_something_else(message: str, usage: Usage | None) -> CallFailed:
+    return CallFailed(Failure("unusable", message), usage)

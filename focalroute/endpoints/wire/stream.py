@@ -11,17 +11,7 @@ from typing import Any
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.core.shapes import as_object, objects_in
-from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice
-from focalroute.endpoints.wire.fields import (
-    answer_tokens,
-    content_of,
-    count_of,
-    protocol_error,
-    reported_error,
-    text_of,
-    tokens_of,
-    usage_of,
-)
+from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice, fields
 from focalroute.endpoints.wire.thinking import ThinkingSplitter, joined_details, split_thinking, thinking_of
 
 _MAX_LINE = 2**20
@@ -99,7 +89,8 @@ class StreamDecoder:
             if not named_error:
                 raise self._failed("a stream event is not JSON") from None
         if named_error:
-            raise reported_error(payload.get("error", payload) if isinstance(payload, dict) else data, self.usage)
+            error = payload.get("error", payload) if isinstance(payload, dict) else data
+            raise fields.reported_error(error, self.usage)
         return self.event(payload)
 
     def event(self, payload: object) -> str:
@@ -110,11 +101,11 @@ class StreamDecoder:
         """
         if not isinstance(payload, dict):
             raise self._failed("a stream event is not a JSON object")
-        self.usage = usage_of(payload.get("usage")) or self.usage
+        self.usage = fields.usage_of(payload.get("usage")) or self.usage
         if payload.get("error") is not None:
-            raise reported_error(payload["error"], self.usage)
-        self._model = self._model or text_of(payload.get("model"))
-        self.id = self.id or text_of(payload.get("id"))
+            raise fields.reported_error(payload["error"], self.usage)
+        self._model = self._model or fields.text_of(payload.get("model"))
+        self.id = self.id or fields.text_of(payload.get("id"))
         choices = payload.get("choices")
         if choices is not None and not isinstance(choices, list):
             raise self._failed("a stream event's choices are not a list")
@@ -124,12 +115,12 @@ class StreamDecoder:
         delta = choice.get("delta", choice.get("message")) if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(delta, dict | None):
             raise self._failed("a stream choice is not an object")
-        index = count_of(choice.get("index") or 0)
-        text = content_of((delta or {}).get("content"))
+        index = fields.count_of(choice.get("index") or 0)
+        text = fields.content_of((delta or {}).get("content"))
         if text is None or index is None or index >= MAX_CHOICES:
             raise self._failed("a stream choice has no readable text")
         if choice.get("finish_reason") == "error":
-            raise reported_error(choice.get("error"), self.usage)
+            raise fields.reported_error(choice.get("error"), self.usage)
         if index not in self._parts:
             self._parts[index] = _Part(ThinkingSplitter(unopened=self._unopened))
         text = self._parts[index].add(text, choice, delta or {})
@@ -162,7 +153,7 @@ class StreamDecoder:
         return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self.id)
 
     def _failed(self, message: str) -> CallFailed:
-        return protocol_error(message, self.usage)
+        return fields.protocol_error(message, self.usage)
 
 
 class _Part:
@@ -186,7 +177,7 @@ class _Part:
         self._thoughts.append(thinking_of(delta))
         self._details += objects_in(delta.get("reasoning_details"))
         self._refused = self._refused or bool(delta.get("refusal"))
-        self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
+        self.finish_reason = fields.text_of(choice.get("finish_reason")) or self.finish_reason
         content = as_object(choice.get("logprobs")).get("content")
         if isinstance(content, list) and self._entries is not None:
             self._entries += content
@@ -205,7 +196,7 @@ class _Part:
         Some services (Gemini) give no index, or all calls the same, so a new id with a name begins a new call. A new id
         alone does not, as others (vLLM) give every piece its own.
         """
-        index, function = count_of(call.get("index") or 0), as_object(call.get("function"))
+        index, function = fields.count_of(call.get("index") or 0), as_object(call.get("function"))
         if index is None:
             return
         place = self._places.get(index)
@@ -216,18 +207,18 @@ class _Part:
         for known, new in ((whole, {**call, "function": None}), (whole["function"], function)):
             known.update((name, value) for name, value in new.items() if value and not known.get(name))
         arguments = function.get("arguments")
-        text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
+        text = json.dumps(arguments) if isinstance(arguments, dict) else fields.text_of(arguments)
         self._arguments.setdefault(place, []).append(text or "")
 
     def whole(self) -> CompletionChoice:
-        tokens = tokens_of({"content": self._entries}) if self._entries else None
+        tokens = fields.tokens_of({"content": self._entries}) if self._entries else None
         for place, call in self._calls.items():
             call["function"]["arguments"] = "".join(self._arguments[place])
         calls = tuple(self._calls[place] for place in sorted(self._calls))
         within, text = split_thinking("".join(self._texts))
         reasoning = "".join(self._thoughts) or self._splitter.thinking or within
         if reasoning and tokens:
-            tokens = answer_tokens(tokens, text)
+            tokens = fields.answer_tokens(tokens, text)
         finished = "refusal" if self._refused and not text else self.finish_reason
         details = joined_details(self._details)
         return CompletionChoice(text, finished, tokens, calls, reasoning, within != "", details)

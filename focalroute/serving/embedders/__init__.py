@@ -18,9 +18,8 @@ from focalroute.core.records import F32, Failure, Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.paid_call import reserved
 from focalroute.endpoints.rate_limits import Throttle
-from focalroute.endpoints.wire import Request
+from focalroute.endpoints.wire import Embeddings, Request
 from focalroute.endpoints.wire.fields import protocol_error
-from focalroute.endpoints.wire.texts import Embeddings
 from focalroute.money.budget import AskBudget
 from focalroute.observe.features import unit_vector
 from focalroute.serving.embedders.onnx import OnnxEmbedder
