@@ -53,13 +53,13 @@ class Health:
 
 
 class Rolling:
-    """Counts uses exactly, over a rolling minute: no 60 seconds hold more than ``most``.
+    """Counts uses exactly, over a rolling minute: no 60 seconds hold more than ``most``, which may be changed.
 
     A single use larger than ``most`` waits until it is the only one.
     """
 
     def __init__(self, most: float) -> None:
-        self._most = most
+        self.most = most
         self._uses: deque[list[float]] = deque()  # [when, how much], in order; a use may lie in the future
         self._total = 0.0
 
@@ -67,7 +67,7 @@ class Rolling:
         """Return when this amount may be used."""
         while self._uses and self._uses[0][0] <= now - _MINUTE_S:
             self._total -= self._uses.popleft()[1]
-        over = self._total + amount - self._most
+        over = self._total + amount - self.most
         when = max(now, self._uses[-1][0]) if self._uses else now
         for used_at, used in self._uses:
             if over <= 0:
@@ -300,13 +300,12 @@ def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -
     Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds (Together), or Unix time in seconds or milliseconds
     (OpenRouter). Values that cannot be read count as 0.
     """
-    limits: dict[str, str] | None = None
-    for name, value in headers:
-        if name[:12].lower() == b"x-ratelimit-" and len(value) <= _LONGEST_VALUE:
-            if limits is None:
-                limits = {}
-            limits[name[12:].decode("latin-1").lower()] = value.decode("latin-1").strip()
-    if limits is None:
+    limits = {
+        name[12:].decode("latin-1").lower(): value.decode("latin-1").strip()
+        for name, value in headers
+        if name[:12].lower() == b"x-ratelimit-" and len(value) <= _LONGEST_VALUE
+    }
+    if not limits:
         return 0.0
     spent = [
         name.removeprefix("remaining")

@@ -11,9 +11,10 @@ import json
 import logging
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,13 +22,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, FocalrouteError, PoolError
 from focalroute.core.receipts import Answer
 from focalroute.core.services import is_loopback
+from focalroute.endpoints.rate_limits import Rolling
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
 from focalroute.openai_api.replies import DONE, completion, events, feedback_taken, model, model_list
@@ -46,7 +48,6 @@ _MOST_BODY_BYTES = 256 * 2**20  # for all requests under way; parsing takes seve
 _BODY_S = 30.0  # for a body to arrive
 _PIECE_S = 60.0  # for a client to take a piece of a stream
 _MOST_ASKS = 1000  # under way at a time; more are refused
-_MINUTE_S = 60.0
 _GONE = 499  # the client went away; only metrics see it
 _BY_CALLERS = (ConfigError, FeedbackError)
 
@@ -68,7 +69,7 @@ class Service:
         self._under_way: Counter[str] = Counter()  # asks, by the caller's name
         self._body_bytes = 0  # of all requests under way
         self._reader = ThreadPoolExecutor(1, "focalroute-body")
-        self._recent: dict[tuple[str, str], deque[float]] = {}  # start times in the last minute, by kind and caller
+        self._rates: dict[tuple[str, str], Rolling] = {}  # requests in the last minute, by kind and caller
 
     def app(self) -> Starlette:
         """Make the application."""
@@ -251,14 +252,13 @@ class Service:
         """Count a caller's request against its rate for this kind; raises Refused beyond it."""
         if caller.requests_per_minute is None:
             return
-        recent, now = self._recent.setdefault((kind, caller.name), deque()), time.monotonic()
-        while recent and recent[0] <= now - _MINUTE_S:
-            recent.popleft()
-        if len(recent) >= caller.requests_per_minute:
+        rate, now = self._rates.setdefault((kind, caller.name), Rolling(0)), time.monotonic()
+        rate.most = caller.requests_per_minute  # which the file of keys may change
+        wait_s = rate.earliest(1, now) - now
+        if wait_s > 0:
             message = f"this key may make {caller.requests_per_minute} {kind} per minute; try again later"
-            wait_s = recent[0] + _MINUTE_S - now
             raise Refused(429, message, "rate_limit_error", code="too_many_requests", retry_after_s=wait_s)
-        recent.append(now)
+        rate.use(1, now)
 
     async def _streamed(self, request: Request, chat: ChatRequest, name: str, began: float) -> Response:
         """A response that begins with the first piece: an error before it still gets its own HTTP status."""
@@ -276,9 +276,10 @@ class Service:
         self._under_way[name] -= 1
         self._metrics.end(time.perf_counter() - began)
         if isinstance(error, PoolError):
-            self._metrics.failed(error.replies, name)
+            cost = sum((reply.cost or Decimal(0) for reply in error.replies), Decimal(0))
+            self._metrics.called(error.replies, cost, name)
         elif answer is not None and not answer.cached:  # a cached answer's calls were counted before
-            self._metrics.receipt(answer.receipt, name)
+            self._metrics.called(answer.receipt.calls, answer.receipt.cost, name)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -307,7 +308,7 @@ class Service:
         return _json({"status": "ok"})
 
 
-class _EventStream(Response):
+class _EventStream(StreamingResponse):
     """An answer as server-sent events, until it ends or the client goes away.
 
     Args:
@@ -324,45 +325,37 @@ class _EventStream(Response):
     ) -> None:
         name = completion_id(stream.id)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "x-request-id": name}  # nginx would buffer
-        super().__init__(media_type="text/event-stream", headers=headers)
-        del self.headers["content-length"]
-        self._chat = chat
+        self._lines = self._lines_of(chat, stream, first)
+        super().__init__(self._lines, headers=headers, media_type="text/event-stream")
         self._stream = stream
-        self._first = first
         self._ended = ended
         self._answer: Answer | None = None
         self._error: BaseException | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the answer ends or the client is gone."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_PIECE_S):
+                await send(message)
+
         try:
             with contextlib.suppress(ClientDisconnect, OSError):  # a client that stops reading counts as gone
-                await _while_connected(receive, self._send(send))
+                await _while_connected(receive, self.stream_response(send_in_time))
         finally:
             self._ended(self._answer, self._error)
+            await self._lines.aclose()
             await self._stream.aclose()
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with contextlib.aclosing(self._events()) as events:
-            async for event in events:
-                async with asyncio.timeout(_PIECE_S):
-                    await _send_part(send, f"data: {event}\n\n".encode())
-        await _send_part(send, b"", more=False)
-
-    async def _events(self) -> AsyncGenerator[str]:
+    async def _lines_of(self, chat: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
         try:
-            async for event in events(self._chat, self._stream, self._first):
+            async for event in events(chat, stream, first):
                 if event == DONE:
-                    self._answer = self._stream.answer
-                yield event
+                    self._answer = stream.answer
+                yield f"data: {event}\n\n"
         except Exception as error:  # noqa: BLE001 - the caller gets it as a response
             self._error = error
-            yield json.dumps(_refusal(error).body)
-
-
-async def _send_part(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+            yield f"data: {json.dumps(_refusal(error).body)}\n\n"
 
 
 async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:

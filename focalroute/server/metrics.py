@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from decimal import Decimal
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from focalroute.core.receipts import Call, Receipt
+from focalroute.core.receipts import Call
 from focalroute.core.records import Reply
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -54,15 +54,8 @@ class Metrics:
         """Count a request that was answered."""
         self._requests.labels(path, str(status)).inc()
 
-    def receipt(self, receipt: Receipt, caller: str) -> None:
-        """Count the calls of an answered ask."""
-        self._called(receipt.calls, receipt.cost, caller)
-
-    def failed(self, replies: Sequence[Reply], caller: str) -> None:
-        """Count the calls of a failed ask, which may still have cost money."""
-        self._called(replies, sum((reply.cost or Decimal(0) for reply in replies), Decimal(0)), caller)
-
-    def _called(self, calls: Iterable[Call | Reply], cost: Decimal | None, caller: str) -> None:
+    def called(self, calls: Iterable[Call | Reply], cost: Decimal | None, caller: str) -> None:
+        """Count the calls of an ask; those of a failed one may have cost money, too."""
         self._cost.labels(caller).inc(float(cost or 0))
         for call in calls:
             self._calls.labels(call.endpoint, "ok" if call.error is None else call.error.kind).inc()
