@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from focalroute.core.records import F64
 from focalroute.learn.gate import WIDTH, Nets, evidence, judge
 from focalroute.learn.trajectory import Episode
 from focalroute.learn.update_report import Comparison
-from focalroute.policy.bundle import read_file
+from focalroute.policy.bundle import arrays_in, read_file
 from focalroute.policy.publish import lock_folder, replace_file
 from focalroute.policy.slot import CHALLENGER_SHARE
 
@@ -121,14 +120,14 @@ def read_trial(root: str | Path, champion: int, challenger: int | None) -> Trial
     if not path.exists():
         return Trial(champion, challenger)
     try:
-        with np.load(io.BytesIO(read_file(path, path.parent)), allow_pickle=False) as arrays:
-            meta = json.loads(str(arrays["meta"]))
-            tried, watched = (
-                Counted(tuple(arrays[f"{name}.ids"].tolist()), arrays[f"{name}.values"].reshape(-1, WIDTH))
-                for name in ("tried", "watched")
-            )
-            found = Trial(**{**meta, "record": tuple(meta["record"])}, tried=tried, watched=watched)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, PolicyError) as error:
+        arrays = arrays_in(path, read_file(path, path.parent))
+        meta = json.loads(str(arrays["meta"]))
+        tried, watched = (
+            Counted(tuple(arrays[f"{name}.ids"].tolist()), arrays[f"{name}.values"].reshape(-1, WIDTH))
+            for name in ("tried", "watched")
+        )
+        found = Trial(**{**meta, "record": tuple(meta["record"])}, tried=tried, watched=watched)
+    except (ValueError, KeyError, TypeError, RecursionError, PolicyError) as error:
         _log.warning("%s: cannot be read, the trial begins anew: %s", path, error)
         return Trial(champion, challenger)
     if found.champion != champion:

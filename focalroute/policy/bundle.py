@@ -349,7 +349,11 @@ def _renamed(value: Any) -> Any:
 
 
 def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    data = verified(path.parent, path.name, manifest)
+    return arrays_in(path, verified(path.parent, path.name, manifest))
+
+
+def arrays_in(path: Path, data: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file with this content; PolicyError if it is damaged, or unpacks to very much."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             unpacked = sum(member.file_size for member in arrays.zip.infolist())

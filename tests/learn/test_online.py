@@ -144,6 +144,14 @@ def test_a_learned_policy_goes_on_trial_and_is_published_once_significantly_bett
     assert entry["gate"]["gain"] == final.comparison.gain
 
 
+def test_a_trial_that_unpacks_to_very_much_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is that of a bundle's arrays, lowered here to be met sooner."""
+    write_trial(tmp_path, Trial(1, 2, parent=0))
+    assert read_trial(tmp_path, 1, 2).parent == 0
+    monkeypatch.setattr("focalroute.policy.bundle._MAX_UNPACKED", 100)
+    assert read_trial(tmp_path, 1, 2).parent is None
+
+
 def test_a_challenger_that_is_worse_goes_and_another_one_comes(store: Store, tmp_path: Path) -> None:
     """A Decider that is made to pick at random."""
     good = learned(4, 0)
