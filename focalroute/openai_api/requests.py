@@ -135,6 +135,7 @@ class _Chat(BaseModel):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

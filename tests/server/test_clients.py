@@ -150,6 +150,7 @@ def test_parameters_reach_the_endpoints_and_a_cut_reply_is_said_to_be(client: op
         temperature=0,
         seed=7,
         user="somebody",
+        modalities=["text"],
     )
     assert got.choices[0].finish_reason == "length"
 

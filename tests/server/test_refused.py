@@ -56,6 +56,7 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [call_of("add")], "tool_choice": call_of("sub")}, "tool_choice", "not among the tools"),
         ({"service_tier": "priority"}, "service_tier", "'auto' or 'default'"),
+        ({"modalities": ["text", "audio"]}, "modalities.1", "'text'"),
         ({"web_search_options": {}}, "web_search_options", "unknown field"),
         ({"choices": ["a", "b"]}, "choices", 'put it into the object "focalroute"'),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
