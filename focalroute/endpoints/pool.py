@@ -24,6 +24,7 @@ from focalroute.endpoints.paid_call import unbounded, unknown_param, upper_bound
 from focalroute.endpoints.rate_limits import Health
 from focalroute.endpoints.round import RaceAllowance, RoundCalls, RoundController, Rules
 from focalroute.money.budget import AskBudget, BudgetGuard
+from focalroute.store.accounts import AHEAD_S
 from focalroute.store.base import HealthRow, Store
 
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply of unbounded length: a budget needs a bound
@@ -109,8 +110,10 @@ class Pool:
         now, clock = time.time(), time.monotonic()
         for key, member in zip(self._keys, self._members, strict=True):
             row = stored.result().get(key)
-            left_s = None if row is None or row.open_until is None else row.open_until - now
-            if row is not None and (left_s is None or left_s > -_STALE_S):
+            if row is None or row.changed_at > now + AHEAD_S:  # from a wrong clock; it would be the newest till then
+                continue
+            left_s = None if row.open_until is None else row.open_until - now
+            if left_s is None or left_s > -_STALE_S:
                 member.breaker.on_remote_change(left_s, row.ejections, clock - (now - row.changed_at))
 
     async def upper_bounds(self, query: Query, ask_budget: AskBudget) -> tuple[Decimal, ...] | None:

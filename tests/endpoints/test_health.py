@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, Budget, Endpoint, Ensemble
+from focalroute.endpoints.capabilities import key
+from focalroute.store import open_store
+from focalroute.store.base import HealthRow
 from tests.loopback import Server, completion, json_reply, serving, until
 from tests.policies import ask_the_cheapest
 
@@ -107,6 +111,15 @@ def test_every_process_on_the_store_knows_which_endpoints_are_out_and_back(
         calls = service.calls["first"]
         until(lambda: asked(ask(other)[0]) == ["first"])
         assert service.calls["first"] <= calls + 2  # at most a probe of its own, and the ask
+
+
+def test_a_state_from_a_clock_far_ahead_is_not_taken_over(settings: dict[str, Any]) -> None:
+    """It would be the newest until then, and keep the endpoint out."""
+    ahead = time.time() + 3600
+    with closing(open_store(settings["store"])) as store:
+        store.write(HealthRow(key(settings["endpoints"][0]), ahead + 30, 1, ahead)).result(10)
+    with Ensemble(**settings) as ensemble:
+        assert asked(ask(ensemble)[0]) == ["first"]
 
 
 def test_the_last_endpoint_is_never_out(service: Service, settings: dict[str, Any]) -> None:
