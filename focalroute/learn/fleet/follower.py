@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from focalroute.core.errors import ConfigError, FocalrouteError, StoreError
+from focalroute.core.errors import ConfigError, FocalrouteError, PolicyError, StoreError
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
@@ -27,11 +27,10 @@ _log = logging.getLogger("focalroute")
 def fetch(store: Store, policy: str | Path | Baseline | None) -> None:
     """Write the fleet's current policy to the folder; do nothing without a fleet, a folder or such a policy.
 
-    Raises:
-        PolicyError: it fails a check or cannot be written.
+    If it cannot be read, fails a check or cannot be written, the folder's policy serves; the `Follower` says why.
     """
     if is_shared(store) and policy is not None and not isinstance(policy, Baseline):
-        with suppress(StoreError):  # without Redis, the folder's policy serves
+        with suppress(StoreError, PolicyError):
             version, files = _files(store)
             if files:
                 install(policy, version, files)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from focalroute import Endpoint, Ensemble
 from focalroute.cli.app import app
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import Usage
@@ -241,6 +242,17 @@ def test_a_worker_starts_with_the_fleets_policy_or_without_redis_with_its_last_o
     store.close()
     fetch(store, tmp_path / "worker")
     assert bundle.load(tmp_path / "worker").version == 1
+
+
+def test_a_version_that_is_damaged_in_redis_keeps_no_worker_from_starting(
+    where: str, store: RedisStore, start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    FleetLearner(store, start=start, every=10**6).step()
+    store.run(lambda connection: connection.command("HSET", connection.keys["bundles"], "1/decider.onnx", b"x"))
+    pool = [Endpoint("a", model="m", base_url="http://127.0.0.1:9/v1")]
+    with Ensemble(pool, store=where, policy=tmp_path / "worker") as ensemble:
+        assert ensemble.stats().policy_version == 0
+        until(lambda: "version 1 of the fleet's policy: " in caplog.text)
 
 
 def test_a_bundle_of_other_files_is_not_installed(start: Path, tmp_path: Path) -> None:
