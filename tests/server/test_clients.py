@@ -17,7 +17,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall, ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel, Field
 
-from tests.server.running import ask
+from focalroute.sim import SimulatedPool
+from tests.server.running import ask, served
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 17 + 25?"}]
 ADD: ChatCompletionToolParam = {
@@ -156,18 +157,19 @@ def test_parameters_reach_the_endpoints_and_a_cut_reply_is_said_to_be(client: op
 
 
 @pytest.mark.parametrize("usage", [False, True])
-def test_a_stream_arrives_piece_by_piece(client: openai.OpenAI, usage: bool) -> None:
+def test_a_stream_arrives_piece_by_piece(pool: SimulatedPool, usage: bool) -> None:
     options: Any = {"stream_options": {"include_usage": True}} if usage else {}
-    body = {"focalroute": {"combine": "pick"}}
-    chunks = list(
-        client.chat.completions.create(
-            model="focalroute",
-            messages=[{"role": "user", "content": "What is 17 + 25? Think aloud."}],
-            stream=True,
-            extra_body=body,
-            **options,
+    one = pool.endpoints[:1]  # of several, the picked reply may be whole before it is picked
+    with served(one, local_only=True) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="unused") as client:
+        chunks = list(
+            client.chat.completions.create(
+                model="focalroute",
+                messages=[{"role": "user", "content": "What is 17 + 25? Think aloud."}],
+                stream=True,
+                extra_body={"focalroute": {"combine": "pick"}},
+                **options,
+            )
         )
-    )
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
