@@ -195,9 +195,9 @@ class PolicyGradient:
             cost_ratio = paid / everything if everything else 0.0
             worths.append(played.worth)
             points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price, alone))
-        # If no two answers can be compared, a gain of the nets on few queries is often luck. One endpoint by the text
-        # trades right answers for cost only by its own estimate, which is shrunk.
-        gain = np.where(comparable | np.array([point.alone for point in points]), -1.0, 1.0)
+        # If no two answers can be compared, asking more endpoints makes none more accurate, so the nets have to show
+        # that they are. One endpoint by the text trades right answers for cost by its own estimate, which is shrunk.
+        gain = np.where(comparable | np.array([point.alone for point in points]), -1.0, 0.0)
         cost = np.array([point.cost_ratio for point in points])
         served = [GRID[at] for at in kept(np.stack(worths), cost, gain)]
         return tuple(replace(point, served=min(w for w in served if w >= point.cost_weight)) for point in points)
