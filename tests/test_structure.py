@@ -25,7 +25,7 @@ ENGINES = {
     "tokenizers": {"serving/embedders/onnx.py"},
     "openai": {"endpoints/transport.py", "serving/in_process.py"},
     "sqlite3": {"store/sqlite/database.py"},
-    "httpx": {"core/tls.py", "endpoints/http.py", "money/prices.py"},
+    "httpx": {"core/network.py", "endpoints/http.py", "money/prices.py"},
     "tomlkit": {"money/prices.py"},
     "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
     "tenacity": {"endpoints/calls.py"},

@@ -186,7 +186,7 @@ def _check_tls(endpoint: Endpoint) -> None:
     """Read the endpoint's certificate files now rather than at the first ask; ConfigError if one cannot be read."""
     if endpoint.verify is True and endpoint.cert is None:
         return
-    from focalroute.core.tls import tls_context
+    from focalroute.core.network import tls_context
 
     with locating(f"endpoints: {endpoint.name}"):
         tls_context(endpoint.verify, endpoint.cert)

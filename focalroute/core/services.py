@@ -7,7 +7,7 @@ instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -146,7 +146,10 @@ def service_within(host: str) -> str | None:
     >>> service_within("api.together.ai"), service_within("nottogether.ai")
     ('together', None)
     """
-    return next((name for name, one in SERVICES.items() if is_within(host, one.domains)), None)
+    for name, one in SERVICES.items():
+        if any(host == domain or host.endswith("." + domain) for domain in one.domains):
+            return name
+    return None
 
 
 def is_loopback(host: str) -> bool:
@@ -159,15 +162,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def is_within(host: str, domains: Iterable[str]) -> bool:
-    """Whether a host is one of these domains, or within one of them.
-
-    >>> is_within("api.together.ai", ["together.xyz", "together.ai"]), is_within("nottogether.ai", ["together.ai"])
-    (True, False)
-    """
-    return any(host == domain or host.endswith("." + domain) for domain in domains)
 
 
 def thinks(model: str) -> bool:

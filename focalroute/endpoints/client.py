@@ -39,7 +39,7 @@ class HttpClients:
     @staticmethod
     def load() -> None:
         """Import what the first call needs, which would otherwise delay that call and block its event loop."""
-        from focalroute.core.tls import tls_context
+        from focalroute.core.network import tls_context
         from focalroute.endpoints import http  # noqa: F401
 
         with contextlib.suppress(ConfigError):  # a call that needs certificates reports it

@@ -23,9 +23,8 @@ from yarl import URL
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.files import most_files
-from focalroute.core.proxies import proxy_of
+from focalroute.core.network import proxy_of, tls_context
 from focalroute.core.records import Failure
-from focalroute.core.tls import tls_context
 from focalroute.endpoints.transport import (
     CHAT,
     COMPLETIONS,

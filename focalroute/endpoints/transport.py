@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
-from focalroute.core.services import is_within
+from focalroute.core.services import service_within
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField
 from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import refusal_of
@@ -29,7 +29,6 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embedding
 #: Most bytes read of an error or of a lookup.
 MAX_ERROR_BYTES = 64 * 1024
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}  # so that reading is bounded by what is sent
-_OPENAI_HOSTS = ("openai.com", "azure.com")
 #: Exceptions of httpx and httpx2 that are raised before anything is sent.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
 
@@ -113,7 +112,7 @@ class Transport:
     """
 
     def __init__(self, endpoint: Endpoint, base_url: str, key: Callable[[], str], on_headers: OnHeaders) -> None:
-        of_openai = is_within(urlsplit(base_url).hostname or "", _OPENAI_HOSTS)
+        of_openai = service_within(urlsplit(base_url).hostname or "") == "openai"
         self.cap: CapField = "max_completion_tokens" if of_openai else "max_tokens"
         self._key = key
         self._private = [value.removeprefix("Bearer ") for value in endpoint.headers.values()]

@@ -25,7 +25,6 @@ from focalroute.core.config import Dialect, Endpoint, Price
 from focalroute.core.dollars import told_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.event_loops import DaemonThreads
-from focalroute.core.proxies import proxy_of
 from focalroute.core.services import service_at
 from focalroute.core.shapes import as_object, objects_in
 from focalroute.money.price_library import installed, look_up
@@ -161,7 +160,7 @@ async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: f
     """Download the response body in bounded time and memory; NotListed if that fails."""
     import httpx
 
-    from focalroute.core.tls import tls_context
+    from focalroute.core.network import proxy_of, tls_context
 
     body, url = bytearray(), f"{endpoint.base_url}/models"
     unpacked = {**headers, "Accept-Encoding": "identity"}  # a compressed body may unpack to any size
