@@ -74,9 +74,7 @@ def import_(
 
     files: dict[str, list[str]] = {}
     for text in samples:
-        model, _, file = text.partition("=")
-        if not (model and file):
-            raise ConfigError(f"samples: {text!r}: give MODEL=FILE, such as llama-3-8b=samples_gpqa.jsonl")
+        model, file = _pair("samples", text, "MODEL=FILE, such as llama-3-8b=samples_gpqa.jsonl")
         files.setdefault(model, []).append(file)
     found = import_samples(files, out, skip_bad_rows=skip_bad_rows)
     if as_json:
@@ -93,11 +91,17 @@ def import_(
 def _columns(given: Sequence[str]) -> Mapping[str, str]:
     columns = {}
     for text in given:
-        name, _, column = text.partition("=")
-        if not (name and column):
-            raise ConfigError(f"column: {text!r}: give FIELD=COLUMN, such as label=answer")
+        name, column = _pair("column", text, "FIELD=COLUMN, such as label=answer")
         columns[name.strip()] = column.strip()
     return columns
+
+
+def _pair(field: str, text: str, wanted: str) -> tuple[str, str]:
+    """Split a pair at its equals sign; ConfigError if either side is empty."""
+    left, _, right = text.partition("=")
+    if not (left and right):
+        raise ConfigError(f"{field}: {text!r}: give {wanted}")
+    return left, right
 
 
 def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:

@@ -188,7 +188,7 @@ class Throttle:
 
     def _earliest(self, tokens: float, now: float) -> float:
         """Return when a call of ``tokens`` may begin; the lock is held."""
-        amounts = {"requests": 1.0, "tokens": tokens}
+        amounts = _amounts(tokens)
         return max([rate.earliest(amounts[name], now) for name, rate in self._rates.items()])
 
     async def enter(self, tokens: float, within_s: float) -> AdmittedCall:
@@ -230,7 +230,7 @@ class Throttle:
             when = self._earliest(tokens, now)
             if when >= until:
                 raise _limited(when - now)
-            amounts = {"requests": 1.0, "tokens": tokens}
+            amounts = _amounts(tokens)
             admitted.uses = {name: rate.use(amounts[name], when) for name, rate in self._rates.items()}
         try:
             await asyncio.sleep(when - now)
@@ -287,6 +287,11 @@ class Throttle:
         seconds = pause_of(headers)
         if seconds:
             self.pause(seconds)
+
+
+def _amounts(tokens: float) -> Mapping[str, float]:
+    """Return how much a call of ``tokens`` uses of each rate."""
+    return {"requests": 1.0, "tokens": tokens}
 
 
 def _limited(left_s: float) -> CallFailed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -99,7 +100,7 @@ def _innermost(error: BaseException) -> str:
     return type(error).__name__
 
 
-class Transport:
+class Transport(ABC):
     """Sends requests to one endpoint. A subclass opens the responses, which are httpx's (or httpx2's).
 
     Args:
@@ -145,11 +146,11 @@ class Transport:
         """Return the texts that no message may quote: the request and the keys."""
         return (json.dumps(body, default=str), self._key(), *self._private)
 
+    @abstractmethod
     async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
         """Return the response, its body still unread; CallFailed if it is a failure. A redirect is one."""
-        raise NotImplementedError
 
-    async def _end(self, chunks: AsyncIterator[bytes]) -> None:
+    async def _end(self, chunks: AsyncIterator[bytes]) -> None:  # noqa: B027 - a client of the user needs none
         """Deal with what follows the end of a stream."""
 
 

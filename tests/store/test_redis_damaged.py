@@ -37,7 +37,7 @@ DAMAGE: dict[str, tuple[str, tuple[Any, ...]]] = {
         "ledger",
         ("XADD", "*", "at", "1", "micro", "nan", "pico", "0", "tags", "[]", "row", ""),
     ),
-    "a balance that is no number": ("balances", ("HSET", "0 ", "0 nan 0 0 0")),
+    "a balance that is not a number": ("balances", ("HSET", "0 ", "0 nan 0 0 0")),
     "a balance that is short": ("balances", ("HSET", "0 ", "-5")),
     "a sum": ("totals", ("HSET", '["a", "micro"]', "much")),
     "the version": ("policy", ("HSET", "current", "latest")),
