@@ -260,17 +260,21 @@ def report(outcome: Outcome) -> None:
     """Print the figures."""
     struck, calls = outcome.struck
     taken = outcome.seconds
-    print(f"{calls} calls, {struck} of them faulted ({struck / calls:.1%}); kinds: {', '.join(KINDS)}")
-    print(f"ended: {dict(outcome.asks)}; answered {outcome.answered:.4%}; right {outcome.right}")
-    print(f"failed members: {dict(outcome.errors)}; races: {outcome.hedges}")
-    print(f"degraded: {dict(outcome.degraded)}")
-    print(
-        f"seconds: p50 {taken[len(taken) // 2]:.3f}, p99 {taken[int(len(taken) * 0.99)]:.3f}, maximum {taken[-1]:.3f}"
-    )
-    for what, over in (("all", outcome.over_s), ("without pauses of the machine", outcome.undisturbed_s)):
-        print(f"over the deadline, {what} ({len(over)}): p99.9 {quantile(over, 0.999) * 1e3:.1f} ms, "
-              f"maximum {over[-1] * 1e3:.1f} ms")  # fmt: skip
-    print(f"left behind: {outcome.left}; memory, MiB: {[round(x) for x in outcome.least_megabytes]}")
+    late = [ended for ended in outcome.over_s if ended > 0]
+    left = ", ".join(f"{count} {what}" for what, count in outcome.left.items() if count)
+    print(f"| | |\n|---|---|\n| calls | {calls:,}, of which {struck:,} ({100 * struck / calls:.1f} %) were faulted, in "
+          f"{len(KINDS)} kinds |")  # fmt: skip
+    print(f"| answered | {outcome.asks['answered']:,} of {outcome.asks.total():,} |")
+    print(f"| left behind at the end | {left or 'no task, thread or file descriptor'} |")
+    quantiles = ", ".join(f"{seconds:.2f}" for seconds in (quantile(taken, 0.5), quantile(taken, 0.99), taken[-1]))
+    print(f"| seconds, p50, p99, maximum | {quantiles} |")
+    print(f"| over the deadline, all asks | {f'{len(late):,}, at most {late[-1]:.3f} s' if late else 'none'} |")
+    over = outcome.undisturbed_s
+    print(f"over the deadline, without pauses of the machine ({len(over)}): "
+          f"p99.9 {quantile(over, 0.999) * 1e3:.1f} ms, maximum {over[-1] * 1e3:.1f} ms")  # fmt: skip
+    print(f"ended: {dict(outcome.asks)}; right {outcome.right}; races: {outcome.hedges}")
+    print(f"failed members: {dict(outcome.errors)}; degraded: {dict(outcome.degraded)}")
+    print(f"memory, MiB: {[round(x) for x in outcome.least_megabytes]}")
 
 
 if __name__ == "__main__":

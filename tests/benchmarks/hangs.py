@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -53,14 +54,13 @@ class Outcome:
     Attributes:
         asks: how each ended.
         seconds: of those answered, ascending.
-        calls: that the services counted, ``raced`` of them because somebody was silent.
+        calls: that the services counted.
         slow: for each ask beyond a second what its calls came to.
     """
 
     asks: Counter[str]
     seconds: list[float]
     calls: int
-    raced: int
     slow: list[str]
 
     @property
@@ -85,7 +85,6 @@ async def run(
     """Ask so many questions while calls are faulted; ``latency``: how many times the usual pool's."""
     ended: Counter[str] = Counter()
     seconds, slow = [], []
-    raced = 0
     models = [replace(m, latency_s=latency * m.latency_s, jitter_s=latency * m.jitter_s) for m in default_models()]
     questions = iter(stream(asks, seed=seed + 1))
     with tempfile.TemporaryDirectory() as folder, SimulatedPool(models) as pool:
@@ -95,7 +94,6 @@ async def run(
         async with AsyncEnsemble(pool.endpoints, **settings) as ensemble:
 
             async def work() -> None:
-                nonlocal raced
                 for question in questions:
                     began = time.perf_counter()
                     try:
@@ -109,14 +107,13 @@ async def run(
                     seconds.append(took)
                     ended["answered"] += 1
                     calls = answer.receipt.calls
-                    raced += sum(call.hedge_of is not None for call in calls)
                     if took > 1:
                         slow.append(f"{took:.2f} {[_said(call) for call in calls]} {answer.degraded}")
                     await ensemble.feedback(answer, label_index=question.label)
 
             await asyncio.gather(*(work() for _ in range(concurrency)))
         calls = sum(one.calls for one in pool.stats().values())
-    return Outcome(ended, sorted(seconds), calls, raced, slow)
+    return Outcome(ended, sorted(seconds), calls, slow)
 
 
 def _said(call: Any) -> str:
@@ -132,26 +129,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--slow", action="store_true", help="tell of every ask that took more than a second")
     given = parser.parse_args(arguments)
-    print("| seed | faulted calls | answered | p50, s | p99, s | p99.9, s | calls | raced |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ("seed", "without faults: p99, s", "calls", "all fail at once: calls", "some hang: answered", "p50, s",
+        "p99", "p99.9", "calls", "p99 / without faults", "calls / fail at once")  # fmt: skip
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     slower, more = [], []
     for seed in range(given.seeds):
-        outcomes = []
-        for said, kinds in (("none", []), ("fail at once", faults(_SHARE, _AT_ONCE)), ("some hang", faults(_SHARE))):
-            outcomes.append(outcome := asyncio.run(run(given.asks, kinds, seed=seed)))
-            print(
-                f"| {seed} | {said} | {outcome.answered:.2%} | {outcome.quantile(0.5):.3f} | "
-                f"{outcome.quantile(0.99):.3f} | {outcome.quantile(0.999):.3f} | {outcome.calls} | {outcome.raced} |",
-                flush=True,
-            )
-        calm, failing, hanging = outcomes
-        if given.slow:
-            print(*hanging.slow, sep="\n")
-        assert hanging.answered >= _ANSWERED, hanging.asks
+        calm, failing, hanging = (
+            asyncio.run(run(given.asks, kinds, seed=seed)) for kinds in ([], faults(_SHARE, _AT_ONCE), faults(_SHARE))
+        )
         slower.append(hanging.quantile(0.99) / calm.quantile(0.99))
         more.append(hanging.calls / failing.calls - 1)
-    print("p99 of some hang / p99 of none:", *(f"{ratio:.2f}" for ratio in slower))
-    print("calls beyond those of fail at once:", *(f"{share:+.1%}" for share in more))
+        quantiles = " | ".join(f"{hanging.quantile(share):.2f}" for share in (0.5, 0.99, 0.999))
+        print(
+            f"| {seed} | {calm.quantile(0.99):.2f} | {calm.calls:,} | {failing.calls:,} | {hanging.asks['answered']:,} "
+            f"of {given.asks:,} | {quantiles} | {hanging.calls:,} | {slower[-1]:.2f} | {more[-1]:+.1%} |",
+            flush=True,
+        )
+        if given.slow:
+            print(*hanging.slow, sep="\n", file=sys.stderr)
+        assert hanging.answered >= _ANSWERED, hanging.asks
     assert statistics.median(slower) <= _SLOWER
     assert statistics.median(more) < _MORE
 
