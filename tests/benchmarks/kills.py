@@ -84,11 +84,16 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def publish_for_ever(root: Path) -> None:
-    """A new version of the nets set by hand, again and again."""
+def publish_next(root: Path) -> int:
+    """A new version of the nets set by hand."""
     decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
+    return publish(root, decider=decider, fusion=fusion, names=(), parent=None)
+
+
+def publish_for_ever(root: Path) -> None:
+    """One version after the other."""
     while True:
-        say("published", publish(root, decider=decider, fusion=fusion, names=(), parent=None))
+        say("published", publish_next(root))
         time.sleep(0.05)
 
 
@@ -171,7 +176,7 @@ def run(*, kills: int, seed: int = 0, longest_s: float = 1.0) -> tuple[Acknowled
     with tempfile.TemporaryDirectory() as name, SimulatedPool(_MODELS) as pool:
         folder = Path(name)
         (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
-        (folder / "policy").mkdir()
+        publish_next(folder / "policy")  # a process whose policy folder holds none says so, as of any fault
         for life in range(kills):
             live_and_die(folder, rng, said, seed=1000 * seed + life, longest_s=longest_s)
             if (folder / "s.db").exists():
