@@ -1,14 +1,16 @@
 """Other draws of the pool: trained policies and published routers for a few of a log's endpoints, as a Markdown table.
 
-    python -m tests.benchmarks.draws [--draws 12] [--data ../shared/data] [--rows 3000]
+    python -m tests.benchmarks.draws [--whole] [--draws 12] [--data ../shared/data] [--rows 3000]
 
 Of each log's training part as many queries, evenly drawn and in its order, with 3 to 6 of its endpoints: the first 80 %
-are learned from, the rest is played, each answered before its label is shown. Costs are held at 0.1, 0.2 and 0.35 of
-asking all, and at that of the best endpoint of what was learned from; those that the cheapest endpoint exceeds are left
-out. A cell is the mean over draws, and over the costs of each, of the points by which a method is above a mixture that
-knows the part that is played: of all mixtures by chance of two endpoints, each asked alone, at the method's cost the
-one that is right the most. Bold is surely above focalroute on the same draws, ↓ surely below: by a permutation test of
-the signs of the differences at 5 %, divided by the number of cells. Runs in two processes.
+are learned from, the rest is played, each answered before its label is shown. With ``--whole`` a draw has all endpoints
+and three quarters of the training part, the first or the last: two quarters are learned from, the third is played.
+Costs are held at 0.1, 0.2 and 0.35 of asking all, and at that of the best endpoint of what was learned from; those that
+the cheapest endpoint exceeds are left out. A cell is the mean over draws, and over the costs of each, of the points by
+which a method is above a mixture that knows the part that is played: of all mixtures by chance of two endpoints, each
+asked alone, at the method's cost the one that is right the most. Bold is surely above focalroute on the same draws, ↓
+surely below: by a permutation test of the signs of the differences at 5 %, divided by the number of cells. Runs in two
+processes.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from tests.benchmarks.rivals import OURS, WARM, rivals
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
+_QUARTERS = 4
 _FLIPS = 20_000
 _LEVEL = 0.05
 
@@ -53,6 +56,14 @@ def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
     return join(some, replace(pool, endpoints=tuple(endpoints)), f"{log}, draw {seed}")
 
 
+def stretch(data: Path, log: str, seed: int) -> LogTable:
+    """All of a log's endpoints, on the first three quarters of its training queries or, with odd seeds, the last."""
+    pool, queries = load_pool(data / f"{log}.pool.toml"), read_log(data / f"{log}.jsonl.gz")
+    training = queries[: int(_TRAINING * len(queries))]
+    first = seed % 2 * len(training) // _QUARTERS
+    return join(training[first : first + len(training) * 3 // _QUARTERS], pool, f"{log}, stretch {seed}")
+
+
 def mixture(costs: F64, right: F64, cost: float) -> float:
     """How right two endpoints are that are asked by chance so that a query costs this in the mean, at best."""
     endpoints = sorted(zip(costs.tolist(), right.tolist(), strict=True))
@@ -64,10 +75,14 @@ def mixture(costs: F64, right: F64, cost: float) -> float:
     )
 
 
-def played(data: Path, log: str, seed: int, rows: int) -> dict[str, float]:
-    """By method the points above the mixtures, in the mean of the costs held, on the last fifth of a draw."""
-    table = draw(data, log, seed, rows)
-    parts = split(table, per_task=False, fraction=_TRAINING)
+def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float]:
+    """By method the points above the mixtures, in the mean of the costs held, on the end of a draw.
+
+    Args:
+        rows: of the draw; None: it has all endpoints, see `stretch`.
+    """
+    table = stretch(data, log, seed) if rows is None else draw(data, log, seed, rows)
+    parts = split(table, per_task=False, fraction=2 / 3 if rows is None else _TRAINING)
     costs, right = table.single_cost_ratios(parts.test), table.accuracy(parts.test)
     everybody = float(table.usd[parts.test].sum())
     training = Training(table, parts.train, seed)
@@ -101,6 +116,11 @@ def rows_of(drawn: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[list
         yield row
 
 
+def averaged(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each method's figures."""
+    return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
+
+
 def chance(differences: F64) -> float:
     """How often a mean as far from 0 is met where each difference might as well have the other sign."""
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (_FLIPS, len(differences)))
@@ -110,16 +130,18 @@ def chance(differences: F64) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw, train, play and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.draws")
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--rows", type=int, default=3000)
     given = parser.parse_args(arguments)
     logs = [log for log in LOGS if (given.data / f"{log}.jsonl.gz").exists()]
+    rows = None if given.whole else given.rows
     with ProcessPoolExecutor(2) as pool:
-        runs = {
-            log: [pool.submit(played, given.data, log, seed, given.rows) for seed in range(given.draws)] for log in logs
-        }
+        runs = {log: [pool.submit(played, given.data, log, seed, rows) for seed in range(given.draws)] for log in logs}
         drawn = {log: [run.result() for run in each] for log, each in runs.items()}
+    if given.whole:  # the same queries with another seed are no other draw
+        drawn = {log: [averaged(each[first::2]) for first in range(2)] for log, each in drawn.items()}
     print(markdown_table(Table(["points above the mixtures", *logs, "all"], [*rows_of(drawn)])))
 
 
