@@ -144,20 +144,21 @@ async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -
 
 async def _reply(ensemble: AsyncEnsemble, request: Any) -> _Reply:
     """Answer a request as `focalroute.server` does; its content has been read."""
-    path, body = request.url.path, request.content
+    body = request.content
     try:
-        match path:
-            case "/v1/chat/completions":
+        match request.method, request.url.path:
+            case "POST", "/v1/chat/completions":
                 return await _chat_completion(ensemble, body)
-            case "/v1/feedback":
+            case "POST", "/v1/feedback":
                 feedback = read_feedback(parse_json(body))
                 await ensemble.feedback(feedback.id, **feedback.said)
                 return _json(200, feedback_taken(feedback))
-            case "/v1/models":
+            case "GET", "/v1/models":
                 return _json(200, model_list(int(time.time())))
-        if path.startswith("/v1/models/"):
-            return _json(200, model(path.removeprefix("/v1/models/"), int(time.time())))
-        raise Refused(404, f"an ensemble answers chat completions, feedback and models, not {path}", code="not_found")
+            case "GET", path if path.startswith("/v1/models/"):
+                return _json(200, model(path.removeprefix("/v1/models/"), int(time.time())))
+        asked = f"{request.method} {request.url.path}"
+        raise Refused(404, f"an ensemble answers chat completions, feedback and models, not {asked}", code="not_found")
     except FocalrouteError as error:
         return _refusal(refusal_of(error))
     except Refused as error:

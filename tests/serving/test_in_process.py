@@ -159,8 +159,13 @@ def test_the_one_model_is_listed(ensemble: Ensemble) -> None:
 
 
 def test_requests_that_an_ensemble_cannot_answer_are_errors_that_say_so(ensemble: Ensemble) -> None:
+    client = ensemble.as_openai()
     with pytest.raises(openai.NotFoundError, match="chat completions"):
-        ensemble.as_openai().embeddings.create(model="focalroute", input="text")
+        client.embeddings.create(model="focalroute", input="text")
+    with pytest.raises(openai.NotFoundError, match="not GET /v1/chat/completions"):
+        client.get("/chat/completions", cast_to=object)
+    with pytest.raises(openai.NotFoundError, match="not DELETE /v1/models/focalroute"):
+        client.models.delete("focalroute")
 
 
 @pytest.mark.parametrize("face", [Ensemble, AsyncEnsemble])
