@@ -18,6 +18,8 @@ DOUBT_S = 24 * 3600.0
 SETTLE_EVERY_S = 600.0
 #: A period that begins later than this from now was begun by a wrong clock; a slip of a second is tolerated.
 AHEAD_S = 60.0
+#: How many of the latest calls show whether a clock has come back to a period.
+LATEST_CALLS = 1000
 
 _PICO = Decimal(10) ** 12
 

@@ -302,6 +302,36 @@ def test_a_clock_that_was_years_ahead_once_leaves_the_present_period_with_what_i
     assert sum("clock was far ahead" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("tag", ["", "team"])
+@pytest.mark.usefixtures("no_period_ends")
+def test_a_period_that_a_clock_comes_back_to_goes_on_with_what_it_had_spent(engine: Engine, tag: str) -> None:
+    """The clock was set back by five periods, in which others have called, and has returned."""
+    account = Account(tag, MINUTE.period_s)
+    limits, tags = {account: Decimal(2)}, ("team",)
+    with closing(engine.open()) as store:
+        store.open_accounts(limits)
+        store.write(replace(bill(hold(1, 0), 0, Decimal("0.75")), at=time.time(), tags=tags)).result(10)
+        store.reserve(hold(2, "0.25", tags), limits).result(10)
+        put_ahead(engine, store, account, -5, 1)
+        balance = store.balances([account]).result(10)[account]
+        assert (balance.spent, balance.reserved) == (Decimal("0.75"), Decimal("0.25"))
+        put_ahead(engine, store, account, -5, 1)
+        assert not store.reserve(hold(3, "1.25", tags), limits).result(10).granted
+        assert store.reserve(hold(4, 1, tags), limits).result(10).granted
+        assert store.verify() == ()
+
+
+@pytest.mark.usefixtures("no_period_ends")
+def test_calls_with_other_tags_do_not_bring_a_period_back(engine: Engine) -> None:
+    account = Account("nobody", MINUTE.period_s)
+    with closing(engine.open()) as store:
+        store.open_accounts([account])
+        store.write(replace(bill(hold(1, 0), 0, Decimal("0.75")), at=time.time(), tags=("team",))).result(10)
+        put_ahead(engine, store, account, -5, 1)
+        balance = store.balances([account]).result(10)[account]
+        assert (balance.spent, balance.reserved) == (0, 0)
+
+
 def test_a_call_by_a_clock_that_is_far_ahead_moves_no_period_for_the_others(engine: Engine) -> None:
     limits = {MINUTE: Decimal(2), DAY: Decimal(2), TOTAL: Decimal(9)}
     with closing(engine.open()) as store:

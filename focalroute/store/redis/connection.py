@@ -6,6 +6,7 @@ keys are on one node; the address may name any node, which redirects to that one
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -274,5 +275,7 @@ def _plain(error: Exception) -> str:
 
 
 def _source(name: str) -> str:
+    """Read a script, without its comments: before the password Redis takes no more than 16 kB at once."""
     folder = Path(__file__).parent / "lua"
-    return "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
+    lines = [(folder / f"{part}.lua").read_text("utf-8").splitlines() for part in ("common", name)]
+    return "\n".join(line for line in itertools.chain(*lines) if not line.lstrip().startswith("--"))

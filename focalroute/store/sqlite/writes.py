@@ -28,6 +28,7 @@ from focalroute.store.accounts import (
     AHEAD_S,
     DOUBT_S,
     GRACE_S,
+    LATEST_CALLS,
     Account,
     AccountState,
     Balance,
@@ -349,7 +350,22 @@ class AccountBalances:
             state = _add_up(self._db, account, account.period(self._now))
             self._set(account, state)
             self._put_right.append(account)
-        return state.at(account.period(at))
+        period = account.period(at)
+        if period > state.period and self._has_calls(account, period):
+            state = _add_up(self._db, account, period)
+            self._set(account, state)
+        return state.at(period)
+
+    def _has_calls(self, account: Account, period: int) -> bool:
+        """Whether calls of a period are among the latest: then the clock was set back since, and has returned."""
+        latest = (
+            "SELECT EXISTS (SELECT 1 FROM (SELECT * FROM (SELECT at, tags FROM ledger ORDER BY seq DESC LIMIT ?) "
+            "UNION ALL SELECT at, tags FROM reservations) "
+            "WHERE at >= ? AND (? = '' OR ? IN (SELECT value FROM json_each(tags))))"
+        )
+        values = (LATEST_CALLS, period * account.period_s, account.tag, account.tag)
+        found: int = self._db.execute(latest, values).fetchone()[0]
+        return bool(found)
 
     def _of(self, tag: str) -> dict[Account, AccountState]:
         """The open accounts of a tag."""

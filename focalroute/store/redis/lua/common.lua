@@ -48,6 +48,8 @@ local NO_ACCOUNT = {err = 'NOACCOUNT an account that was opened is missing'}
 
 -- A period that begins more than a minute from now comes from a wrong clock, Redis's own or a client's.
 
+local LATEST_CALLS = 1000 -- see focalroute.store.accounts
+
 local present
 local function credible(period_s, number)
     present = present or now()
@@ -100,11 +102,12 @@ local function is_open(tag, period_s)
     return false
 end
 
-local added_up -- see below
+local added_up, has_calls -- see below
 
 -- Returns an account's amounts in the period of this moment, or in its latest period if that is later. Periods never go
 -- back, except from one that a wrong clock began: the present period then continues with the sum of ledger and
--- reservations, and `clock_jumps` counts it, so that every client can report it.
+-- reservations, and `clock_jumps` counts it, so that every client can report it. So does a period that a clock comes
+-- back to.
 local function current(tag, period_s, at)
     local row = read_account(tag, period_s)
     if not credible(period_s, row.period) then
@@ -114,6 +117,11 @@ local function current(tag, period_s, at)
     end
     local number = period_at(period_s, at)
     if number <= row.period then
+        return row
+    end
+    if has_calls(tag, period_s, number) then
+        row = added_up(tag, period_s, number)
+        write_account(tag, period_s, row)
         return row
     end
     return {period = number, spent = NOTHING, reserved = NOTHING}
@@ -244,6 +252,23 @@ local function fields_of(entry)
         fields[entry[i]] = entry[i + 1]
     end
     return fields
+end
+
+-- Returns whether calls of a period are among the latest: then the clock was set back since, and has returned.
+function has_calls(tag, period_s, number)
+    for _, entry in ipairs(redis.call('XREVRANGE', ledger, '+', '-', 'COUNT', LATEST_CALLS)) do
+        local row = fields_of(entry[2])
+        if tonumber(row.at) >= number * period_s and concerns(tag, row.tags) then
+            return true
+        end
+    end
+    for _, text in ipairs(redis.call('HVALS', reservations)) do
+        local row = cjson.decode(text)
+        if tonumber(row.at) >= number * period_s and concerns(tag, row.tags) then
+            return true
+        end
+    end
+    return false
 end
 
 -- Returns the sum of ledger and reservations for an account in one of its periods.
