@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -82,22 +83,30 @@ def unsent(error: BaseException) -> CallFailed:
         return CallFailed(Failure("protocol", f"the client failed ({type(error).__name__})", hint=hint))
     if "TimeoutException" in names and not names & _UNSENT:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
+    root = _innermost(error)
+    cause = type(root).__name__
     if "ProxyError" in names:
         hint = "check the proxy that is set, by proxy or by the environment's http_proxy and https_proxy"
-        failure = Failure("connection", f"could not get through the proxy ({_innermost(error)})", hint=hint)
+        failure = Failure("connection", f"could not get through the proxy ({cause})", hint=hint)
         return CallFailed(failure, free=True)
     if "ProtocolError" in names and "disconnected" not in str(error):
         hint = "check base_url: what answers there speaks no HTTP; is it https instead of http, or another port?"
-        return CallFailed(Failure("connection", f"what came back is not HTTP ({_innermost(error)})", hint=hint))
-    failure = Failure("connection", f"could not reach the service ({_innermost(error)})")
+        return CallFailed(Failure("connection", f"what came back is not HTTP ({cause})", hint=hint))
+    hint = ""
+    if isinstance(root, ssl.SSLCertVerificationError):
+        cause = f"{cause}: {root.verify_message}"
+        hint = "set verify, or SSL_CERT_FILE, to a file of the authority that signed the service's certificate"
+    elif isinstance(root, ssl.SSLError):
+        hint = "check base_url: TLS failed there; is it http instead of https, or another port?"
+    failure = Failure("connection", f"could not reach the service ({cause})", hint=hint)
     return CallFailed(failure, free=bool(names & _UNSENT))
 
 
-def _innermost(error: BaseException) -> str:
+def _innermost(error: BaseException) -> BaseException:
     """Return the root cause, such as a name that was not found or an untrusted certificate."""
     for _ in range(8):
         error = error.__cause__ or error.__context__ or error
-    return type(error).__name__
+    return error
 
 
 class Transport(ABC):

@@ -424,10 +424,18 @@ def tls_server(folder: Path) -> Iterator[tuple[str, str, str]]:
         yield server.url, str(certificate), str(key)
 
 
+def test_a_service_without_tls_is_told_from_one_that_is_down() -> None:
+    with serving(ok) as server:
+        found = failed(endpoint(base_url=server.url.replace("http:", "https:"))).failure
+    assert "is it http instead of https" in found.hint
+
+
 def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path) -> None:
     """From a pool file, too; files that cannot be used are said before anything is asked."""
     with tls_server(tmp_path) as (url, certificate, key):
-        assert failed(endpoint(base_url=url, cert=(certificate, key))).failure.kind == "connection"
+        untrusted = failed(endpoint(base_url=url, cert=(certificate, key))).failure
+        assert "self-signed certificate)" in untrusted.message
+        assert untrusted.hint.startswith("set verify, or SSL_CERT_FILE")
         assert failed(endpoint(base_url=url, verify=False)).failure.kind == "connection"
         for verify in (certificate, Path(certificate), False):
             one = endpoint(base_url=url, verify=verify, cert=(certificate, key))
