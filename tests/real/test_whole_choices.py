@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,9 @@ def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained(torch: 
         assert texts is not None
         masses = torch.softmax(torch.tensor([likelihood(torch, model, text) for text in texts]), 0)
         assert logged.outputs[brief.name].probabilities == pytest.approx(masses.tolist(), abs=0.01)
-    for every in found.values():  # a model that learned so little may say anything
-        assert sum(logged.outputs[brief.name].probabilities is not None for logged in every) >= len(questions) // 2
+    for logged in chain.from_iterable(found.values()):
+        output = logged.outputs[brief.name]
+        assert output.probabilities or "unusable" in str(output.error)  # having learned so little it may say anything
 
 
 def likelihood(torch: Any, model: Llama, text: str) -> float:
