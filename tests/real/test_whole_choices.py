@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +35,6 @@ def test_a_served_model_is_as_sure_of_each_choice_as_it_was_when_trained(torch: 
         assert texts is not None
         masses = torch.softmax(torch.tensor([likelihood(torch, model, text) for text in texts]), 0)
         assert logged.outputs[brief.name].probabilities == pytest.approx(masses.tolist(), abs=0.01)
-    for logged in chain.from_iterable(found.values()):
-        output = logged.outputs[brief.name]
-        assert output.probabilities or "unusable" in str(output.error)  # having learned so little it may say anything
 
 
 def likelihood(torch: Any, model: Llama, text: str) -> float:
