@@ -25,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.core.pool import load_pool
+from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import F64
-from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import PolicyReplay, trained
 from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.table import LogTable, join, learning_order, split
@@ -43,13 +43,18 @@ _FLIPS = 20_000
 _LEVEL = 0.05
 
 
+def training_part(data: Path, log: str) -> tuple[PoolFile, tuple[LoggedQuery, ...]]:
+    """A log's pool, and its training part."""
+    queries = read_log(data / f"{log}.jsonl.gz")
+    return load_pool(data / f"{log}.pool.toml"), queries[: int(_TRAINING * len(queries))]
+
+
 def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
     """Some of a log's endpoints, on some of its training queries."""
     rng = random.Random(f"{log} {seed}")
-    pool, queries = load_pool(data / f"{log}.pool.toml"), read_log(data / f"{log}.jsonl.gz")
+    pool, training = training_part(data, log)
     endpoints = sorted(rng.sample(pool.endpoints, rng.randint(3, 6)), key=pool.endpoints.index)
     names = {endpoint.name for endpoint in endpoints}
-    training = queries[: int(_TRAINING * len(queries))]
     kept = np.linspace(0, len(training) - 1, min(len(training), rows)).astype(int).tolist()
     asked = [{name: output for name, output in training[row].outputs.items() if name in names} for row in kept]
     some = [replace(training[row], outputs=outputs) for row, outputs in zip(kept, asked, strict=True) if outputs]
@@ -58,8 +63,7 @@ def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
 
 def stretch(data: Path, log: str, seed: int) -> LogTable:
     """All of a log's endpoints, on the first three quarters of its training queries or, with odd seeds, the last."""
-    pool, queries = load_pool(data / f"{log}.pool.toml"), read_log(data / f"{log}.jsonl.gz")
-    training = queries[: int(_TRAINING * len(queries))]
+    pool, training = training_part(data, log)
     first = seed % 2 * len(training) // _QUARTERS
     return join(training[first : first + len(training) * 3 // _QUARTERS], pool, f"{log}, stretch {seed}")
 

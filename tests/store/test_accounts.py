@@ -323,7 +323,7 @@ def test_a_period_that_a_clock_comes_back_to_goes_on_with_what_it_had_spent(engi
 
 @pytest.mark.usefixtures("no_period_ends")
 def test_calls_with_other_tags_do_not_bring_a_period_back(engine: Engine) -> None:
-    account = Account("nobody", MINUTE.period_s)
+    account = Account("other", MINUTE.period_s)
     with closing(engine.open()) as store:
         store.open_accounts([account])
         store.write(replace(bill(hold(1, 0), 0, Decimal("0.75")), at=time.time(), tags=("team",))).result(10)

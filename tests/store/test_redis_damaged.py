@@ -118,3 +118,13 @@ def test_a_write_that_is_refused_for_good_does_not_hold_up_the_store(tmp_path: P
             store.balances(LIMITS).result(10)
         command(server, "ACL", "SETUSER", "default", "+@all")
         until(lambda: store.write(answer("y")).exception(10) is None)
+
+
+def test_another_programs_row_in_the_ledger_stops_no_period(redis_server: RedisServer) -> None:
+    """Where a period begins, the latest rows are looked through for calls of it."""
+    minute = Account("", 60)
+    with closing(RedisStore(place(redis_server.url))) as store:
+        store.open_accounts([minute])
+        store.run(lambda redis: redis.command("XADD", redis.keys["ledger"], "*", "other", "program"))
+        store.run(lambda redis: redis.command("HSET", redis.keys["balances"], "60 ", "1 0 0 0 0"))
+        assert store.reserve(hold(1, "0.5"), {minute: Decimal(1)}).result(10).granted

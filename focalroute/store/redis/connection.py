@@ -6,7 +6,6 @@ keys are on one node; the address may name any node, which redirects to that one
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -277,5 +276,5 @@ def _plain(error: Exception) -> str:
 def _source(name: str) -> str:
     """Read a script, without its comments: before the password Redis takes no more than 16 kB at once."""
     folder = Path(__file__).parent / "lua"
-    lines = [(folder / f"{part}.lua").read_text("utf-8").splitlines() for part in ("common", name)]
-    return "\n".join(line for line in itertools.chain(*lines) if not line.lstrip().startswith("--"))
+    text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("focalroute.store")
 
+#: The rows of calls that count towards an account, given its tag twice.
+_OF_TAG = "(? = '' OR ? IN (SELECT value FROM json_each(tags)))"
 _LONGEST_S = 3600.0  # of a call, for old reservations without a deadline
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 
@@ -360,12 +362,10 @@ class AccountBalances:
         """Whether calls of a period are among the latest: then the clock was set back since, and has returned."""
         latest = (
             "SELECT EXISTS (SELECT 1 FROM (SELECT * FROM (SELECT at, tags FROM ledger ORDER BY seq DESC LIMIT ?) "
-            "UNION ALL SELECT at, tags FROM reservations) "
-            "WHERE at >= ? AND (? = '' OR ? IN (SELECT value FROM json_each(tags))))"
+            "UNION ALL SELECT at, tags FROM reservations) WHERE {} AND at >= ?)"
         )
-        values = (LATEST_CALLS, period * account.period_s, account.tag, account.tag)
-        found: int = self._db.execute(latest, values).fetchone()[0]
-        return bool(found)
+        values = (LATEST_CALLS, account.tag, account.tag, period * account.period_s)
+        return bool(self._db.execute(latest.format(_OF_TAG), values).fetchone()[0])
 
     def _of(self, tag: str) -> dict[Account, AccountState]:
         """The open accounts of a tag."""
@@ -410,7 +410,7 @@ def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, 
 def _add_up(db: sqlite3.Connection, account: Account, period: int) -> AccountState:
     """Sum the ledger and the reservations of an account in one of its periods."""
     begin, end = period * account.period_s, (period + 1) * account.period_s
-    within = "FROM {} WHERE (? = '' OR ? IN (SELECT value FROM json_each(tags))) AND (? = 0 OR at >= ? AND at < ?)"
+    within = f"FROM {{}} WHERE {_OF_TAG} AND (? = 0 OR at >= ? AND at < ?)"
     values = (account.tag, account.tag, account.period_s, begin, end)
     spent = _sum(db, "SELECT sum(cost_pico / 1000000), sum(cost_pico % 1000000) " + within.format("ledger"), values)
     held = _sum(db, "SELECT sum(pico / 1000000), sum(pico % 1000000) " + within.format("reservations"), values)

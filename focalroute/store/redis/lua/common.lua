@@ -256,15 +256,16 @@ end
 
 -- Returns whether calls of a period are among the latest: then the clock was set back since, and has returned.
 function has_calls(tag, period_s, number)
+    local function is_one(row)
+        return (tonumber(row.at) or 0) >= number * period_s and concerns(tag, row.tags)
+    end
     for _, entry in ipairs(redis.call('XREVRANGE', ledger, '+', '-', 'COUNT', LATEST_CALLS)) do
-        local row = fields_of(entry[2])
-        if tonumber(row.at) >= number * period_s and concerns(tag, row.tags) then
+        if is_one(fields_of(entry[2])) then
             return true
         end
     end
     for _, text in ipairs(redis.call('HVALS', reservations)) do
-        local row = cjson.decode(text)
-        if tonumber(row.at) >= number * period_s and concerns(tag, row.tags) then
+        if is_one(cjson.decode(text)) then
             return true
         end
     end
