@@ -77,6 +77,16 @@ def _within_bounds(accuracy: F64) -> F64:
     return bounded
 
 
+def departures(relative: F64, offsets: F64, strengths: F64) -> F64:
+    """Return how far the accuracies, relative to the pool, are from the long run, (..., N); 0 where that is not known.
+
+    Args:
+        relative: (..., N) see `mixed`; the rest as for `shrunk_accuracy`.
+    """
+    departure: F64 = np.where(strengths > PRIOR_ASKS, relative - offsets, 0.0)
+    return departure
+
+
 def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:
     """Return what each window's estimates lose on the outcomes of a row, nats, (..., K).
 

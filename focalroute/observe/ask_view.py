@@ -108,7 +108,7 @@ class AskView:
     @property
     def by_price(self) -> tuple[int, ...]:
         """Endpoint indices, cheapest typical call first; see `observation.worth_cheapest`."""
-        return _best_first(observation.worth_cheapest(self._similar, self._stats.typical_shares))
+        return _best_first(observation.worth_cheapest(self._accuracy_alone(), self._stats.typical_shares))
 
     def hardly_known(self, endpoints: Iterable[int]) -> bool:
         """Whether any of these endpoints has few outcomes in the window; False while no endpoint has any."""
@@ -117,14 +117,15 @@ class AskView:
     def best_alone(self, cost_weight: float, waits: F64) -> int:
         """Return the endpoint that is worth most if asked alone, given its record, its cost and the cost of waiting."""
         shares = self._stats.rows.shares * self._cost_factors + self._stats.wait_shares(waits)
-        return int((self._stats.rows.skill + observation.worth_alone(self._similar, cost_weight, shares)).argmax())
+        return int((self._stats.rows.skill + self._similar / 4 - cost_weight * shares).argmax())
 
     def by_text(self, cost_weight: float, waits: F64 | None = None) -> tuple[int, ...] | None:
-        """Return endpoint indices, the best to ask alone first; see `observation.worth_alone`.
+        """Return endpoint indices, the best to ask alone first: accuracy on such texts minus cost penalty.
 
         None if nothing is known of their accuracy on similar texts.
 
         Args:
+            cost_weight: lambda, not clipped to `COST_WEIGHT_RANGE`.
             waits: as in `observe`.
         """
         if not self._similar.any():
@@ -132,7 +133,10 @@ class AskView:
         shares = self._stats.typical_shares * self._cost_factors
         if waits is not None:
             shares = shares + self._stats.wait_shares(waits)
-        return _best_first(observation.worth_alone(self._similar, cost_weight, shares))
+        return _best_first(self._accuracy_alone() - cost_weight * shares)
+
+    def _accuracy_alone(self) -> F64:
+        return observation.accuracy_alone(self._similar, self._stats.departure)
 
     def fork(self) -> AskView:
         """Return a copy to try replies on; this view stays unchanged."""

@@ -94,26 +94,28 @@ def similar_column(similar: F32) -> F32:
     return 4 * similar
 
 
-def worth_alone(similar: F32, cost_weight: Any, shares: Any) -> F64:
-    """Return each endpoint's expected accuracy on a text minus its cost penalty; the largest is the best single call.
+def accuracy_alone(similar: F32, departure: F64) -> F64:
+    """Return how accurate each endpoint is expected to be on a text if asked alone, (..., N), relative to the others.
+
+    Half of the departure is added, as the memory of texts holds recent outcomes as well as old ones.
 
     Args:
         similar: (..., N) the column "similar".
-        cost_weight: lambda, not clipped to `COST_WEIGHT_RANGE`; a number, or (..., 1).
-        shares: (..., N) c / C, the cost of a typical call relative to asking all.
+        departure: (..., N) see `focalroute.observe.accuracy.departures`.
     """
-    worth: F64 = similar.astype(np.float64) / 4 - cost_weight * shares
-    return worth
+    accuracy: F64 = similar.astype(np.float64) / 4 + departure / 2
+    return accuracy
 
 
-def worth_cheapest(similar: F32, shares: Any) -> F64:
-    """Return the worth of each endpoint, (..., N), if only cost counts: among the cheapest, its expected accuracy.
+def worth_cheapest(accuracy: F64, shares: Any) -> F64:
+    """Return the worth of each endpoint, (..., N), if only cost counts: among the cheapest, its accuracy.
 
     Args:
-        similar: as in `worth_alone`; ``shares`` likewise.
+        accuracy: (..., N) see `accuracy_alone`.
+        shares: (..., N) c / C, the cost of a typical call relative to asking all.
     """
     as_cheap = shares <= _AS_CHEAP * np.min(shares, axis=-1, keepdims=True)
-    worth: F64 = np.where(as_cheap, similar.astype(np.float64) / 4, -2 - shares)
+    worth: F64 = np.where(as_cheap, accuracy, -3 - shares)
     return worth
 
 

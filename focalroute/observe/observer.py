@@ -20,7 +20,7 @@ import numpy as np
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32, F64, Outcome, Query
-from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, RecentOutcomes, shrunk_accuracy
+from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, RecentOutcomes, departures, shrunk_accuracy
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats
@@ -429,7 +429,8 @@ class Observer:
         self._presumed = float(self._totals.share_inferred() @ self._presumption)
         known = self._totals.known(self._bias)
         relative_accuracy, level = self._recent.relative_accuracy(known, self._offsets, self._strengths)
-        return self._totals.stats(names, self._pairs, self._relative_skill, relative_accuracy, level)
+        departure = departures(relative_accuracy, self._offsets, self._strengths)
+        return self._totals.stats(names, self._pairs, self._relative_skill, relative_accuracy, level, departure)
 
     def _count(self) -> None:
         """Take over the totals of the endpoints whose windows changed."""

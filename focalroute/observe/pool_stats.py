@@ -181,6 +181,7 @@ class PoolStats:
         prices: float64 (N,) USD of a typical call, which does not depend on recent queries; expected cost if there is
             no price; NaN where unknown.
         pairs: float32 (N, N) focal diversity of each pair, 0 on the diagonal.
+        departure: (N,) see `focalroute.observe.accuracy.departures`.
     """
 
     names: tuple[str, ...]
@@ -195,6 +196,7 @@ class PoolStats:
     order: tuple[int, ...]
     prices: F64
     pairs: F32
+    departure: F64
     _at_cost_weight: dict[float, tuple[F32, float]] = field(default_factory=dict)
     _by_choices: dict[int, F32] = field(default_factory=dict)
 
@@ -300,11 +302,13 @@ class PoolTotals:
         relative_skill: F64,
         relative_accuracy: F64,
         level: float,
+        departure: F64,
     ) -> PoolStats:
         """Return the pool's statistics.
 
         Args:
             names: the endpoints; ``pairs``: focal diversity of each pair, (N, N); the next three as for `rows_of`.
+            departure: (N,) see `focalroute.observe.accuracy.departures`.
         """
         table = table_of(self.prices, self._counts)
         focal = pairs.sum(axis=-1) / max(len(names) - 1, 1)
@@ -324,6 +328,7 @@ class PoolTotals:
             order=_cheapest_first(costs, names),
             prices=np.where(np.isnan(self.prices) & (table[:, 5] > 0), table[:, 1], self.prices),
             pairs=pairs.astype(np.float32),
+            departure=departure,
         )
 
 

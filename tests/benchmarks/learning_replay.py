@@ -157,6 +157,7 @@ def seen_of(episodes: Sequence[Episode], ids: I64) -> LogView:
         columns=_none(size, n, layout.width(layout.ENDPOINT)),
         shares=_none(size, n),
         cost_factors=_none(size, n),
+        departure=np.zeros((size, n)),
         level=_none(size),
         pairs=_none(size, n, n),
         features=features,

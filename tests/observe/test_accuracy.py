@@ -9,6 +9,7 @@ from focalroute.observe.accuracy import (
     PRIOR_ASKS,
     PRIOR_LONG_RUN,
     RecentOutcomes,
+    departures,
     evidence,
     log_losses,
     mixed,
@@ -70,6 +71,11 @@ def test_an_endpoint_without_a_long_run_keeps_its_record_in_the_pool_s_window() 
     accuracy, level = shrunk_accuracy(n, right, NONE, WEAK)
     assert (relative == accuracy - level).all()
     assert found == pytest.approx(accuracy - level)
+
+
+def test_only_an_endpoint_with_a_long_run_departs_from_it() -> None:
+    relative, offsets = np.array([0.1, -0.1]), np.array([0.3, 0.0])
+    assert departures(relative, offsets, np.array([50.0, PRIOR_ASKS])).tolist() == pytest.approx([-0.2, 0])
 
 
 def test_an_endpoint_asked_alone_lately_does_not_become_the_level() -> None:

@@ -20,7 +20,7 @@ from focalroute.observe.pool_stats import (
 )
 from focalroute.observe.window import INFERRED_UNIT, Counts
 
-NONE = np.zeros(2), np.zeros(2), 0.5  # relative skill, relative accuracy, level
+NONE = np.zeros(2), np.zeros(2), 0.5, np.zeros(2)  # relative skill, relative accuracy, level, departure
 
 
 def summary(*counts: Counts, prices: tuple[float | None, ...] = ()) -> PoolTotals:
@@ -41,14 +41,15 @@ def rows(made: PoolTotals, offsets: tuple[float, ...], strengths: tuple[float, .
     pairs = np.full((size, size), 0.25) * (1 - np.eye(size))
     n, right = made.known().sum(axis=0)
     accuracy, level = shrunk_accuracy(n, right, np.array(offsets), np.array(strengths))
-    return made.stats(tuple(map(str, range(size))), pairs, relative_skill, accuracy - level, float(level)).rows
+    names, none = tuple(map(str, range(size))), np.zeros(size)
+    return made.stats(names, pairs, relative_skill, accuracy - level, float(level), none).rows
 
 
 def expected_costs(made: PoolTotals) -> list[float | None]:
     """With nothing asked together, and no long run."""
     n = len(made.prices)
     names = tuple(map(str, range(n)))
-    return made.stats(names, np.zeros((n, n)), np.zeros(n), np.zeros(n), 0.5).expected_cost
+    return made.stats(names, np.zeros((n, n)), np.zeros(n), np.zeros(n), 0.5, np.zeros(n)).expected_cost
 
 
 def column(found: EndpointRows, name: str) -> np.ndarray:
@@ -215,7 +216,7 @@ def test_a_query_that_costs_other_than_usual_is_seen_as_if_prices_were_others() 
 
     def stats(prices: tuple[float | None, ...]) -> PoolStats:
         none = np.zeros(3)
-        return PoolTotals(prices).stats(("a", "b", "c"), np.zeros((3, 3)), none, none, 0.5)
+        return PoolTotals(prices).stats(("a", "b", "c"), np.zeros((3, 3)), none, none, 0.5, none)
 
     seen, expected = stats(prices).at(factors), stats((2e-6, 4e-7, None))
     assert seen.order == expected.order == (1, 0, 2)
@@ -232,7 +233,7 @@ def test_where_no_price_is_listed_what_calls_cost_is_the_price() -> None:
     totals = PoolTotals((None, None, None))
     for index, pico in enumerate((30_000_000, 1_000_000)):
         totals.update(index, Counts(priced=2, cost_pico=2 * pico))
-    stats = totals.stats(("a", "b", "c"), np.zeros((3, 3)), none, none, 0.5)
+    stats = totals.stats(("a", "b", "c"), np.zeros((3, 3)), none, none, 0.5, none)
     assert stats.order == (1, 0, 2)
     np.testing.assert_allclose(stats.prices, [3e-5, 1e-6, np.nan])
     assert stats.typical_shares[1] < stats.typical_shares[2] < stats.typical_shares[0]

@@ -35,6 +35,7 @@ def begun(
     seed: int = 0,
     priced: bool = False,
     known: bool = False,
+    changed: bool = False,
     text: str = "Red or blue?",
     prices: Sequence[float] = (0.3, 0.2, 0.4, 0.1),
 ) -> Ask:
@@ -46,6 +47,10 @@ def begun(
         costs[:9, 1] = 10  # "b" is dear where green is mentioned
         even, unknown = np.full(4, 0.5, np.float32), np.full(4, np.nan, np.float32)
         observer.adopt(Experience(NAMES, even, unknown, texts, right, costs))
+    if changed:  # on other texts "d" is right now, and "b" is not
+        for number in range(100):
+            members = {name: Member(1, 0, 5, 4.0, Decimal("0.2")) for name in ("b", "d")}
+            observer.learn(Outcome(f"later {number}", members, {"b": 0.0, "d": 1.0}))
     if priced:
         observer.learn(Outcome("before", {"b": Member(1, 0, 5, 4.0, Decimal("0.2"))}, {"b": 1.0}))
     query = Query("q", ({"role": "user", "content": text},), choices=("red", "blue"), answer=None)
@@ -161,6 +166,11 @@ def test_the_cost_of_calls_on_similar_texts_counts() -> None:
     """On both "b" is right, but on green it is dear."""
     first = {colour: begun(known=True, text=f"Red or {colour}?").view.by_text(5.0) for colour in ("pink", "green")}
     assert [order[0] for order in first.values() if order is not None] == [1, 3]
+
+
+def test_an_endpoint_that_lately_did_worse_than_in_the_long_run_is_worth_less_by_the_text() -> None:
+    orders = [begun(known=True, changed=changed).view.by_text(7.0) for changed in (False, True)]
+    assert [order[0] for order in orders if order is not None] == [1, 3]
 
 
 def test_where_one_endpoint_by_the_text_did_better_in_training_it_is_asked_at_any_weight() -> None:

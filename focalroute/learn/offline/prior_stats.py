@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32, F64, I64, Bools
 from focalroute.learn.offline.recorded import RecordedLog
-from focalroute.observe.accuracy import evidence, log_losses, mixed, relative_accuracies, window_lengths
+from focalroute.observe.accuracy import departures, evidence, log_losses, mixed, relative_accuracies, window_lengths
 from focalroute.observe.calibration import (
     MOST_CHOICES,
     Corrections,
@@ -69,12 +69,14 @@ class PriorStats:
 
     Attributes:
         rows: see `focalroute.observe.pool_stats.EndpointRows`, (T, N, ...).
+        departure: (T, N) see `focalroute.observe.accuracy.departures`.
         length: (T, N) the column "length" of the recorded reply.
         pairs: (ceil(T / every), N, N) focal diversity of pairs, 0 on the diagonal; row t uses entry t // every.
         every: see `compute_prior_stats`.
     """
 
     rows: EndpointRows
+    departure: F64
     length: F32
     pairs: F32
     every: int
@@ -120,7 +122,8 @@ def compute_prior_stats(
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
     relative_accuracy, level = _accuracies(recorded, known, long_run, window)
     rows = rows_of(table, focal, relative_skill, relative_accuracy, level)
-    return PriorStats(rows, _lengths(recorded, seen), pairs, every)
+    departure = departures(relative_accuracy, long_run.offsets, long_run.strengths)
+    return PriorStats(rows, departure, _lengths(recorded, seen), pairs, every)
 
 
 def _accuracies(recorded: RecordedLog, known: Bools, long_run: LongRun, window: int) -> tuple[F64, F64]:

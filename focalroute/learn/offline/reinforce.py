@@ -79,7 +79,8 @@ class OfflineSettings:
         return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
 
 
-#: The cost weights at which a policy is measured; at the first all endpoints are asked, at the last only the cheapest.
+#: The cost weights at which a policy is measured; at the first all endpoints are asked (one, where no two answers can
+#: be compared), at the last only the cheapest.
 GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, HIGHEST_WEIGHT)
 
 
@@ -176,30 +177,26 @@ class PolicyGradient:
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
         """Measure the greedy policy on these queries at every weight of `GRID`: the nets, or one endpoint by the text.
 
-        If answers can be compared, the nets are used unless their reward is significantly lower; if no two can be, the
-        one with the higher reward.
+        If answers can be compared, the nets are used unless their reward is significantly lower; if no two can be,
+        further endpoints confirm nothing, and one is asked.
         """
         recorded = self.views.recorded
         comparable = recorded.closed.any() or (recorded.size < recorded.usable.sum(axis=1)).any()
         everything = float(recorded.usd[rows].sum())
         worths, points = [], []
         for price in GRID:
-            alone = price > COST_WEIGHT_RANGE[1]
+            alone = price > COST_WEIGHT_RANGE[1] or not comparable
             played = self.roll(decider, nearest(price), rows, price, 1, None, alone=alone)
             if not alone and price > LOWEST_WEIGHT:
                 one = self.roll(decider, nearest(price), rows, price, 1, None, alone=True)
-                if _surely(_reward(one, price) - _reward(played, price)) > 2 * comparable:
+                if _surely(_reward(one, price) - _reward(played, price)) > 2:
                     played, alone = one, True
             paid = float(played.shares.sum()) * self.everybody
             calls = float((played.first | played.later).sum(axis=1).mean())
             cost_ratio = paid / everything if everything else 0.0
             worths.append(played.worth)
             points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price, alone))
-        # If no two answers can be compared, asking more endpoints makes none more accurate, so the nets have to show
-        # that they are. One endpoint by the text trades right answers for cost by its own estimate, which is shrunk.
-        gain = np.where(comparable | np.array([point.alone for point in points]), -1.0, 0.0)
-        cost = np.array([point.cost_ratio for point in points])
-        served = [GRID[at] for at in kept(np.stack(worths), cost, gain)]
+        served = [GRID[at] for at in kept(np.stack(worths), np.array([point.cost_ratio for point in points]))]
         return tuple(replace(point, served=min(w for w in served if w >= point.cost_weight)) for point in points)
 
 
@@ -242,25 +239,23 @@ def improved(
     return decider, adam.moments
 
 
-def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
+def kept(worth: F32, cost: F64) -> list[int]:
     """Return which of G ways to answer, most expensive first, are worth serving; a random mixture fills the gaps.
 
-    The last is always kept. The first is kept unless it is too inaccurate compared with the best of the others, which
-    is then tested as the first in the same way. Each way in between must be more accurate than the random mixture of
-    its kept neighbours at its cost.
+    The last is always kept. The first is kept unless it is less accurate than the best of the others by two standard
+    errors of the paired difference; the best is then tested as the first in the same way. A way in between may be one
+    standard error less accurate than the random mixture of its kept neighbours at its cost.
 
     Args:
         worth: (G, n) values of the answers to the same queries.
         cost: (G,).
-        gain: (G,) by how many standard errors of the paired difference a way must be better; if negative, it may be
-            worse by as many, and the first by twice as many.
     """
     last, right = len(worth) - 1, worth.mean(axis=1)
     first = 0
     while first < last:
         equals = first + 1 + np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())
         best = int(equals[cost[equals].argmin()])  # of equal costs the lowest weight: later texts may cost differently
-        if _surely(worth[first] - worth[best]) >= min(gain[first], 2 * gain[first]):
+        if _surely(worth[first] - worth[best]) >= -2:
             break
         first = best
     found = {first, last}
@@ -271,9 +266,9 @@ def kept(worth: F32, cost: F64, gain: F64) -> list[int]:
             for at in range(dear + 1, cheap):
                 gap = cost[dear] - cost[cheap]
                 share = np.clip((cost[at] - cost[cheap]) / gap, 0, 1) if gap > 0 else 0.0
-                gains[at] = _surely(worth[at] - share * worth[dear] - (1 - share) * worth[cheap]) - gain[at]
+                gains[at] = _surely(worth[at] - share * worth[dear] - (1 - share) * worth[cheap])
         most = max(gains, key=gains.__getitem__, default=0)
-        if gains.get(most, -np.inf) < 0:
+        if gains.get(most, -np.inf) < -1:
             return ends
         found.add(most)
 

@@ -41,6 +41,7 @@ class LogView:
         columns: (B, N, De) endpoint rows before any is asked; 0 in the columns that depend on lambda.
         shares: (B, N) expected c / C.
         cost_factors: (B, N) expected cost of a call as a multiple of the usual one, by the text.
+        departure: (B, N) see `focalroute.observe.accuracy.departures`.
         level: (B,) the column of this name.
         pairs: (B, N, N) focal diversity of pairs.
         features: (B, K, N, Fm) each endpoint's evidence on each candidate, as if asked in round 1; zeros if it has no
@@ -52,6 +53,7 @@ class LogView:
     columns: F32
     shares: F32
     cost_factors: F32
+    departure: F64
     level: F32
     pairs: F32
     features: F32
@@ -120,7 +122,8 @@ def log_view(
         given = ~np.isnan(part.mass[..., 0]) & apt[:, None]
         observation.calibrate(features, log_masses(part)[..., :MOST_CHOICES], known, given)
     shares = prior.rows.shares[rows].astype(np.float32)
-    return LogView(part, columns, shares, expected.cost[rows], level, prior.pairs_at(rows), features, ids)
+    cost, departure = expected.cost[rows], prior.departure[rows]
+    return LogView(part, columns, shares, cost, departure, level, prior.pairs_at(rows), features, ids)
 
 
 def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
@@ -291,9 +294,10 @@ def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]
     usd = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
     similar = seen.columns[..., _ENDPOINT["similar"].start]
     shares = typical_shares(usd.astype(np.float64))
-    worth = observation.worth_alone(similar, cost_weight[:, None], shares * seen.cost_factors)
+    accuracy = observation.accuracy_alone(similar, seen.departure)
+    worth = accuracy - cost_weight[:, None] * shares * seen.cost_factors
     cheapest = cost_weight >= HIGHEST_WEIGHT
-    least = observation.worth_cheapest(similar, shares)
+    least = observation.worth_cheapest(accuracy, shares)
     return np.where(cheapest[:, None], least, worth), cheapest | (similar.any(axis=1) & alone)
 
 
