@@ -15,7 +15,7 @@ PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 Amount = Decimal | float | str
 
 _MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
-_MOST_TOLD = Decimal(100_000)
+_MOST_STATED = Decimal(100_000)
 _MOST_DECIMALS = 30  # "0e-999999999" would be printed with all its zeros
 _PRINTABLE_BITS = 1000  # Python refuses to print integers of thousands of digits
 
@@ -58,7 +58,7 @@ def parse_decimal(amount: object) -> Decimal | None:
     return value if not value or abs(value.adjusted()) <= _MAX_AMOUNT_EXPONENT else None
 
 
-def told_usd(amount: object, most: Decimal = _MOST_TOLD) -> Decimal | None:
+def stated_usd(amount: object, most: Decimal = _MOST_STATED) -> Decimal | None:
     """Return a cost stated by a service, exactly as written; None if it is not a plausible one."""
     value = parse_decimal(amount)
     if value is None or not 0 <= value <= most:

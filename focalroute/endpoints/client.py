@@ -20,7 +20,7 @@ from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.transport import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport, Transport
 from focalroute.endpoints.wire import CapField, Completion, Request
 from focalroute.endpoints.wire.fields import told_cost
-from focalroute.endpoints.wire.refusals import in_its_words
+from focalroute.endpoints.wire.refusals import with_service_message
 from focalroute.endpoints.wire.stream import StreamDecoder
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class EndpointClient:
             reply = await self._whole(COMPLETIONS if scored else CHAT, body, headers, timeout_s)
             return wire.decode_scored(reply, scored) if scored else wire.decode_bytes(reply)
         except CallFailed as error:
-            raise self._in_its_words(error, body) from None
+            raise self._with_service_message(error, body) from None
 
     async def embed(self, texts: Sequence[str]) -> wire.Embeddings:
         """Ask once for the embeddings of some texts.
@@ -193,14 +193,14 @@ class EndpointClient:
         except CallFailed as error:
             if not decoder.whole or error.failure.kind != "protocol" or error.reported is not None:
                 error.usage = error.usage or decoder.usage
-                raise self._in_its_words(error, body) from None
+                raise self._with_service_message(error, body) from None
         yield self.quirks.see(decoder.finish())
 
-    def _in_its_words(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
+    def _with_service_message(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
         """Add the service's own words to the failure of a successful response that reports an error."""
         if error.reported is None:
             return error
-        failure = in_its_words(error.failure, error.reported, self._transport.secrets(body))
+        failure = with_service_message(error.failure, error.reported, self._transport.secrets(body))
         return CallFailed(failure, error.usage, free=error.free)
 
     def prepare(self) -> None:

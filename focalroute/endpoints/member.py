@@ -117,7 +117,7 @@ class PoolMember:
         if known.thinks != self._quirks.thinks:
             known = replace(known, thinks=self._quirks.thinks)
         plan = call.plan(known)
-        return plan if able is not None else plan.hoping()
+        return plan if able is not None else plan.with_optional_logprobs()
 
     def _begin_check(self) -> None:
         """Check the capabilities in the background, one check at a time per loop, and not soon after a failure."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from focalroute.core.config import Dialect, Endpoint, Price
-from focalroute.core.dollars import told_usd
+from focalroute.core.dollars import stated_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.services import service_at
@@ -222,7 +222,7 @@ class _Shape:
         return Price(prompt, completion, cached)
 
     def _per_million(self, amount: object) -> Decimal | None:
-        value = told_usd(amount, _HIGHEST * self.tokens / 1_000_000)
+        value = stated_usd(amount, _HIGHEST * self.tokens / 1_000_000)
         return None if value is None else value * 1_000_000 / self.tokens
 
 

@@ -112,7 +112,7 @@ class Plan:
         kind: of a free-form question's answer.
         fallback: the plan to use if the service refuses the schema or cannot score texts; None: there is none.
         repairs: whether it asks again for a structured reply that was not valid.
-        hopeful: whether log-probabilities may be missing from the reply.
+        logprobs_optional: whether log-probabilities may be missing from the reply.
     """
 
     request: Request
@@ -121,7 +121,7 @@ class Plan:
     kind: AnswerKind | None = None
     fallback: Plan | None = None
     repairs: bool = False
-    hopeful: bool = False
+    logprobs_optional: bool = False
 
     def read(self, completion: Completion, params: Mapping[str, Any] | None = None) -> ParsedReply:
         """Read the reply's answer.
@@ -156,7 +156,7 @@ class Plan:
         reader = choice_parser(self.choices)
         if self.method == "samples" and len(samples) > 1:
             return _counted(completion, samples, reader)
-        if self.hopeful and completion.choices[0].tokens is None:
+        if self.logprobs_optional and completion.choices[0].tokens is None:
             return _single(completion, reader, "parsed")
         return _single(completion, reader, self.method)
 
@@ -172,9 +172,9 @@ class Plan:
         request = replace(self.request, messages=(*self.request.messages, *added))
         return replace(self, request=request, fallback=None, repairs=True)
 
-    def hoping(self) -> Plan:
+    def with_optional_logprobs(self) -> Plan:
         """Return the plan for an endpoint whose capabilities are not known yet."""
-        return replace(self, fallback=self.fallback and self.fallback.hoping(), hopeful=True)
+        return replace(self, fallback=self.fallback and self.fallback.with_optional_logprobs(), logprobs_optional=True)
 
 
 def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan:

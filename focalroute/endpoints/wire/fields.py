@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
 
-from focalroute.core.dollars import told_usd
+from focalroute.core.dollars import stated_usd
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure, Usage
 from focalroute.core.shapes import as_object, objects_in
@@ -122,12 +122,12 @@ def told_cost(payload: object) -> Decimal | None:
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
     """Return the cost, USD, with OpenRouter's upstream charge to a caller's own key unless `is_byok` is false."""
-    cost = told_usd(usage.get("cost", usage.get("estimated_cost")))
+    cost = stated_usd(usage.get("cost", usage.get("estimated_cost")))
     upstream = None if cost is None else _within(usage, "cost_details", "upstream_inference_cost")
     if cost is None or upstream is None or usage.get("is_byok") is False:
         return cost
-    upstream_cost = told_usd(upstream)
-    return None if upstream_cost is None else told_usd(_EXACT.add(cost, upstream_cost))
+    upstream_cost = stated_usd(upstream)
+    return None if upstream_cost is None else stated_usd(_EXACT.add(cost, upstream_cost))
 
 
 def _number(value: object) -> float | None:

@@ -95,7 +95,7 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
     )
 
 
-def in_its_words(failure: Failure, reported: object, secrets: Sequence[str]) -> Failure:
+def with_service_message(failure: Failure, reported: object, secrets: Sequence[str]) -> Failure:
     """Add the service's own words to the failure of a successful response that reports an error.
 
     Args:
