@@ -19,7 +19,7 @@ from focalroute.endpoints import wire
 from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.transport import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport, Transport
 from focalroute.endpoints.wire import CapField, Completion, Request
-from focalroute.endpoints.wire.fields import told_cost
+from focalroute.endpoints.wire.fields import stated_cost
 from focalroute.endpoints.wire.refusals import with_service_message
 from focalroute.endpoints.wire.stream import StreamDecoder
 
@@ -137,7 +137,9 @@ class EndpointClient:
         """
         try:
             async with asyncio.timeout(LOOKUP_S):
-                return told_cost(wire.parse_json(await self._transport.read(f"/generation?id={generation}", None, {})))
+                return stated_cost(
+                    wire.parse_json(await self._transport.read(f"/generation?id={generation}", None, {}))
+                )
         except TimeoutError:
             raise _timed_out() from None
 

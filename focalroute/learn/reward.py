@@ -206,7 +206,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     A reply without an answer is always wrong. Endpoints that were probed afterwards are credited likewise, in round 0.
     """
     text = _text_of(answer) | _confidence_of(answer, feedback)
-    masses = _masses(answer, _told(answer, feedback))
+    masses = _masses(answer, _known_candidate(answer, feedback))
     answer = _with_probes(answer)
     if feedback.right is not None and answer.kind != SYNTHESIS:
         right = {
@@ -264,7 +264,7 @@ def _drawn(answer: StoredAnswer) -> int | None:
     return rng.choices(range(len(answer.probabilities)), answer.probabilities)[0]
 
 
-def _told(answer: StoredAnswer, feedback: Feedback) -> int | None:
+def _known_candidate(answer: StoredAnswer, feedback: Feedback) -> int | None:
     """Return the right candidate, if the feedback reveals it."""
     if feedback.right is not None:
         return answer.keys.index(feedback.right) if feedback.right in answer.keys else None

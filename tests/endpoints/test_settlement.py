@@ -18,7 +18,7 @@ from aiohttp import web
 
 from focalroute import AsyncEnsemble, Budget, Endpoint, Ensemble, PoolError
 from focalroute.endpoints import paid_call
-from focalroute.endpoints.wire.fields import told_cost
+from focalroute.endpoints.wire.fields import stated_cost
 from focalroute.store.base import LedgerSum
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, sse, until
@@ -235,4 +235,4 @@ def test_the_answer_to_a_lookup_is_read_no_further_than_an_error(
     ],
 )
 def test_the_upstream_cost_of_your_own_key_is_added(told: dict[str, Any], cost: str) -> None:
-    assert told_cost({"data": told}) == Decimal(cost)
+    assert stated_cost({"data": told}) == Decimal(cost)

@@ -28,7 +28,7 @@ from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.elicit.parse import choice_parser
 from focalroute.endpoints.rate_limits import Throttle, pause_of
 from focalroute.endpoints.wire import Completion, Request, decode_bytes, parse_json
-from focalroute.endpoints.wire.fields import told_cost
+from focalroute.endpoints.wire.fields import stated_cost
 from focalroute.endpoints.wire.refusals import refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.evaluate.outcomes import read_log
@@ -138,7 +138,7 @@ def listing(data: bytes) -> None:
 
 def lookup(data: bytes) -> None:
     with suppress(CallFailed):
-        cost = told_cost(parse_json(data))
+        cost = stated_cost(parse_json(data))
         assert cost is None or 0 <= cost <= 200_000
 
 

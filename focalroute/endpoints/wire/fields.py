@@ -114,7 +114,7 @@ def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _MAX_TOKEN_COUNT else None
 
 
-def told_cost(payload: object) -> Decimal | None:
+def stated_cost(payload: object) -> Decimal | None:
     """Return the cost, USD, in OpenRouter's reply to a lookup of a call by its id; None: it has none, or not yet."""
     call = as_object(as_object(payload).get("data"))
     return _cost({**call, "cost": call.get("total_cost"), "cost_details": call})
