@@ -45,7 +45,7 @@ def draw(path: Path) -> None:
     ours = sorted((cost, 100 * right) for name, (right, cost) in found.items() if name.startswith("focalroute"))
     axes.plot(*zip(*ours, strict=True), "o-", color="#d1495b", label="focalroute")
     above = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center"}
-    axes.annotate("focalroute", ours[-1], **above, color="#d1495b", weight="bold")
+    axes.annotate("focalroute", ours[-2], **above, color="#d1495b", weight="bold")
     for name, shown in _BASELINES.items():
         right, cost = found[name]
         axes.plot(cost, 100 * right, "o", color="#54708c")
