@@ -11,8 +11,9 @@ A schema may come from a caller and a value from a provider, so neither is trust
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ MAX_NODES = 5_000
 MAX_DEPTH = 64
 MAX_STEPS = 20_000
 MAX_PATTERN = 10_000  # characters
+MOST_MISFITS = 5  # that a check lists
 
 _PROGRAM_BYTES = 2**20  # of memory for one pattern: "\\pL{400}" would compile to eight times as much, in 0.2 s
 _PROGRAM_PER_NODE = 8  # instructions; one takes up to 2 us to compile
@@ -50,8 +52,12 @@ def _take_steps(count: int) -> None:
         raise _TooManySteps
 
 
-def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
-    """Return a function that tells whether a value is valid; it never fetches a reference.
+#: The way to a part of a value that is not valid, and the keyword of the schema that says so.
+Misfit = tuple[tuple[str | int, ...], str]
+
+
+def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]:
+    """Return a function that lists what is wrong with a value, up to a few parts; it never fetches a reference.
 
     Raises:
         ConfigError: the schema is wrong or not supported, or a needed package is not installed.
@@ -76,21 +82,25 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], bool]:
     undated = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
     checks = bounded(_with_short_repr(undated), registry=referencing.Registry())
 
-    def valid(value: object) -> bool:
+    def misfits(value: object) -> Sequence[Misfit]:
+        found: list[Misfit] = []
         token = _steps_left.set(MAX_STEPS)
         try:
-            return bool(checks.is_valid(_with_short_repr(value)))
+            for error in islice(checks.iter_errors(_with_short_repr(value)), MOST_MISFITS):
+                found.append((tuple(error.absolute_path), error.validator or "false"))
         except (ArithmeticError, RecursionError, UnicodeError, _TooManySteps, referencing.exceptions.Unresolvable):
-            return False
+            return found or [((), "cannot be checked")]
         finally:
             _steps_left.reset(token)
+        return found
 
-    return valid
+    return misfits
 
 
 @functools.lru_cache(maxsize=8)
-def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Exception]) -> Any:
-    """Extend a draft's validator: every keyword counts steps, and keywords that take superlinear time are replaced."""
+def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[..., Exception]) -> Any:
+    """Extend a draft's validator: every keyword counts steps, and keywords that take superlinear time are replaced,
+    as are those that do not lead to the field that is missing or too many."""
 
     def pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Exception]:
         if isinstance(instance, str) and not _matches(pattern, instance):
@@ -114,16 +124,26 @@ def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[[str], Ex
         named = schema.get("properties", {})
         patterns = schema.get("patternProperties", {})
         for name in instance:
-            if name not in named and not any(_matches(pattern, name) for pattern in patterns):
+            if name in named or any(_matches(pattern, name) for pattern in patterns):
+                continue
+            if wanted is False:
+                yield invalid("is not allowed", path=[name])
+            else:
                 yield from validator.descend(instance[name], wanted, path=name)
 
-    linear = {
+    def required(_: Any, names: Any, instance: Any, __: Any) -> Iterator[Exception]:
+        for name in names if isinstance(instance, dict) else ():
+            if name not in instance:
+                yield invalid("is missing", path=[name])
+
+    own = {
         "additionalProperties": additional_properties,
         "pattern": pattern,
         "patternProperties": pattern_properties,
+        "required": required,
         "uniqueItems": unique_items,
     }
-    keywords = {**draft.VALIDATORS, **linear}
+    keywords = {**draft.VALIDATORS, **own}
     return extend(draft, {name: _counted(keyword, 5 if name in _COSTLY else 1) for name, keyword in keywords.items()})
 
 

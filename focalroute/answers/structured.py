@@ -21,10 +21,9 @@ from types import UnionType
 from typing import Any, _SpecialForm, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from focalroute.answers.canonical_json import canonical, parsed
-from focalroute.answers.json_schema import MAX_NODES, pointed_to, validator
+from focalroute.answers.json_schema import MAX_NODES, MOST_MISFITS, pointed_to, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 from focalroute.core.shapes import as_list, as_object
@@ -34,7 +33,6 @@ from focalroute.core.shapes import as_list, as_object
 Wanted = type[Any] | UnionType | _SpecialForm | Mapping[str, Any]
 
 _LONGEST_PROBLEM = 1000  # characters
-_MOST_MISFITS = 5  # that a failure names
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -54,7 +52,7 @@ class Structure:
     """
 
     def __init__(self, schema: Mapping[str, Any], adapter: TypeAdapter[Any] | None = None) -> None:
-        self._valid = validator(schema) if adapter is None else None  # first: the code below needs a valid schema
+        self._check = validator(schema) if adapter is None else None  # first: the code below needs a valid schema
         self.schema = schema
         self.digest = blake2b(canonical(schema).encode(), digest_size=8).hexdigest()
         self._adapter = adapter
@@ -74,7 +72,7 @@ class Structure:
         """Return the canonical JSON of a valid value; None if it is invalid."""
         try:
             received = canonical(value)
-            if self._valid is not None and not self._valid(value):
+            if self._check is not None and self._check(value):
                 return None
             if self._adapter is None:
                 return received
@@ -121,25 +119,28 @@ class Structure:
 
     def problem(self, text: str) -> str:
         """Return why a reply has no valid answer, for the member that gave it."""
-        found = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in self._errors(text))
+        found = "; ".join(f"{'.'.join(map(str, place))}: {message}" for place, _, message in self._errors(text))
         return found[:_LONGEST_PROBLEM] or "It is not JSON that is valid against the schema"
 
     def misfits(self, text: str) -> str:
-        """Return where a reply does not fit the type, and pydantic's names for the errors, without any of its text."""
+        """Return where a reply does not fit, with pydantic's names or the schema's keywords, and none of its text."""
         names = canonical(self.schema)
         found = []
-        for one in self._errors(text)[:_MOST_MISFITS]:
-            place = (str(part) if isinstance(part, int) or f'"{part}":' in names else "*" for part in one["loc"])
-            found.append(f"{'.'.join(('$', *place))}: {one['type']}")
+        for place, error, _ in self._errors(text)[:MOST_MISFITS]:
+            known = (str(part) if isinstance(part, int) or f'"{part}":' in names else "*" for part in place)
+            found.append(f"{'.'.join(('$', *known))}: {error}")
         return f" ({', '.join(found)})" if found else ""
 
-    def _errors(self, text: str) -> list[ErrorDetails]:
-        """Return pydantic's errors on the likeliest JSON in a reply; empty: there is none, or pydantic does not say."""
-        for value in () if self._adapter is None else _values(text[:_MAX_LENGTH]):
+    def _errors(self, text: str) -> list[tuple[tuple[str | int, ...], str, str]]:
+        """Return place, name and message of the errors in the likeliest JSON of a reply; empty: it has none."""
+        for value in _values(text[:_MAX_LENGTH]):
+            if self._check is not None:
+                return [(place, keyword, f"is wrong by {keyword!r}") for place, keyword in self._check(value)]
             try:
-                self._adapter.validate_json(canonical(value))  # type: ignore[union-attr]
+                self.value(canonical(value))
             except ValidationError as error:
-                return error.errors(include_url=False, include_context=False, include_input=False)
+                found = error.errors(include_url=False, include_context=False, include_input=False)
+                return [(one["loc"], one["type"], one["msg"]) for one in found]
             except Exception:  # noqa: BLE001, S112 - too deep or large, or raised by the model's validator
                 continue
         return []

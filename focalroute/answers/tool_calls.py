@@ -63,20 +63,20 @@ class ToolOffer:
             return "the reply calls a tool that was not offered"
         for function in (call["function"] for call in calls):
             schema = self.schemas.get(function["name"])
-            if schema and not _checker(canonical(schema))(parsed(function["arguments"])):
+            if schema and _checker(canonical(schema))(parsed(function["arguments"])):
                 return "the reply calls a tool with arguments that its schema does not allow"
         return None
 
 
 @lru_cache(maxsize=256)
-def _checker(schema: str) -> Callable[[object], bool]:
-    """Return a validator for a tool's arguments; it accepts everything if the schema or the library is unsupported."""
+def _checker(schema: str) -> Callable[[object], Sequence[object]]:
+    """Return a validator for a tool's arguments; it finds nothing wrong if the schema or the library is unsupported."""
     from focalroute.answers.json_schema import validator
 
     try:
         return validator(json.loads(schema))
     except ConfigError:
-        return lambda arguments: True
+        return lambda arguments: ()
 
 
 def parse_calls(calls: Iterable[object]) -> tuple[ToolCall, ...] | None:

@@ -171,10 +171,10 @@ def test_a_schema_that_cannot_be_checked_is_refused_with_its_place(schema: dict[
     ids=lambda value: str(value)[:40],
 )
 def test_our_keywords_check_what_json_schema_defines(schema: dict[str, Any], right: Any, wrong: Any) -> None:
-    valid = validator(schema)
-    assert not valid(wrong)
+    misfits = validator(schema)
+    assert misfits(wrong)
     if right is not None:
-        assert valid(right)
+        assert not misfits(right)
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "ab"])
@@ -200,4 +200,4 @@ SCHEMAS = st.recursive(
 @given(schema=SCHEMAS, value=VALUES)
 def test_on_small_inputs_it_agrees_with_jsonschema(schema: Any, value: Any) -> None:
     """The bounds and the own keywords change nothing where nothing is hostile."""
-    assert validator({"allOf": [schema]})(value) == jsonschema.Draft202012Validator(schema).is_valid(value)
+    assert bool(validator({"allOf": [schema]})(value)) != jsonschema.Draft202012Validator(schema).is_valid(value)

@@ -439,6 +439,21 @@ def test_a_failure_names_the_fields_that_do_not_fit_in_no_word_of_the_reply(serv
         ask(endpoints(service, server, "{}"), list[Order])
 
 
+def test_a_failure_by_a_json_schema_names_the_fields_and_the_keywords(service: Service, server: Server) -> None:
+    """So do the words with which the member is asked once more."""
+    part = {"type": "object", "required": ["size"], "properties": {"size": {}}}
+    properties = {"team": {"enum": ["billing", "shipping"]}, "parts": {"items": part}}
+    said = {"team": "secret1", "parts": [{}], "secret2": 1}
+    with pytest.raises(PoolError) as failed:
+        ask(endpoints(service, server, json.dumps(said)), {"properties": properties, "additionalProperties": False})
+    told = "$.*: additionalProperties, $.parts.0.size: required, $.team: enum"
+    assert f"valid against the schema ({told})" in str(failed.value)
+    asked = server.received[-1].body["messages"][-1]["content"]
+    assert "parts.0.size: is wrong by 'required'; team: is wrong by 'enum'" in asked
+    with pytest.raises(PoolError, match=r"valid against the schema \(\$: type\)"):
+        ask(endpoints(service, server, "[]"), {"type": "object"})
+
+
 class Handwritten(BaseModel):
     """Its validators fail on what they do not expect, as people write them."""
 
