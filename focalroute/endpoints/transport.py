@@ -92,13 +92,16 @@ def unsent(error: BaseException) -> CallFailed:
     if "ProtocolError" in names and "disconnected" not in str(error):
         hint = "check base_url: what answers there speaks no HTTP; is it https instead of http, or another port?"
         return CallFailed(Failure("connection", f"what came back is not HTTP ({cause})", hint=hint))
-    hint = ""
+    message, hint = "could not reach the service", ""
     if isinstance(root, ssl.SSLCertVerificationError):
         cause = f"{cause}: {root.verify_message}"
         hint = "set verify, or SSL_CERT_FILE, to a file of the authority that signed the service's certificate"
     elif isinstance(root, ssl.SSLError):
         hint = "check base_url: TLS failed there; is it http instead of https, or another port?"
-    failure = Failure("connection", f"could not reach the service ({cause})", hint=hint)
+    elif not names & _UNSENT:
+        message = "the service ended the connection without a reply"
+        hint = "try again; if it always does, see its log: over https it may want a certificate of the client (cert)"
+    failure = Failure("connection", f"{message} ({cause})", hint=hint)
     return CallFailed(failure, free=bool(names & _UNSENT))
 
 
