@@ -17,8 +17,10 @@ from datetime import datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
+from itertools import chain
 from types import UnionType
 from typing import Any, _SpecialForm, get_origin
+from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -34,6 +36,7 @@ Wanted = type[Any] | UnionType | _SpecialForm | Mapping[str, Any]
 
 _LONGEST_PROBLEM = 1000  # characters
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
+_FORMATS = ("date-time", "time", "duration", "uuid")  # of texts that pydantic reads
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 #: The names that lead to a field; empty: the whole value.
@@ -65,8 +68,14 @@ class Structure:
         """
         if len(text) > _MAX_LENGTH:
             return None
-        forms = (self._form(value) for value in _values(text))
+        forms = (self._form(value) for value in chain(_values(text), self._unquoted(text)))
         return next((form for form in forms if form is not None), None)
+
+    def _unquoted(self, text: str) -> tuple[str, ...]:
+        """Return a reply that is to be a time or the like alone, and may lack the quotes of JSON."""
+        return (
+            (text.rpartition("</think>")[2].strip(),) if self._adapter and self.schema.get("format") in _FORMATS else ()
+        )
 
     def _form(self, value: object) -> str | None:
         """Return the canonical JSON of a valid value; None if it is invalid."""
@@ -228,18 +237,20 @@ _NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (o
 def checked_label(label: Any, value: object) -> Any:
     """Check a label against the answer's ``value``, and convert it where needed.
 
-    For a model or dataclass, anything else is converted to an instance with all its fields. For a datetime, time or
-    duration, text is converted, as JSON has several ways to write one.
+    For a model or dataclass, anything else is converted to an instance with all its fields. For a datetime, time,
+    duration or UUID, text is converted, as JSON has several ways to write one.
 
     Raises:
         BadLabel: it is not valid, or is text that is not JSON.
     """
-    if isinstance(value, datetime | time | timedelta) and isinstance(label, str):
+    if isinstance(value, datetime | time | timedelta | UUID) and isinstance(label, str):
         try:
             return TypeAdapter(type(value)).validate_python(label.strip('" '))
         except ValidationError:
             kind = type(value).__name__
-            raise BadLabel(f"label: is not a valid {kind}; give an instance, or text as in ISO 8601") from None
+            raise BadLabel(
+                f"label: is not a valid {kind}; give an instance, or text (of a time as in ISO 8601)"
+            ) from None
     if label is None or not _has_fields(value) or _has_fields(label):
         return label
     try:

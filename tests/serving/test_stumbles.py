@@ -14,6 +14,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 from aiohttp import web
@@ -506,15 +507,20 @@ def test_feedback_needs_an_answer_or_an_id(ensemble: Ensemble, answer: Any) -> N
         ensemble.feedback(answer, reward=1)
 
 
+DIGITS = UUID("12345678123456781234567812345678")  # which as text is the JSON of a number, too
+
+
 @pytest.mark.parametrize(
     ("kind", "said", "labels"),
     [
         (datetime, '"2026-01-31T00:00:00"', ["2026-01-31", '"2026-01-31"', datetime(2026, 1, 31)]),
+        (datetime, "<think>?</think>\n2026-01-31T00:00:00", ["2026-01-31"]),  # the reply lacks JSON's quotes
         (time, '"10:30:00"', ["10:30", time(10, 30)]),
         (timedelta, '"PT1H"', ["PT1H", "01:00:00", timedelta(hours=1)]),
+        (UUID, f'"{DIGITS}"', [str(DIGITS), DIGITS.hex, DIGITS]),
     ],
 )
-def test_the_label_of_a_moment_may_be_text(kind: Any, said: str, labels: list[Any]) -> None:
+def test_the_label_of_a_moment_or_an_id_may_be_text(kind: Any, said: str, labels: list[Any]) -> None:
     """It was refused with a message that offered it."""
 
     async def say(request: web.Request, body: Any) -> web.StreamResponse:
