@@ -103,8 +103,11 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
         try:
             return candidate_key(calls_form([label] if isinstance(label, Mapping) else list(label)))
-        except ValueError as error:
-            raise BadLabel(f"label: {error}") from None
+        except ValueError:
+            raise BadLabel(
+                f"label: give the right answer as text, or tool calls, each with its name and arguments; got "
+                f"{type(label).__name__}"
+            ) from None
     try:
         text = choice_text(label)
     except ConfigError:
@@ -137,7 +140,8 @@ def judged(
         BadLabel: see `label_key`; or ``preferred`` is not among the candidates.
     """
     if sum(one is not None for one in (reward, label, label_index, preferred, score)) != 1:
-        raise FeedbackError("feedback: give one of reward, label, label_index, preferred and score")
+        advice = '; the right answer None is label="null"' if answer.kind == "structured" else ""
+        raise FeedbackError(f"feedback: give one of reward, label, label_index, preferred and score{advice}")
     if reward is not None:
         return reward_of(reward), None
     if score is not None:

@@ -117,6 +117,15 @@ def test_a_label_of_a_custom_kind_is_the_normal_form_itself() -> None:
 def test_a_free_form_label_without_an_answer_in_it_is_a_bad_label() -> None:
     with pytest.raises(BadLabel, match="holds no answer of the kind 'number'"):
         label_key("a dozen", FREE)
+    with pytest.raises(BadLabel, match=r"give the right answer as text, or tool calls, each .*; got list"):
+        label_key([42], FREE)
+
+
+def test_the_label_of_an_optional_answer_without_a_value_is_said() -> None:
+    structured = stored("null", "5", backs={"a": 0}, q=(0.5, 0.5), kind="structured")
+    with pytest.raises(FeedbackError, match='the right answer None is label="null"'):
+        judged(structured, label=None)
+    assert judged(structured, label="null") == (1.0, structured.keys[0])
 
 
 def test_a_whole_number_labels_a_free_form_question_as_its_text_does() -> None:
