@@ -206,9 +206,10 @@ def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
 
 def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:
     """The index that a label means: a number is an index, a text is a choice or the dataset's letter for one."""
-    text, number = str(label), isinstance(label, int) and not isinstance(label, bool)
+    text, number = str(label), isinstance(label, int | float) and not isinstance(label, bool)
     named = [names.index(text) for names in (choices, letters) if names.count(text) == 1 and not number]
-    counted = [int(text)] if text.isdecimal() and int(text) < len(choices) else []
+    digits = text.removesuffix(".0")  # which pandas writes in a column of which some are missing
+    counted = [int(digits)] if digits.isdecimal() and len(digits) < 5 and int(digits) < len(choices) else []
     if isinstance(label, _Cell) and len({*named[:1], *counted}) > 1:
         raise ConfigError(f"label: {text!r} is one choice and the index of another; in JSONL a number is an index")
     found = named + counted

@@ -87,6 +87,8 @@ def test_a_long_text_in_a_table_is_read(tmp_path: Path) -> None:
         ({"question": "?", "choices": ["1", "3"], "answer": 1}, 1),  # a number is an index, a text a choice
         ({"question": "?", "choices": ["1", "3"], "answer": "1"}, 0),
         ({"question": "?", "choices": ["red", "blue"], "answer": "1"}, 1),
+        ({"question": "?", "choices": ["red", "blue"], "answer": 1.0}, 1),  # as pandas writes it
+        ({"question": "?", "choices": ["red", "blue"], "answer": "1.0"}, 1),
         ({"question": "?", "choices": {"text": ["red", "blue"], "label": ["A", "B"]}, "answerKey": "B"}, 1),
         ({"question": "?", "answer": "about 1,000"}, "1000"),
     ],
@@ -105,6 +107,8 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": 7, "label": "x"}, "prompt: give a text"),
         ({"prompt": "?", "choices": ["a", "b"], "label": 2}, "label: '2'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": True}, "label: 'True'"),
+        ({"prompt": "?", "choices": ["a", "b"], "label": 0.5}, "label: '0.5'"),
+        ({"prompt": "?", "choices": ["a", "b"], "label": "1" * 5000}, "label: '1111"),
         ({"prompt": "?", "choices": "red, blue", "label": 0}, "choices: give a list"),
         ({"prompt": "?", "choices": ["red", "red"], "label": 0}, "choices: must be distinct"),
         ({"prompt": "?", "choices": ["red"], "label": 0}, "choices: a closed question needs at least 2"),
