@@ -19,7 +19,7 @@ from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import Amount
-from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError
+from focalroute.core.errors import ConfigError, EnsembleClosed, FocalrouteError, PoolError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer, Answers
@@ -80,6 +80,7 @@ R = TypeVar("R")
 
 NO_COPY = "an ensemble holds connections and a store, so it cannot be pickled or copied; make one where it is needed"
 CLOSED = "this ensemble is closed; make a new one"
+FORKED = "this ensemble was made before a fork; make one after it"
 
 
 class AsyncEnsemble:
@@ -200,6 +201,7 @@ class AsyncEnsemble:
         return cls(path, **settings)
 
     async def __aenter__(self) -> Self:
+        _check_loop()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -276,6 +278,7 @@ class AsyncEnsemble:
             BudgetExceeded: no endpoint is affordable.
             StoreError: a limit cannot be enforced, as the store fails.
         """
+        _check_loop()
         self.check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
@@ -554,10 +557,11 @@ class AsyncEnsemble:
         if self._closed:
             raise EnsembleClosed(CLOSED)
         if self._process != os.getpid():  # the store's thread stayed in the parent: no ledger would have asks made here
-            raise EnsembleClosed("this ensemble was made before a fork; make one after it", forked=True)
+            raise EnsembleClosed(FORKED, forked=True)
 
     def limit_tags(self, usd_per_tag: Mapping[str, Amount | Mapping[str, Amount]]) -> None:
         """Replace the budget's limits on tags, for asks that begin from now on. Waits for the store."""
+        self.check_open()
         budget = replace(self.budget or Budget(), usd_per_tag=usd_per_tag)
         self._guard.keep(budget)
         self.budget = budget
@@ -583,6 +587,13 @@ class AsyncEnsemble:
         self._closed = True
         self._unclosed.detach()
         await self._resources.aclose()
+
+
+def _check_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("AsyncEnsemble: runs on asyncio; under trio use Ensemble, in a thread") from None
 
 
 async def _here(work: Callable[[], Awaitable[R]], /) -> R:

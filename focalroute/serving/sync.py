@@ -25,7 +25,7 @@ from focalroute.core.spelling import by_keyword
 from focalroute.learn.reward import USER, Said
 from focalroute.serving.closing import warn_unclosed
 from focalroute.serving.concurrency import Item
-from focalroute.serving.ensemble import CLOSED, NO_COPY, AsyncEnsemble
+from focalroute.serving.ensemble import CLOSED, FORKED, NO_COPY, AsyncEnsemble
 from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind
 from focalroute.serving.settings import Settings, takes_settings
 from focalroute.serving.stats import Stats
@@ -127,7 +127,7 @@ class _Loop:
         self._last = last
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._process: int | None = None  # in which the thread runs
+        self._process = os.getpid()
         self._portal: Future[BlockingPortal] = Future()
         self._ending: Future[None] = Future()
         self._ended: Future[None] = Future()
@@ -136,12 +136,12 @@ class _Loop:
         """Return the portal that runs coroutines on it.
 
         Raises:
-            EnsembleClosed: its thread is in the process that this one was forked from, or has ended because the
-                caller's own function raised SystemExit on it.
+            EnsembleClosed: it was made before a fork, or its thread has ended because the caller's own function raised
+                SystemExit on it.
         """
-        self._start()
         if self._process != os.getpid():
-            raise EnsembleClosed("this ensemble was used before a fork; make one after it", forked=True)
+            raise EnsembleClosed(FORKED, forked=True)
+        self._start()
         if self.gone:
             raise EnsembleClosed(CLOSED)
         return self._portal.result()
@@ -150,7 +150,6 @@ class _Loop:
         with self._lock:
             if self._thread is None:
                 atexit.register(self.finish)
-                self._process = os.getpid()
                 self._thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
                 self._thread.start()
 

@@ -454,7 +454,7 @@ if os.fork() == 0:
     try:
         ensemble.ask({QUESTION!r})
     except EnsembleClosed as error:
-        os._exit(0 if "before a fork" in str(error) else 1)  # as multiprocessing does: onnxruntime's exit would hang
+        os._exit("made before a fork" not in str(error))  # as multiprocessing does: onnxruntime's exit would hang
     os._exit(2)
 sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """

@@ -166,8 +166,19 @@ def test_a_closed_ensemble_is_an_error_of_the_tree(simulated_pool: SimulatedPool
         for after in (lambda: ensemble.feedback("id", reward=1), ensemble.reload, ensemble.update):
             with pytest.raises(EnsembleClosed):
                 await after()
+        with pytest.raises(EnsembleClosed):
+            ensemble.limit_tags({"a": 1})
 
     asyncio.run(ask())
+
+
+def test_other_event_loops_than_asyncio_s_are_an_error_of_the_tree(simulated_pool: SimulatedPool) -> None:
+    """As trio's, in which no loop of asyncio runs."""
+    ensemble = AsyncEnsemble(simulated_pool.endpoints)
+    for first in (ensemble.ask("What is 1 + 1?"), ensemble.__aenter__()):
+        with pytest.raises(ConfigError, match="runs on asyncio; under trio use Ensemble"):
+            first.send(None)
+    asyncio.run(ensemble.aclose())
 
 
 def test_callers_with_short_deadlines_do_not_shut_an_endpoint_for_others(simulated_pool: SimulatedPool) -> None:
