@@ -190,8 +190,8 @@ class Ask:
         """Pick the endpoints to ask next, of those eligible and not asked yet, visited in this order (see `decide`).
 
         With a learned policy, some decisions are made without its networks and without chance: at the highest cost
-        weight the cheapest endpoint is asked alone, at the lowest all endpoints at once, and where that did better in
-        training, the one endpoint that is worth most by the query's text.
+        weight the cheapest endpoint is asked alone, at the lowest all endpoints at once, and where training chose so
+        (see `PolicyGradient.curve`), the one endpoint that is worth most by the query's text.
         """
         asked = self.view.asked
         logits = self.policy.decider_logits(observation)
