@@ -51,7 +51,9 @@ def batch(
     """
     from focalroute.core.dollars import parse_usd
     from focalroute.core.pool import find_pool, load_pool
+    from focalroute.serving.concurrency import check_concurrency
 
+    check_concurrency(concurrency)
     pool = pool or find_pool()
     asked = _read(questions)
     with _Answers(out, [one.digest for one in asked], resume=resume) as answers:

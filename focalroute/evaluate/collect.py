@@ -27,7 +27,7 @@ from focalroute.evaluate.dataset import LabelledQuestion
 from focalroute.evaluate.job_engine import HERE, Engine
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.money.budget import BudgetGuard
-from focalroute.serving.concurrency import run_together
+from focalroute.serving.concurrency import check_concurrency, run_together
 from focalroute.serving.query import make_query
 from focalroute.store import open_store
 
@@ -269,8 +269,7 @@ def collect(
         FocalrouteError: a machine was lost. Its answers are in the log, so resuming asks the rest; its calls under way
             may have been paid.
     """
-    if concurrency < 1:
-        raise ConfigError(f"concurrency: must be at least 1, got {concurrency}")
+    check_concurrency(concurrency)
     way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
     if max_usd is not None:
         left = parse_usd(max_usd, "max_usd")

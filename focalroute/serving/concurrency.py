@@ -21,7 +21,7 @@ Item = Prompt | Mapping[str, Any]
 #: Asks admitted in one event-loop iteration. With more, they wait longer for each other; with fewer, every step of an
 #: ask runs with cold caches.
 MOST_ADMITTED = 8
-#: Workers of one `ask_many`. A million of them take a minute and a gigabyte before any asks.
+#: Workers at a time. A million of them take a minute and a gigabyte before any asks.
 _MOST_WORKERS = 10_000
 
 
@@ -92,8 +92,7 @@ async def ask_all(
         ConfigError: ``concurrency`` is out of bounds, or ``queries`` is a single query.
         Exception: the first that an ask raised, after the others were cancelled, unless ``return_exceptions``.
     """
-    if not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_WORKERS:
-        raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
+    check_concurrency(concurrency)
     if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
         raise ConfigError("queries: give a list of queries, not a single one")
     if len(getattr(queries, "shape", (0,))) != 1:  # iterating over a table yields its columns' names
@@ -118,6 +117,12 @@ async def ask_all(
     with progress_bar("asking", total, shown=progress) as advance:
         await run_together(work(advance) for _ in range(concurrency))
     return Answers(answers[number] for number in sorted(answers))
+
+
+def check_concurrency(concurrency: object) -> None:
+    """ConfigError unless it is a number of workers that `run_together` can start."""
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_WORKERS:
+        raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
 
 
 def _tell_index(error: Exception, number: int) -> None:

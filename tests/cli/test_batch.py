@@ -65,6 +65,14 @@ def test_every_question_has_its_line_and_a_run_goes_on_where_it_stopped(
     assert [row["id"] == rows[row["index"]]["id"] for row in again] == [True, False, False]
 
 
+def test_more_questions_at_a_time_than_can_be_started_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "in.jsonl").write_text('"What is 17 + 25?"\n')
+    assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--concurrency", 10**9) == 2
+    assert "concurrency: give a whole number from 1 to 10000" in capsys.readouterr().err
+
+
 def test_the_whole_file_costs_no_more_than_it_may(
     pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -327,6 +327,14 @@ def test_a_failed_call_and_a_reply_without_an_answer_are_told_apart(tmp_path: Pa
     assert collected.right["vague"] == 0
 
 
+def test_more_questions_at_a_time_than_can_be_started_are_refused(tmp_path: Path) -> None:
+    """Their coroutines took all memory before any question was asked."""
+    nowhere = Endpoint("a", model="m", base_url="http://127.0.0.1:9/v1")
+    for concurrency in (0, 10**9):
+        with pytest.raises(ConfigError, match="concurrency: give a whole number from 1 to 10000"):
+            collect([nowhere], [_question(0)], tmp_path / "log.jsonl", concurrency=concurrency)
+
+
 def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
     async def handler(_: web.Request, __: Any) -> web.StreamResponse:
         return web.json_response({"error": {"message": "who are you?"}}, status=401)
