@@ -175,7 +175,7 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
         values = {"name": name, **table}
         text += "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         if "service" not in table:
-            text += "input_usd_per_1m = 0\noutput_usd_per_1m = 0\n"
+            text += "# A price of 0 means free: no budget limits it.\ninput_usd_per_1m = 0\noutput_usd_per_1m = 0\n"
         text += "\n"
     with TemporaryDirectory(dir=pool.parent) as beside:  # a half-written file would block the next try
         draft = Path(beside) / pool.name

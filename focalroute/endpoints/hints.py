@@ -87,7 +87,7 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return f"leave {failure.lacks} out, or ask another model"
     if status == 404 and not _MODEL.search(message):
         path = urlsplit(endpoint.base_url or "").path
-        likely = "it has no /v1" if "/v1" not in path else "is its path right"
+        likely = "is /v1 missing" if "/v1" not in path else "is its path right"
         return f"check base_url {endpoint.base_url or host}: {likely}?"
     if status in (400, 404) and _MODEL.search(message) and re.search("exist|found|access|invalid|know", message):
         return f"correct the model {endpoint.model!r}: focalroute pool check says what {host} lists"

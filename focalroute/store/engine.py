@@ -221,8 +221,8 @@ class EngineReads(Protocol[ReadConnectionT]):
 def unknown_answer(answer_id: str) -> UnknownAnswer:
     """Make the error for feedback on an answer that is not in the store."""
     return UnknownAnswer(
-        f"the store has no answer with id {answer_id[:99]!r}; give feedback through the store it was asked with; "
-        "answers that are not durable are in none, and a store in memory keeps only the latest"
+        f"the store has no answer with id {answer_id[:99]!r}; use the store that its ask used. No store has "
+        "answers with durable=False; a store in memory has the latest only"
     )
 
 

@@ -159,7 +159,7 @@ def test_a_service_without_a_list_is_unknown_not_a_failure(body: object, status:
 
 def test_an_address_without_v1_is_said() -> None:
     with serving(answering(None, 404)) as server:
-        assert check(server.url.removesuffix("/v1")).remedy.endswith(": it has no /v1?")
+        assert check(server.url.removesuffix("/v1")).remedy.endswith(": is /v1 missing?")
 
 
 @pytest.mark.parametrize(

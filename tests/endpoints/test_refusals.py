@@ -199,7 +199,7 @@ SAID = (
     ),
     Said(
         "a web server", "https://nginx.org/en/docs/", 404, None,
-        "check base_url URL: it has no /v1?",
+        "check base_url URL: is /v1 missing?",
         "HTTP 404",
     ),
 )  # fmt: skip
