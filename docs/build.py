@@ -23,9 +23,13 @@ FIGURES = ROOT / "docs" / "figures"
 REPOSITORY = "https://github.com/focalroute/focalroute"
 _LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
 _FOREIGN = re.compile(r'<script src="https?://[^>]*></script>')
-#: Where a row of a table must not break a figure: 0.656 @ 0.203, +2.8 (+0.9 to +4.8).
+#: Where a row of a table must not break a figure: 0.656 @ 0.203, +2.8 (+0.9 to +4.8), 83.0 ± 2.1, 8.4e-05 ↓.
 _ROW = re.compile(r"^\|.*", re.MULTILINE)
-_WITHIN = re.compile(r"(?<=[\d)]) (@|to) (?=[-+.\d])")
+_WITHIN = re.compile(r"[\d)] (?:@|to) [-+.\d]|\d ± [\d.]++(?! @)|\d ↓|\de-\d")
+#: Where a name in a cell may break: behind a dot, a stroke or an underscore.
+_CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+_NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+_JOINT = re.compile(r"(?<=\w[./_])(?=\w)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -78,12 +82,18 @@ def build(folder: Path) -> Path:
         sys.exit(done.stdout + done.stderr)
     site = folder / "site"
     for page in site.rglob("*.html"):  # a shim of the offline plugin would be fetched from elsewhere
-        page.write_text(_FOREIGN.sub("", page.read_text("utf-8")), "utf-8")
+        page.write_text(_CELL.sub(_breakable, _FOREIGN.sub("", page.read_text("utf-8"))), "utf-8")
     return site
 
 
+def _breakable(cell: re.Match[str]) -> str:
+    return _NAME.sub(lambda name: _JOINT.sub("<wbr>", name[0]), cell[0])
+
+
 def _unbroken(row: re.Match[str]) -> str:
-    return _WITHIN.sub("\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}", row[0])
+    return _WITHIN.sub(
+        lambda figure: figure[0].replace(" ", "\N{NO-BREAK SPACE}").replace("e-", "e-\N{WORD JOINER}"), row[0]
+    )
 
 
 def _linked(text: str, page: str) -> str:

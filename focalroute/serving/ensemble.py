@@ -288,9 +288,8 @@ class AsyncEnsemble:
     def stream(self, query: Prompt | None = None, **options: Unpack[AskArguments]) -> AsyncAnswerStream:
         """Ask the pool and stream the answer as it comes; arguments as `ask`.
 
-        If a single member was chosen, its open text is streamed at once and is the answer: no further round follows. If
-        several were chosen, or answers can be compared (all but open text), or the answer is synthesised, the replies
-        are gathered as in `ask`, and the answer comes in one piece. Use it as::
+        Open text of a single member is streamed as it comes and is the answer: no further round follows. If several
+        members were chosen, if answers can be compared, or if the answer is synthesised, it comes in one piece:
 
             async with ensemble.stream("...") as stream:
                 async for piece in stream:
@@ -298,8 +297,8 @@ class AsyncEnsemble:
             answer = stream.answer
 
         Raises:
-            ConfigError: an argument is wrong. All other errors of `ask` are raised while the stream is read, and
-            StreamBroken: the answer broke off after it had begun.
+            ConfigError: an argument is wrong. The other errors of `ask` are raised while the stream is read.
+            StreamBroken: raised while the stream is read: the answer broke off after it had begun.
         """
         self.check_open()
         asked = make_query(query, **options)
@@ -526,7 +525,8 @@ class AsyncEnsemble:
         It runs in a process of its own, or, if the store is a fleet's or no Python can be started, on a thread that
         shares the interpreter with asks.
 
-        A challenger decides half of the asks until it is shown to be better, and then serves, or is unlikely to be.
+        A challenger decides half of the asks. It serves once it is shown to be better, and is dropped once that is
+        unlikely.
 
         Raises:
             ConfigError: there is no policy folder to publish to: none, or a named policy, was given.
@@ -567,7 +567,7 @@ class AsyncEnsemble:
         self.budget = budget
 
     def stats(self) -> Stats:
-        """Return what was asked, paid and learned so far, by endpoint. It adds up the ledger: not for every ask."""
+        """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger: too slow for every ask."""
         self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats

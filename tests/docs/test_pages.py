@@ -59,6 +59,7 @@ def test_the_api_reference_has_what_is_exported(site: Path) -> None:
 
     text = (site / "api.html").read_text("utf-8")
     assert [name for name in focalroute.__all__ if f'id="focalroute.{name}"' not in text] == ["__version__"]
+    assert re.findall(r'<div class="doc-md-description">\s*</div>', text) == []
 
 
 def test_a_page_without_a_place_fails_the_build(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ _TRIAL = "Which planet has the most moons?"
 class OnnxEmbedder:
     """Embeds texts with a local encoder, such as one of sentence-transformers exported to ONNX: a function of a text.
 
-    A text's vector is the mean of its tokens' vectors, over the attention mask (Reimers & Gurevych 2019), which its
-    users scale to norm 1; a model's output of one vector per text is used as it is. It runs on the calling thread.
+    A text's vector is the mean of its tokens' vectors, over the attention mask (Reimers & Gurevych 2019), later
+    scaled to norm 1; a model's output of one vector per text is used as it is. It runs on the calling thread.
 
     The files are opened unchecked, on the CPU: use only files that you trust. Needs the extra ``embed``.
 
