@@ -99,8 +99,10 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]
 
 @functools.lru_cache(maxsize=8)
 def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[..., Exception]) -> Any:
-    """Extend a draft's validator: every keyword counts steps, and keywords that take superlinear time are replaced,
-    as are those that do not lead to the field that is missing or too many."""
+    """Extend a draft's validator: every keyword counts steps.
+
+    Keywords that take superlinear time are replaced, and those that do not name the field that is missing or too many.
+    """
 
     def pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Exception]:
         if isinstance(instance, str) and not _matches(pattern, instance):

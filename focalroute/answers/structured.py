@@ -73,9 +73,9 @@ class Structure:
 
     def _unquoted(self, text: str) -> tuple[str, ...]:
         """Return a reply that is to be a time or the like alone, and may lack the quotes of JSON."""
-        return (
-            (text.rpartition("</think>")[2].strip(),) if self._adapter and self.schema.get("format") in _FORMATS else ()
-        )
+        if self._adapter is None or self.schema.get("format") not in _FORMATS:
+            return ()
+        return (text.rpartition("</think>")[2].strip(),)
 
     def _form(self, value: object) -> str | None:
         """Return the canonical JSON of a valid value; None if it is invalid."""
