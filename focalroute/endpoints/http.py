@@ -1,7 +1,7 @@
 """Makes HTTP requests to one endpoint. Importing it is slow.
 
 Requests go through the user's ``httpx.AsyncClient``, or over aiohttp's connections: httpx's own pool takes time
-quadratic in the calls under way (`docs/results/speed.md` compares the two). Both return httpx responses.
+quadratic in the calls under way (`docs/results/speed.md` compares the two).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _MOST_CLOSED = 100  # connections closed for one call
 _KEEPALIVE_S = 30.0
 _LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
 
-#: Sends a request: method, address, headers and body.
-Sender = Callable[[str, httpx.URL, httpx.Headers, bytes], Awaitable[httpx.Response]]
+#: Sends a request (method, address, headers and body); the response is httpx's, or has what `Transport` uses of it.
+Sender = Callable[[str, str, CIMultiDict[str], bytes], Awaitable[Any]]
 
 
 class Http(Transport):
@@ -72,7 +72,7 @@ class Http(Transport):
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
         self._base_url = endpoint.base_url
         try:
-            self._urls = {path: httpx.URL(endpoint.base_url + path) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
+            self._urls = {path: str(httpx.URL(endpoint.base_url + path)) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
         except httpx.InvalidURL:
             raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
         masked = endpoint.key()
@@ -84,11 +84,12 @@ class Http(Transport):
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        self._headers = httpx.Headers(headers)
+        self._headers = CIMultiDict(headers)
         self._headers.update(endpoint.headers)
-        self._send = _by_aiohttp(endpoint, session) if endpoint.http_client is None else _by(endpoint.http_client)
+        own_client = endpoint.http_client
+        self._send = _by_aiohttp(endpoint, session, on_headers) if own_client is None else _by(own_client, on_headers)
 
-    async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> httpx.Response:
+    async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
         if body and body.get("stream") and not self._keeps:
             headers = {**headers, "Connection": "close"}
         own = self._headers
@@ -98,14 +99,14 @@ class Http(Transport):
         method, sent = ("GET", b"") if body is None else ("POST", _json(body))
         failed: list[CallFailed] = []
         try:
-            response = await self._send(method, self._urls.get(path) or httpx.URL(self._base_url + path), own, sent)
+            url = self._urls.get(path) or str(httpx.URL(self._base_url + path))
+            response = await self._send(method, url, own, sent)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(unsent(error))
         if failed:  # raised here so that it has no context: a client's error may quote the request
             raise failed.pop()
-        self._on_headers(response.headers.raw)
         if not 200 <= response.status_code < 300:
             try:
                 raise CallFailed(await self._refused(response, body))
@@ -113,7 +114,7 @@ class Http(Transport):
                 await response.aclose()
         return response
 
-    async def _refused(self, response: httpx.Response, body: Mapping[str, Any] | None) -> Failure:
+    async def _refused(self, response: Any, body: Mapping[str, Any] | None) -> Failure:
         try:
             payload = json.loads(await read_all(response, MAX_ERROR_BYTES))
         except (ValueError, RecursionError, CallFailed):
@@ -140,17 +141,18 @@ def _json(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-def _by(client: httpx.AsyncClient) -> Sender:
+def _by(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:
     """Return what sends requests by the user's client."""
     given = client.timeout
     timeout = (given.connect, given.read, given.write, given.pool)
     if set(timeout) == {_HTTPX_S}:
         timeout = _TIMEOUT
 
-    async def send(method: str, url: httpx.URL, headers: httpx.Headers, body: bytes) -> httpx.Response:
-        plain = dict(headers)  # httpx2 has its own types
-        request = client.build_request(method, str(url), headers=plain, content=body, timeout=timeout)
-        return await client.send(request, stream=True, follow_redirects=False)
+    async def send(method: str, url: str, headers: CIMultiDict[str], body: bytes) -> Any:
+        request = client.build_request(method, url, headers=dict(headers), content=body, timeout=timeout)
+        response = await client.send(request, stream=True, follow_redirects=False)
+        on_headers(response.headers.raw)
+        return response
 
     return send
 
@@ -185,21 +187,23 @@ class _Connector(aiohttp.TCPConnector):
         raise aiohttp.ClientConnectionError  # what answers there sends before it is asked
 
 
-def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]]) -> Sender:
+def _by_aiohttp(
+    endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]], on_headers: OnHeaders
+) -> Sender:
     """Return what sends requests over the loop's session, unchanged; responses come in pieces, not decompressed."""
     own_tls = endpoint.verify is not True or endpoint.cert is not None
     tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else True  # True: the session's
     proxy = proxy_of(endpoint)
     proxy_url = None if proxy is None else URL(proxy)
 
-    async def send(method: str, url: httpx.URL, headers: httpx.Headers, body: bytes) -> httpx.Response:
+    async def send(method: str, url: str, headers: CIMultiDict[str], body: bytes) -> Any:
         by = await session()
         try:
             response = await by.request(
                 method,
-                URL(str(url), encoded=True),
+                URL(url, encoded=True),
                 data=body if len(body) < _LARGE else BytesIO(body),
-                headers=CIMultiDict([(name.decode(), value.decode()) for name, value in headers.raw]),
+                headers=headers,
                 allow_redirects=False,
                 proxy=proxy_url,
                 ssl=tls,
@@ -212,16 +216,25 @@ def _by_aiohttp(endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.Clie
             raise httpx.ReadError(type(error).__name__) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise httpx.RemoteProtocolError(type(error).__name__) from error
-        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+        on_headers(response.raw_headers)
+        return _Response(response)
 
     return send
 
 
-class _Body(httpx.AsyncByteStream):
-    """A response body as a stream."""
+class _Response:
+    """Has what `Transport` uses of an httpx response, which takes longer to make."""
+
+    is_stream_consumed = False
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self.status_code, self.headers = response.status, response.headers
+
+    @property
+    def stream(self) -> AsyncIterator[bytes]:
+        """The body, in pieces."""
+        return self
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
