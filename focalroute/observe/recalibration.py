@@ -73,7 +73,13 @@ class Recalibration:
         p = 1 / (1 + np.exp(-rows @ curve))
         gradient = (self._right[:known] - p) @ rows - _CURVATURE @ (curve - self._prior)
         hessian = (rows * (p * (1 - p))[:, None]).T @ rows + _CURVATURE
-        alpha, beta = (curve + np.clip(np.linalg.solve(hessian, gradient), -0.5, 0.5)).tolist()
+        (a, b), (_, c) = hessian.tolist()
+        d, e = gradient.tolist()
+        scale = a * c - b * b  # Cramer's rule: `np.linalg.solve` takes most of a step's time for these two unknowns
+        alpha, beta = (
+            before + min(max(change / scale, -0.5), 0.5)
+            for before, change in zip(self.curve, (c * d - b * e, a * e - b * d), strict=True)
+        )
         self.curve = alpha, max(beta, 0.0)
 
 

@@ -266,10 +266,10 @@ class Referees:
 
 def _powers(errors: F64) -> F64:
     """Return (3, m): 1, the errors, their squares; see `_exact`."""
-    return np.stack([np.ones(len(errors)), errors, _exact(errors**2)])
+    return np.array([np.ones(len(errors)), errors, _exact(errors**2)])
 
 
 def _exact(values: F64) -> F64:
     """Round to multiples of 2^-20, so that adding and subtracting the same values is exact."""
-    rounded: F64 = np.round(values * 2**20) / 2**20
+    rounded: F64 = np.rint(values * 2**20) / 2**20
     return rounded
