@@ -85,6 +85,7 @@ GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 
 
 
 _BLOCKS = 20  # of consecutive validation queries
+_COMPARABLE = 0.05  # least share of queries with choices or with equal answers, for more than one endpoint to be of use
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +178,11 @@ class PolicyGradient:
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
         """Measure the greedy policy on these queries at every weight of `GRID`: the nets, or one endpoint by the text.
 
-        If answers can be compared, the nets are used unless their reward is significantly lower; if no two can be,
-        further endpoints confirm nothing, and one is asked.
+        If answers can be compared, the nets are used unless their reward is significantly lower; if hardly any two
+        can be, further endpoints confirm nothing, and one is asked.
         """
         recorded = self.views.recorded
-        comparable = recorded.closed.any() or (recorded.size < recorded.usable.sum(axis=1)).any()
+        comparable = np.mean(recorded.closed | (recorded.size < recorded.usable.sum(axis=1))) >= _COMPARABLE
         everything = float(recorded.usd[rows].sum())
         worths, points = [], []
         for price in GRID:

@@ -121,8 +121,9 @@ def scored(log: RecordedLog) -> RecordedLog:
 
 
 def test_where_no_two_answers_can_be_compared_the_text_chooses_one() -> None:
-    """Scores alone, of specialists: at any weight, even the lowest."""
+    """Scores of specialists, hardly ever of equal answers: at any weight, even the lowest."""
     log = scored(history(SPECIALISTS, 400, seed=0))
+    log.size[::50] -= 1  # as if two said the same now and then
     points = {point.cost_weight: point for point in train(log, seed=0, settings=SMALL).curve}
     assert {(point.calls, point.alone) for point in points.values()} == {(1, True)}
     one = points[points[0.01].served]
