@@ -759,7 +759,7 @@ def test_wrong_feedback_is_a_typed_error(pool: SimulatedPool, given: dict[str, o
 
 
 def test_feedback_for_an_unknown_answer_says_what_to_do(pool: SimulatedPool) -> None:
-    with Ensemble(pool.endpoints) as ensemble, pytest.raises(UnknownAnswer, match="not durable"):
+    with Ensemble(pool.endpoints) as ensemble, pytest.raises(UnknownAnswer, match="durable=False"):
         ensemble.feedback("no-such-id", reward=1.0)
 
 
