@@ -1,0 +1,113 @@
+"""Plays the whole loop on several pools of small language models: ``python -m tests.benchmarks.tiny_pools``.
+
+Each pool has five models, trained from seeds and on mixtures of counting and logic of its own, and is played as
+`examples.tiny_pool` plays its one. The models stay in the cache, under the digest of their recipe; the first run trains
+them, five minutes a pool. Rows are prequential, one stream each; intervals of the means are Student's over pools.
+Needs torch (the extra ``train``) and llama-server (`make real`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from scipy.stats import t as student
+
+from examples.tiny_pool.__main__ import played
+from examples.tiny_pool.experiment import Sizes
+from examples.tiny_pool.recipe import ROSTER, Recipe, Roster, cached
+from examples.tiny_pool.training import ready
+from focalroute.evaluate.metrics import compare
+from focalroute.evaluate.replay import ReplayResult
+from tests.benchmarks.harness import Table, markdown_table
+
+SINGLE = "best-single-hindsight"
+RIVALS = (SINGLE, "plurality", "carrot-knn", "cascade")
+OURS = ("warm", "cold")
+LEARNED = 300  # questions after which no cold start should be surely below the best single model
+_STEPS = (250, 950)  # of logic alone; added for counting alone, which is harder to learn
+
+
+def roster(pool: int) -> Roster:
+    """The models of a pool: sizes and prices of `ROSTER`, each with another seed and another share of counting.
+
+    One model has hardly any counting, one hardly anything else, and three have a share between.
+    """
+    rng = random.Random(pool)
+    shares = [rng.uniform(0, 0.1), rng.uniform(0.9, 1), *(rng.uniform(0.1, 0.9) for _ in range(3))]
+    rng.shuffle(shares)
+    models = tuple(map(_another, ROSTER.models, shares, (100 * pool + at for at in range(5))))
+    return Roster(models, "birch", ROSTER.newcomer)
+
+
+def _another(recipe: Recipe, counting: float, seed: int) -> Recipe:
+    steps = round(_STEPS[0] + _STEPS[1] * counting)
+    mix = {"counting": round(counting, 2), "logic": round(1 - counting, 2)}
+    return Recipe(recipe.name, recipe.shape, mix, steps, seed, recipe.usd_per_1m, alone=steps // 2)
+
+
+def main() -> None:
+    """Train what is not trained yet, play each pool once, and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pools", type=int, default=6)
+    parser.add_argument("--queries", type=int, default=Sizes().stream)
+    options = parser.parse_args()
+    results = []
+    for pool in range(1, options.pools + 1):
+        models = roster(pool)
+        for recipe in models.models:
+            ready(recipe)
+        ready(models.newcomer)
+        with TemporaryDirectory() as folder:
+            seed = played(Path(folder) / "pool", pool, Sizes(stream=options.queries), models)
+            beside = seed.beside()
+            ours = {name: seed.lives[name].played() for name in OURS}
+            results.append({name: beside[name] for name in RIVALS} | ours)
+            everybody = float(seed.table.usd[seed.rows].sum())
+        print(pool, *(cached(recipe).stem for recipe in models.models), flush=True)
+        print(pool, *(f"{name} {_cell(run, everybody)}" for name, run in results[-1].items()), flush=True)
+    print()
+    print(
+        markdown_table(
+            Table(["pool", *RIVALS, *OURS, f"cold minus the best single, from {LEARNED} on"], _rows(results))
+        )
+    )
+    print()
+    print(markdown_table(Table(["points, mean of pools", *(f"minus {name}" for name in RIVALS)], _means(results))))
+
+
+def _cell(run: ReplayResult, everybody: float) -> str:
+    return f"{run.worth.mean():.3f} @ {run.usd.sum() / everybody:.3f}"
+
+
+def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
+    rows = []
+    for pool, runs in enumerate(results, 1):
+        late = [_late(runs[name]) for name in ("cold", SINGLE)]
+        cells = [f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)]
+        rows.append([str(pool), *cells, compare(late[:1], late[1:]).in_points()])
+    return rows
+
+
+def _late(run: ReplayResult) -> ReplayResult:
+    return ReplayResult(run.worth[LEARNED:], run.usd[LEARNED:], run.asked[LEARNED:])
+
+
+def _means(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
+    rows = []
+    for ours in OURS:
+        cells = []
+        for rival in RIVALS:
+            ahead = 100 * np.array([runs[ours].worth.mean() - runs[rival].worth.mean() for runs in results])
+            margin = student.ppf(0.975, len(ahead) - 1) * ahead.std(ddof=1) / np.sqrt(len(ahead))
+            cells.append(f"{ahead.mean():+.1f} ({ahead.mean() - margin:+.1f} to {ahead.mean() + margin:+.1f})")
+        rows.append([f"focalroute, {ours}", *cells])
+    return rows
+
+
+if __name__ == "__main__":
+    main()
