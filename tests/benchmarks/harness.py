@@ -81,8 +81,9 @@ def _found(names: Sequence[str]) -> list[str]:
 
 def quartiles(values: Sequence[float], unit: float = 1e3) -> str:
     """Median (lower quartile - upper quartile) of seconds, in milliseconds unless said."""
-    low, middle, high = statistics.quantiles([value * unit for value in values], n=4)
-    return f"{middle:.3g} ({low:.3g} - {high:.3g})"
+    found = statistics.quantiles([value * unit for value in values], n=4)
+    low, middle, high = (f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in found)
+    return f"{middle} ({low} - {high})"
 
 
 def p99(seconds: Sequence[float]) -> float:
