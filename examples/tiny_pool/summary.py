@@ -77,7 +77,7 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) 
         cells = [_points(runs, [played[rival] for played in beside]) for rival in _RIVALS]
         single = [played[_RIVALS[0]] for played in beside]
         halves = [
-            _points([_part(run, part) for run in runs], [_part(run, part) for run in single])
+            _points([run.part(part) for run in runs], [run.part(part) for run in single])
             for part in (slice(None, 500), slice(-500, None))
         ]
         lines.append([f"focalroute, {name}", *cells, *halves, _ahead(runs, single)])
@@ -100,10 +100,6 @@ def _points(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str
     return compare(runs, others).in_points()
 
 
-def _part(run: ReplayResult, part: slice) -> ReplayResult:
-    return ReplayResult(run.worth[part], run.usd[part], run.asked[part])
-
-
 def _changes(seeds: Sequence[Seed]) -> str:
     sizes = seeds[0].sizes
     lost, joined = int(sizes.lost * sizes.stream), int(sizes.joined * sizes.stream)
@@ -118,10 +114,10 @@ def _changes(seeds: Sequence[Seed]) -> str:
     runs = [seed.lives[CHANGING].played() for seed in seeds]
     same = [seed.lives[warm].played() for seed in seeds]
     for name, part in parts.items():
-        cut = [_part(run, part) for run in runs]
+        cut = [run.part(part) for run in runs]
         accuracy = f"{np.mean([run.worth.mean() for run in cut]):.3f}"
         asked = f"{np.mean([run.asked[:, newcomer].mean() for run in cut]):.3f}"
-        lines.append([name, accuracy, _points(cut, [_part(run, part) for run in same]), asked])
+        lines.append([name, accuracy, _points(cut, [run.part(part) for run in same]), asked])
     lives = [seed.lives[CHANGING] for seed in seeds]
     unanswered = ", ".join(str(live.unanswered) for live in lives)
     failed = ", ".join(str(live.failed_calls) for live in lives)

@@ -198,6 +198,11 @@ class ReplayResult:
     asked: NDArray[np.bool_]
     seconds: F64 | None = field(default=None, kw_only=True)
 
+    def part(self, rows: slice) -> ReplayResult:
+        """Return the results on some of the rows."""
+        seconds = None if self.seconds is None else self.seconds[rows]
+        return ReplayResult(self.worth[rows], self.usd[rows], self.asked[rows], seconds=seconds)
+
 
 def play(
     strategy: Strategy,

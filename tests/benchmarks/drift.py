@@ -156,15 +156,11 @@ def _played(
 
 
 def _against(played: Sequence[ReplayResult], plain: Sequence[ReplayResult], part: slice) -> str:
-    one, other = ([_part(run, part) for run in runs] for runs in (played, plain))
+    one, other = ([run.part(part) for run in runs] for runs in (played, plain))
     accuracy = np.mean([run.worth.mean() for run in one])
     if played is plain:
         return f"{accuracy:.3f}"
     return f"{accuracy:.3f} {compare(one, other).in_points()}"
-
-
-def _part(played: ReplayResult, part: slice) -> ReplayResult:
-    return ReplayResult(played.worth[part], played.usd[part], played.asked[part])
 
 
 def detector() -> None:
@@ -278,7 +274,7 @@ def _held(
 
 
 def _beside(ours: Sequence[ReplayResult], knew: Sequence[ReplayResult], part: slice) -> str:
-    one, other = ([_part(run, part) for run in runs] for runs in (ours, knew))
+    one, other = ([run.part(part) for run in runs] for runs in (ours, knew))
     return f"{np.mean([run.worth.mean() for run in one]):.3f} {compare(one, other).in_points()}"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -23,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from focalroute import AsyncEnsemble, Budget, Endpoint
+from focalroute.core.records import F64
 from tests.benchmarks.peers import MESSAGES as MESSAGES
 from tests.benchmarks.peers import PROMPT as PROMPT
 from tests.benchmarks.peers import Call
@@ -84,6 +86,15 @@ def quartiles(values: Sequence[float], unit: float = 1e3) -> str:
     found = statistics.quantiles([value * unit for value in values], n=4)
     low, middle, high = (f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in found)
     return f"{middle} ({low} - {high})"
+
+
+def student_points(differences: F64) -> str:
+    """Mean and Student's 95 % interval of differences of shares, in points."""
+    from scipy.stats import t as student
+
+    points = 100 * differences
+    margin = student.ppf(0.975, len(points) - 1) * points.std(ddof=1) / math.sqrt(len(points))
+    return f"{points.mean():+.1f} ({points.mean() - margin:+.1f} to {points.mean() + margin:+.1f})"
 
 
 def p99(seconds: Sequence[float]) -> float:

@@ -147,10 +147,7 @@ def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
     for way, played in runs.items():
         cells = []
         for part in (slice(0, None), slice(0, half), slice(half, None)):
-            ours, frozen = (
-                [ReplayResult(run.worth[part], run.usd[part], run.asked[part]) for run in one]
-                for one in (played, runs["frozen"])
-            )
+            ours, frozen = ([run.part(part) for run in one] for one in (played, runs["frozen"]))
             accuracy = np.mean([run.worth.mean() for run in ours])
             cost = np.mean([run.usd.sum() for run in ours]) / table.usd[test[part]].sum()
             cells.append(f"{accuracy:.3f} @ {cost:.3f}")

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 from sklearn.exceptions import ConvergenceWarning
 
 from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
@@ -30,6 +29,7 @@ from focalroute.evaluate.table import LogTable, Split, learning_order, split
 from focalroute.learn.offline.prior_stats import log_masses
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy, cold
+from tests.benchmarks.harness import student_points
 from tests.benchmarks.stackers import Task, multinomial, nested
 
 HALF = 0.5
@@ -112,11 +112,8 @@ def report(results: list[dict[str, float]]) -> None:
 
 
 def _difference(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:
-    difference = 100 * (ours - theirs)
-    if not difference.any():
-        return ""
-    margin = student.ppf(0.975, len(difference) - 1) * difference.std(ddof=1) / np.sqrt(len(difference))
-    return f"{difference.mean():+.1f} ({difference.mean() - margin:+.1f} to {difference.mean() + margin:+.1f})"
+    difference = ours - theirs
+    return student_points(difference) if difference.any() else ""
 
 
 def main() -> None:

@@ -15,15 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from scipy.stats import t as student
 
 from examples.tiny_pool.__main__ import played
 from examples.tiny_pool.experiment import Sizes
-from examples.tiny_pool.recipe import ROSTER, Recipe, Roster, cached
+from examples.tiny_pool.recipe import ROSTER, Recipe, Roster
 from examples.tiny_pool.training import ready
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.replay import ReplayResult
-from tests.benchmarks.harness import Table, markdown_table
+from tests.benchmarks.harness import Table, markdown_table, student_points
 
 SINGLE = "best-single-hindsight"
 RIVALS = (SINGLE, "plurality", "carrot-knn", "cascade")
@@ -59,23 +58,18 @@ def main() -> None:
     results = []
     for pool in range(1, options.pools + 1):
         models = roster(pool)
-        for recipe in models.models:
-            ready(recipe)
-        ready(models.newcomer)
+        files = [ready(recipe) for recipe in (*models.models, models.newcomer)]
         with TemporaryDirectory() as folder:
             seed = played(Path(folder) / "pool", pool, Sizes(stream=options.queries), models)
             beside = seed.beside()
             ours = {name: seed.lives[name].played() for name in OURS}
             results.append({name: beside[name] for name in RIVALS} | ours)
             everybody = float(seed.table.usd[seed.rows].sum())
-        print(pool, *(cached(recipe).stem for recipe in models.models), flush=True)
+        print(pool, *(file.stem for file in files), flush=True)
         print(pool, *(f"{name} {_cell(run, everybody)}" for name, run in results[-1].items()), flush=True)
     print()
-    print(
-        markdown_table(
-            Table(["pool", *RIVALS, *OURS, f"cold minus the best single, from {LEARNED} on"], _rows(results))
-        )
-    )
+    head = ["pool", *RIVALS, *OURS, f"cold minus the best single, from {LEARNED} on"]
+    print(markdown_table(Table(head, _rows(results))))
     print()
     print(markdown_table(Table(["points, mean of pools", *(f"minus {name}" for name in RIVALS)], _means(results))))
 
@@ -87,14 +81,10 @@ def _cell(run: ReplayResult, everybody: float) -> str:
 def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
     rows = []
     for pool, runs in enumerate(results, 1):
-        late = [_late(runs[name]) for name in ("cold", SINGLE)]
+        late = [runs[name].part(slice(LEARNED, None)) for name in ("cold", SINGLE)]
         cells = [f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)]
         rows.append([str(pool), *cells, compare(late[:1], late[1:]).in_points()])
     return rows
-
-
-def _late(run: ReplayResult) -> ReplayResult:
-    return ReplayResult(run.worth[LEARNED:], run.usd[LEARNED:], run.asked[LEARNED:])
 
 
 def _means(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
@@ -102,9 +92,8 @@ def _means(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
     for ours in OURS:
         cells = []
         for rival in RIVALS:
-            ahead = 100 * np.array([runs[ours].worth.mean() - runs[rival].worth.mean() for runs in results])
-            margin = student.ppf(0.975, len(ahead) - 1) * ahead.std(ddof=1) / np.sqrt(len(ahead))
-            cells.append(f"{ahead.mean():+.1f} ({ahead.mean() - margin:+.1f} to {ahead.mean() + margin:+.1f})")
+            ahead = np.array([runs[ours].worth.mean() - runs[rival].worth.mean() for runs in results])
+            cells.append(student_points(ahead))
         rows.append([f"focalroute, {ours}", *cells])
     return rows
 

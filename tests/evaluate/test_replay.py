@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import I64
-from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Revealed, Turn, play
+from focalroute.evaluate.replay import (
+    FeedbackKind,
+    FeedbackPlan,
+    FeedbackStream,
+    ReplayResult,
+    Revealed,
+    Turn,
+    play,
+)
 from focalroute.evaluate.table import LogTable
 from tests.evaluate.logs import closed, output, stream, table_of
 
@@ -222,3 +230,13 @@ def test_seconds_that_a_log_does_not_have_are_by_tokens_and_price(tmp_path: Path
     lines = [closed(n, {"a": 0, "b": 0, "c": 0}) for n in range(400)]
     seconds = table_of(tmp_path, lines, PRICES).seconds
     assert np.median(seconds, axis=0) == pytest.approx((0.3 + 10 / 80) * np.array([0.5, 1, 2]) ** (1 / 3), rel=0.1)
+
+
+def test_a_part_of_a_result_has_all_of_its_columns() -> None:
+    whole = ReplayResult(np.arange(3.0), np.arange(3.0) + 1, np.eye(3, dtype=bool), seconds=np.arange(3.0) + 2)
+    part = whole.part(slice(1, None))
+    assert (part.worth.tolist(), part.usd.tolist()) == ([1, 2], [2, 3])
+    assert part.asked.tolist() == [[False, True, False], [False, False, True]]
+    assert part.seconds is not None
+    assert part.seconds.tolist() == [3, 4]
+    assert ReplayResult(whole.worth, whole.usd, whole.asked).part(slice(1)).seconds is None
