@@ -14,11 +14,7 @@ from matplotlib.colors import LogNorm
 __all__ = ["draw"]
 
 DOCS = Path(__file__).resolve().parent
-_TABLES = {
-    "the-price-of-time": "mmlupro12",
-    "the-price-of-time-2": "mmlu9",
-    "the-price-of-time-3": "synthetic pools",
-}
+_TABLES = ("the-price-of-time", "the-price-of-time-2", "the-price-of-time-3")
 _OURS = "lambda "
 
 
@@ -31,9 +27,9 @@ def draw(path: Path) -> None:
     plt.rcParams |= {"svg.hashsalt": "focalroute", "font.size": 9, "svg.fonttype": "path"}
     figure, every = plt.subplots(1, len(_TABLES), figsize=(9.2, 3.5), layout="constrained")
     coloured = {"cmap": "viridis", "norm": LogNorm(0.03, 1), "zorder": 3}
-    for axes, (key, title) in zip(every, _TABLES.items(), strict=True):
+    for axes, table in zip(every, (tables[name] for name in _TABLES), strict=True):
         lines: dict[str, list[tuple[float, float, float]]] = {}
-        for name, accuracy, *_, cost, half, _ in tables[key]["rows"]:
+        for name, accuracy, *_, cost, half, _ in table["rows"]:
             weight = name.partition(",")[0] if name.startswith(_OURS) else name
             lines.setdefault(weight, []).append((float(half), 100 * float(accuracy), float(cost)))
         for name, points in lines.items():
@@ -43,7 +39,7 @@ def draw(path: Path) -> None:
             dots = axes.scatter(x, y, c=cost, marker="o" if ours else "s", s=30 if ours else 55, **coloured)
             if not ours:
                 axes.annotate(name, (x[0], y[0]), (6, 4), textcoords="offset points", fontsize=8)
-        axes.set_title(title, loc="left")
+        axes.set_title(table["head"][0], loc="left")
         axes.set_xlabel("median time (1 = best single)")
         axes.margins(x=0.25, y=0.12)
         axes.grid(alpha=0.25)

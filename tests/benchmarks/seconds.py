@@ -182,7 +182,7 @@ def main() -> None:
             played = served(policy, table, parts, seed, cost_weight, worth)
             runs.setdefault(NAME.format(cost_weight, worth), []).append(played)
         everybody.append(float(table.usd[parts[1]].sum()))
-    print("\n".join(show(given.log.name.split(".")[0] if given.log else "made-up pools", runs, everybody)))
+    print("\n".join(show(given.log.name.split(".")[0] if given.log else "synthetic pools", runs, everybody)))
 
 
 def trained(table: LogTable, rows: I64, seed: int) -> Policy:
