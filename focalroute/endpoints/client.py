@@ -137,9 +137,8 @@ class EndpointClient:
         """
         try:
             async with asyncio.timeout(LOOKUP_S):
-                return stated_cost(
-                    wire.parse_json(await self._transport.read(f"/generation?id={generation}", None, {}))
-                )
+                body = await self._transport.read(f"/generation?id={generation}", None, {})
+                return stated_cost(wire.parse_json(body))
         except TimeoutError:
             raise _timed_out() from None
 

@@ -76,11 +76,10 @@ class Recalibration:
         (a, b), (_, c) = hessian.tolist()
         d, e = gradient.tolist()
         scale = a * c - b * b  # Cramer's rule: `np.linalg.solve` takes most of a step's time for these two unknowns
-        alpha, beta = (
-            before + min(max(change / scale, -0.5), 0.5)
-            for before, change in zip(self.curve, (c * d - b * e, a * e - b * d), strict=True)
-        )
-        self.curve = alpha, max(beta, 0.0)
+        changes = (c * d - b * e) / scale, (a * e - b * d) / scale
+        bounded = [min(max(change, -0.5), 0.5) for change in changes]
+        alpha, beta = self.curve
+        self.curve = alpha + bounded[0], max(beta + bounded[1], 0.0)
 
 
 def recalibrated(posterior: float, curve: tuple[float, float]) -> float:

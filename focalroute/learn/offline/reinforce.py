@@ -79,8 +79,8 @@ class OfflineSettings:
         return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
 
 
-#: The cost weights at which a policy is measured; at the first all endpoints are asked (one, where no two answers can
-#: be compared), at the last only the cheapest.
+#: The cost weights at which a policy is measured; at the first all endpoints are asked (one, where hardly any two
+#: answers can be compared), at the last only the cheapest.
 GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, HIGHEST_WEIGHT)
 
 
