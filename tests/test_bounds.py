@@ -13,7 +13,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.parse import choice_parser
+from focalroute.endpoints.elicit.closed import choice_parser
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, decode, decode_bytes
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.prices import read_listing

@@ -30,7 +30,7 @@ from examples.tiny_pool.streams import fresh
 from examples.tiny_pool.training import train
 from examples.tiny_pool.wording import ANSWER, END, TEMPLATE, tokenizer
 from focalroute import Answer, AsyncEnsemble, Endpoint
-from focalroute.endpoints.elicit.probabilities import write_out_choices
+from focalroute.endpoints.elicit.closed import write_out_choices
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.sim import Question
 from tests.real.hugging_face import write_folder

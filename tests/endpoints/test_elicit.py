@@ -15,8 +15,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query, Usage
 from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.elicit import Plan, plan
-from focalroute.endpoints.elicit.parse import choice_parser
-from focalroute.endpoints.elicit.probabilities import drop_end_tokens, label_probabilities
+from focalroute.endpoints.elicit.closed import choice_parser, drop_end_tokens, label_probabilities
 from focalroute.endpoints.wire import Completion, CompletionChoice
 from focalroute.endpoints.wire.fields import Token
 from focalroute.serving.query import make_query

@@ -17,7 +17,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Usage
 from focalroute.endpoints.capabilities import NONE, Capabilities, declared
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.probabilities import choice_probabilities, write_out_choices
+from focalroute.endpoints.elicit.closed import choice_probabilities, write_out_choices
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request, decode_scored, encode_scored
 from focalroute.endpoints.wire.fields import Token

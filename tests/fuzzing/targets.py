@@ -25,7 +25,7 @@ from focalroute.endpoints.breaker import Breakers
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.parse import choice_parser
+from focalroute.endpoints.elicit.closed import choice_parser
 from focalroute.endpoints.rate_limits import Throttle, pause_of
 from focalroute.endpoints.wire import Completion, Request, decode_bytes, parse_json
 from focalroute.endpoints.wire.fields import stated_cost

@@ -10,7 +10,7 @@ import pytest
 
 from examples.tiny_pool import recipe
 from examples.tiny_pool.wording import tokenizer
-from focalroute.endpoints.elicit.probabilities import write_out_choices
+from focalroute.endpoints.elicit.closed import write_out_choices
 from focalroute.sim import generate
 from tests.real import build
 from tests.real.conftest import require

@@ -1,7 +1,7 @@
 """Puts a question to one endpoint, and reads its reply.
 
 A closed question gets its choices as lettered lines and asks for the letter alone, unless the endpoint is asked for the
-likelihood of each whole choice (see `focalroute.endpoints.elicit.probabilities`). The endpoint's capabilities decide
+likelihood of each whole choice (see `focalroute.endpoints.elicit.closed`). The endpoint's capabilities decide
 how probabilities are elicited, best first:
 
 1. log-probabilities with alternatives: the mass of every label at the place of the answer;
@@ -32,14 +32,17 @@ from focalroute.answers.typed import TypedAnswer
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import WITHHELD, Failure, Method, Query, Usage
 from focalroute.endpoints.capabilities import Capabilities
-from focalroute.endpoints.elicit.messages import append_text
-from focalroute.endpoints.elicit.parse import DECORATION, ChoiceParser, NamedChoice, choice_parser
-from focalroute.endpoints.elicit.probabilities import (
+from focalroute.endpoints.elicit.closed import (
+    DECORATION,
+    ChoiceParser,
+    NamedChoice,
+    choice_parser,
     choice_probabilities,
     drop_end_tokens,
     label_probabilities,
     write_out_choices,
 )
+from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 
 #: Enough for a letter and the sentence some models put around it; thinking has room of its own

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from focalroute.core.records import Query, Reply
-from focalroute.endpoints.elicit.parse import DECORATION, choice_parser
+from focalroute.endpoints.elicit.closed import DECORATION, choice_parser
 
 Messages = tuple[Mapping[str, Any], ...]
 
