@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from focalroute.core.receipts import Answer, Answers, Call, Choice, Limit, Receipt
     from focalroute.core.records import Failure, Query, Reply, Usage
-    from focalroute.serving.embedders.onnx import OnnxEmbedder
+    from focalroute.serving.embedders import OnnxEmbedder
     from focalroute.serving.ensemble import AsyncEnsemble
     from focalroute.serving.judge import Judge, JudgeStats
     from focalroute.serving.stats import EndpointStats, Stats

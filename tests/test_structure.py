@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ENGINES = {
     "onnx": {"learn/export.py"},
     "onnxruntime": {"policy/onnx_model.py"},
-    "tokenizers": {"serving/embedders/onnx.py"},
+    "tokenizers": {"serving/embedders/__init__.py"},
     "openai": {"endpoints/transport.py", "serving/in_process.py"},
     "sqlite3": {"store/sqlite/database.py"},
     "httpx": {"core/network.py", "endpoints/http.py", "money/prices.py"},
