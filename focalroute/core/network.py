@@ -44,14 +44,14 @@ def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str
         else:
             named = f"SSL_CERT_FILE: {os.environ.get('SSL_CERT_FILE')}"
             context = httpx.create_ssl_context(verify)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise ConfigError(f"{named}: cannot read certificates from it ({error}); give PEM files") from None
     if cert is None:
         return context
     try:
         file, key = (cert, None) if isinstance(cert, str) else cert
         context.load_cert_chain(file, key, password="")  # else it would prompt for one
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         message = f"cert: cannot read a certificate with its unencrypted key ({error}); give PEM files"
         raise ConfigError(message) from None
     return context

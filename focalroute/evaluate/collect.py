@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from decimal import ROUND_FLOOR, Decimal
+from decimal import ROUND_FLOOR, Context, Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +37,7 @@ _Waiting = tuple[LabelledQuestion, Sequence[int]]
 #: The id of a question that was asked, and the log's output for each endpoint.
 _Asked = tuple[str, _Outputs]
 
-_PICO = Decimal("1e-12")
+_PICO, _EXACT = Decimal("1e-12"), Context(prec=50)  # room for any budget with twelve decimals
 _SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # for a question, as in an ensemble
 _SPENT = "the budget leaves too little for another question"
 _IN_VAIN = 10  # it stops after this many consecutive questions of which every call failed
@@ -281,7 +281,7 @@ def collect(
         for machines in (engine.machines, 1):
             share = None
             if left is not None:
-                share = (left / machines).quantize(_PICO, ROUND_FLOOR)
+                share = (left / machines).quantize(_PICO, ROUND_FLOOR, _EXACT)
             waiting = log.waiting
             shares = [(waiting[start::machines], share) for start in range(machines)]
             ended = engine.each(_share, way, shares, log.take, again=False)

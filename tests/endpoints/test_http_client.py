@@ -453,7 +453,9 @@ def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path
             """)
         (loaded,) = load_pool(file).endpoints
         assert complete(loaded).choices[0].text == "A"
-        for settings, said in (({"verify": key}, "verify: cannot read"), ({"cert": certificate}, "cert: cannot read")):
+        of_verify = [({"verify": file}, "verify: cannot read") for file in (key, "a\0b")]
+        of_cert = [({"cert": file}, "cert: cannot read") for file in (certificate, "a\0b")]
+        for settings, said in of_verify + of_cert:
             with pytest.raises(ConfigError, match=f"endpoints: e: {said}"):
                 Ensemble([endpoint(base_url=url, **settings)])
 

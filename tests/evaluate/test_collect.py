@@ -286,7 +286,7 @@ def test_the_budget_holds_over_all_resumptions(tmp_path: Path, pool: SimulatedPo
     assert len(read_log(out)) == first.asked
     second = collect(pool.endpoints, questions, out, max_usd=cap, resume=True)
     assert max(first.usd, second.usd, paid_for(out)) <= cap
-    third = collect(pool.endpoints, questions, out, max_usd=2 * whole, resume=True)
+    third = collect(pool.endpoints, questions, out, max_usd="1e23", resume=True)  # as good as no budget
     assert third.stopped is None
     assert len(read_log(out)) == 40
 
