@@ -11,7 +11,7 @@ from decimal import Decimal
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, SupportsIndex, overload
 
 import pydantic
 import pydantic_core
@@ -344,7 +344,16 @@ _COLUMNS = (
 
 
 class Answers(list[Answer | BaseException]):
-    """Answers in the order of the queries; a failed query has its exception instead."""
+    """Answers in the order of the queries; a failed query has its exception instead. A slice has these methods, too."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> Answer | BaseException: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> Answers: ...
+
+    def __getitem__(self, index: SupportsIndex | slice, /) -> Answer | BaseException | Answers:
+        return Answers(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a flat row for each query, failed ones included, for ``pandas.DataFrame(answers.rows())`` or polars.

@@ -126,6 +126,7 @@ def test_many_answers_are_rows_and_lines(ensemble: Ensemble, tmp_path: Path) -> 
     assert [line["index"] for line in lines] == [0, 1, 2]
     assert lines[1]["error"] == f"ConfigError: {failed}"
     assert lines[2]["text"] == rows[2]["text"]
+    assert [row["text"] for row in answers[:2].rows()] == [row["text"] for row in rows[:2]]
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
