@@ -417,13 +417,23 @@ def test_a_reply_without_a_value_of_the_type_is_not_usable(answer: type, reply: 
 
 
 @pytest.mark.parametrize("options", [{}, {"answer": int}, {"answer": Person}, {"choices": ["a", "b"]}], ids=str)
-def test_an_empty_reply_is_named_as_such(options: Any) -> None:
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"content": "\n"}, r"^leave stop out, or ask another model: .*unusable: the reply is empty"),
+        (
+            {"content": None, "reasoning_content": "It is b."},
+            r"^check the service's reasoning parser, .*unusable: the reply holds thinking alone",
+        ),
+    ],
+)
+def test_an_empty_reply_is_named_as_such(options: Any, fields: Any, said: str) -> None:
     """To open text it was advised to ask without choices, answer and tools."""
 
     async def say(request: web.Request, body: Any) -> web.StreamResponse:
-        return json_reply(completion("\n"))
+        message = {"role": "assistant", **fields}
+        return json_reply(completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}]))
 
-    said = r"^leave stop out, or ask another model: .*unusable: the reply is empty"
     with serving(say) as server, Ensemble([endpoint(server)]) as ensemble, pytest.raises(PoolError, match=said):
         ensemble.ask("?", **options)
 

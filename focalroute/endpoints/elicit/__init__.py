@@ -54,7 +54,12 @@ TEMPERATURE = 0.7
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
 _NOT_VALID = "the reply is not JSON that is valid against the schema"
 _EMPTY = "the reply is empty"
-_WROTE_NOTHING = "leave stop out, or ask another model: this one wrote nothing"
+_ALL_THOUGHT = "the reply holds thinking alone"
+#: vLLM's deepseek_r1 parser, for one, takes all that a model writes without thinking for thinking.
+_HINTS = {
+    _EMPTY: "leave stop out, or ask another model: this one wrote nothing",
+    _ALL_THOUGHT: "check the service's reasoning parser, or ask another model: this one's text is marked as thinking",
+}
 _CUT = ("length", *WITHHELD)
 _BEGUN = re.compile(r"\S+\s?")
 _MORE = "555"  # appended, it changes any answer that goes on: 4, "4," (of 4,000), "4.", a year, a name
@@ -368,11 +373,13 @@ def _why(
         return "the model refused to answer"
     if sample.text.strip():
         return fallback
-    return calling if sample.tool_calls else _EMPTY
+    if sample.tool_calls:
+        return calling
+    return _ALL_THOUGHT if sample.reasoning else _EMPTY
 
 
 def _unusable(completion: Completion, why: str, hint: str = "") -> CallFailed:
     ended = completion.choices[0].finish_reason
     code = ended if ended in WITHHELD else None
-    hint = _WROTE_NOTHING if why == _EMPTY else hint
+    hint = _HINTS.get(why, hint)
     return CallFailed(Failure("unusable", why, cut=ended == "length", code=code, hint=hint), completion.usage)
