@@ -248,6 +248,8 @@ def test_retry_after_is_understood_in_every_form(through: Through) -> None:
     later = asked(Retry_After=email.utils.formatdate(time.time() + 600, usegmt=True))
     assert later is not None
     assert 500 < later <= 600
+    fast = email.utils.formatdate(time.time() + 3600, usegmt=True)  # a service whose clock is an hour fast
+    assert asked(Date=fast, Retry_After=fast) == 0.0
     for nonsense in ("soon", "nan", "inf", "", "Thu, 99 Foo 2026"):
         assert asked(Retry_After=nonsense) is None
 

@@ -232,16 +232,24 @@ def _without_runs(message: str, secret: str, length: int) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds, at least 0, of ``retry-after-ms``, or of ``Retry-After`` as seconds or as a date."""
+    """Return the seconds, at least 0, of ``retry-after-ms``, or of ``Retry-After`` as seconds or as a date.
+
+    A date is compared with that of the response, since the two machines' clocks may differ.
+    """
     milliseconds, value = headers.get("retry-after-ms"), headers.get("Retry-After", "")
     try:
         seconds = float(milliseconds) / 1000 if milliseconds else float(value)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            seconds = _seconds_of(value) - (_seconds_of(headers["Date"]) if "Date" in headers else time.time())
         except (ValueError, OverflowError):
             return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _seconds_of(date: str) -> float:
+    """Return the Unix time of an HTTP date; ValueError or OverflowError if it is not one."""
+    return email.utils.parsedate_to_datetime(date).timestamp()
 
 
 def unsupported(message: str) -> Feature | None:
