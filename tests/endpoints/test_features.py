@@ -37,9 +37,20 @@ def test_the_features_that_a_query_needs() -> None:
     assert Needs(make_query("word " * 500))
 
 
-@pytest.mark.parametrize(("prompt", "exceeds"), [("word " * 2049, True), ("word " * 2048, False), ("x" * 99999, False)])
+@pytest.mark.parametrize(
+    ("prompt", "exceeds"),
+    [
+        ("word " * 2049, True),
+        ("word " * 2048, False),
+        ("x" * 99999, False),
+        ("土星の衛星" * 1640, True),
+        ("ดาวเสาร์" * 1025, True),
+        ("土星の衛星" * 1630, False),
+    ],
+)
 def test_only_what_surely_exceeds_a_context_length_is_said_to(prompt: str, exceeds: bool) -> None:
-    """A token is at least a word; the length counts double, as it may be out of date."""
+    """A word is at least a token, as are four letters where words are not spaced; the length counts double, as it may
+    be out of date."""
     assert Needs(make_query(prompt)).surely_exceeds(1024) is exceeds
 
 
