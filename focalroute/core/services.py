@@ -87,6 +87,8 @@ SERVICES: Mapping[str, KnownService] = {
     "lmstudio": KnownService("http://localhost:1234/v1", None),
     # https://docs.mistral.ai/api/
     "mistral": KnownService("https://api.mistral.ai/v1", "MISTRAL_API_KEY", lacks=("logprobs",)),
+    # https://platform.moonshot.ai/docs/api-reference (address)
+    "moonshot": KnownService("https://api.moonshot.ai/v1", "MOONSHOT_API_KEY", also=("moonshot.cn",)),
     # https://docs.ollama.com/api/openai-compatibility (address)
     "ollama": KnownService("http://localhost:11434/v1", None),
     # https://platform.openai.com/docs/api-reference/chat/create
@@ -112,7 +114,7 @@ SERVICES: Mapping[str, KnownService] = {
 
 # Names of models that think before they answer, so that the first call has room for it; others show it in replies.
 _THINKING = re.compile(
-    r"(?:^|[/:])(?:o[134]|gpt-5|gpt-oss|gemini-(?:2\.5|3)|grok-(?:3-mini|4)|magistral|qwq|deepseek-reasoner)(?![a-z0-9])"
+    r"(?:^|[/:])(?:o[134]|gpt-5|gpt-oss|gemini-(?:2\.5|3)|grok-(?:3-mini|4)|magistral|qwq|deepseek-reasoner|kimi-k2\.[5-9])(?![a-z0-9])"
     r"|deepseek-r1|thinking|reasoning",
     re.IGNORECASE,
 )

@@ -25,10 +25,15 @@ _GROWTH = 4
 _TALKING_TOKENS = 512
 
 _CAPS = ("max_tokens", "max_completion_tokens")
-#: A field that comes with tool calls -> the service that expects it back; others may refuse it.
+#: A field that comes with tool calls -> the services that expect it back; others may refuse it.
 #: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens,
-#: https://api-docs.deepseek.com/guides/thinking_mode
-_WANTED = {"extra_content": "gemini", "reasoning_details": "openrouter", "reasoning_content": "deepseek"}
+#: https://api-docs.deepseek.com/guides/thinking_mode,
+#: https://platform.moonshot.ai/docs/guide/use-kimi-k2-thinking-model
+_WANTED = {
+    "extra_content": ("gemini",),
+    "reasoning_details": ("openrouter",),
+    "reasoning_content": ("deepseek", "moonshot"),
+}
 #: Fields that can be left out without changing the question.
 _OPTIONAL = frozenset(
     ("temperature", "top_p", "presence_penalty", "frequency_penalty", "stream_options", "prompt_cache_key")
@@ -53,8 +58,8 @@ class Quirks:
         self._cap: str | None = None  # the name of the token limit; None: the usual one at this address
         self._refused: set[str] = set()
         service = endpoint.service or service_at(endpoint.base_url)
-        self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", wanted)}
-        self._wants_thinking = service == "deepseek"
+        self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", *wanted)}
+        self._wants_thinking = service in _WANTED["reasoning_content"]
 
     @property
     def room(self) -> int:
@@ -137,7 +142,7 @@ def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message as DeepSeek requires it: an assistant's has thinking, if need be (other models') a space."""
+    """Return a message as DeepSeek and Moonshot require it: an assistant's has thinking, other models' a space."""
     return {"reasoning_content": " ", **message} if message.get("role") == "assistant" else message
 
 

@@ -47,6 +47,7 @@ def test_a_service_s_key_may_go_to_its_own_domains_only() -> None:
         "gemini": ("googleapis.com",),
         "groq": ("groq.com",),
         "mistral": ("mistral.ai",),
+        "moonshot": ("moonshot.ai", "moonshot.cn"),
         "openai": ("openai.com", "azure.com"),
         "openrouter": ("openrouter.ai",),
         "together": ("together.xyz", "together.ai"),

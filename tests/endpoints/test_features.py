@@ -234,7 +234,7 @@ SIGNED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("service", [None, "gemini", "openrouter", "deepseek", "openai"])
+@pytest.mark.parametrize("service", [None, "gemini", "openrouter", "deepseek", "moonshot", "openai"])
 @pytest.mark.parametrize("signer", SIGNED)
 def test_signatures_of_tool_calls_go_back_only_to_their_service(signer: str, service: str | None, stream: bool) -> None:
     """It refuses a conversation without the signature; services that know no such field may refuse one with it."""
@@ -265,8 +265,10 @@ def test_signatures_of_tool_calls_go_back_only_to_their_service(signer: str, ser
             done = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "17"}
             ensemble.ask([LOOK[0], said, done], params={"tools": [TOOL]})
         _, sent, _ = server.received[-1].body["messages"]
-    kept = service in (None, signer)
-    wanted = {"reasoning_content": " "} if service == "deepseek" else {}  # which it wants of what others said, too
+    likewise = signer == "deepseek" and service == "moonshot"
+    kept = likewise or service in (None, signer)
+    both = ("deepseek", "moonshot")
+    wanted = {"reasoning_content": " "} if service in both else {}  # which they want of what others said, too
     wanted |= on_message if kept else {}
     assert {name: value for name, value in sent.items() if name.startswith("reasoning")} == wanted
     assert ("extra_content" in sent["tool_calls"][0]) is (kept and signer == "gemini")

@@ -344,6 +344,7 @@ def test_something_else_than_a_web_service_is_named(raw: bytes, said: str) -> No
          "max_tokens"),
         ("litellm.UnsupportedParamsError: gpt-5-nano doesn't support temperature=0.1 while reasoning is active. Only "
          "temperature=1 is supported unless reasoning_effort resolves to 'none'", "temperature"),
+        ("invalid temperature: only 1 is allowed for this model", "temperature"),  # Moonshot
         ("zai does not support parameters: ['max_completion_tokens'], for model=glm-5.2.", "max_completion_tokens"),
         ("Unable to submit request because Logprobs is not supported for this model.", "logprobs"),
         ("'max_tokens' is too large: 8224. This model supports at most 4096 completion tokens", "the token limit"),

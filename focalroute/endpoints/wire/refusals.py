@@ -55,7 +55,7 @@ FIELDS = (
 )  # fmt: skip
 _REFUSED = re.compile(
     r"unsupported|(?:not|n't|never) (?:be )?(?:support|allow|permit|enabl|accept)|unrecogni[sz]ed|unknown|unexpected"
-    r"|forbidden",
+    r"|forbidden|only \S+ is allowed",  # Moonshot: invalid temperature: only 1 is allowed for this model
     re.IGNORECASE,
 )
 _FIELD = re.compile(rf"(?<![a-z_])(?:{'|'.join(sorted(FIELDS, key=len, reverse=True))})(?![a-z_])")
