@@ -17,8 +17,16 @@ from typing import Any
 from urllib.parse import quote
 
 from focalroute.core.errors import StoreError
-from focalroute.store.sqlite.checksums import Mark, begin_chain, read_mark, read_schema, recount
-from focalroute.store.sqlite.commit_log import CommitLog, first_mark, note_lost
+from focalroute.store.sqlite.checksums import (
+    CommitLog,
+    Mark,
+    begin_chain,
+    first_mark,
+    note_lost,
+    read_mark,
+    read_schema,
+    recount,
+)
 
 LONGEST_ROW = 256 * 2**20  # bytes; also the longest value
 BUSY_S = 5.0  # the longest wait for another process

@@ -38,8 +38,7 @@ from focalroute.store.base import (
 )
 from focalroute.store.engine import Job, QueuedStore, ReadJob, WriterQueue
 from focalroute.store.sqlite import database, reads
-from focalroute.store.sqlite.checksums import Chain
-from focalroute.store.sqlite.commit_log import CommitLog
+from focalroute.store.sqlite.checksums import Chain, CommitLog
 from focalroute.store.sqlite.writes import AccountBalances, insert, prune
 
 if TYPE_CHECKING:
