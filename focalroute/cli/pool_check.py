@@ -24,7 +24,7 @@ from focalroute.core.spelling import did_you_mean
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.endpoints.hints import located
+from focalroute.endpoints.wire.refusals import located
 from focalroute.money.cost import Bill, bill_of
 from focalroute.money.price_library import with_prices
 from focalroute.money.prices import NotListed, fetch_models, listed_models

@@ -19,13 +19,12 @@ from focalroute.endpoints.calls import CallContext, StreamSink
 from focalroute.endpoints.capabilities import Capabilities, Needs
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import NotValid, ParsedReply, Plan
-from focalroute.endpoints.hints import host_of
 from focalroute.endpoints.paid_call import PAID_CALL, PaidCall, Settlement, note_generation, reserved
 from focalroute.endpoints.quirks import Quirks, with_room
 from focalroute.endpoints.rate_limits import Health, Throttle
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import protocol_error
-from focalroute.endpoints.wire.refusals import ROOM
+from focalroute.endpoints.wire.refusals import ROOM, host_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill

@@ -14,8 +14,8 @@ from focalroute.core.records import Failure, Reply
 from focalroute.endpoints.calls import CallContext, StreamSink, call_with_retries
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import Plan, needs_capabilities
-from focalroute.endpoints.hints import located
 from focalroute.endpoints.member import MemberCall, PoolMember
+from focalroute.endpoints.wire.refusals import located
 from focalroute.money.cost import Bill
 
 _USUAL_SHARE, _FEWEST = 0.75, 5  # the usual latency: this quantile of at least five calls
