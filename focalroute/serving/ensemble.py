@@ -43,8 +43,7 @@ from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.cache import AnswerCache
-from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
-from focalroute.serving.concurrency import StartGate, ask_all
+from focalroute.serving.concurrency import Resources, StartGate, WriteBatcher, ask_all, close_dropped, warn_unclosed
 from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
@@ -61,7 +60,6 @@ from focalroute.serving.telemetry import make_recorder
 from focalroute.serving.updates import Updater
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow, StoredAnswer
-from focalroute.store.write_batcher import WriteBatcher
 
 if TYPE_CHECKING:
     import openai

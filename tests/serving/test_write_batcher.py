@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from focalroute.core.errors import StoreError
+from focalroute.serving.concurrency import WriteBatcher
 from focalroute.store.sqlite.store import SqliteStore
-from focalroute.store.write_batcher import WriteBatcher
 from tests.store.made import answer
 
 
