@@ -1,4 +1,4 @@
-"""What asks under way at once share: admission to their event loop, writes to the store, `ask_many`, and closing.
+"""Runs many asks at once: admission to their event loop, writes to the store, `ask_many`, and closing.
 
 A few asks are admitted per event-loop iteration. Store writes made in one iteration are committed together at its end.
 While iterations have one write each, it is committed at once: in the loop's thread if the store can, else in the
