@@ -98,15 +98,15 @@ async def call_with_retries(
     try:
         return await call()  # most calls succeed at once, and need no retries
     except CallFailed as error:
-        repeated = _Repeated(call, context, attempts, closed, worth, [_bare(error)])
+        retried = _RetriedCall(call, context, attempts, closed, worth, [_without_traceback(error)])
     answer: T | CallFailed | asyncio.CancelledError = await tenacity.AsyncRetrying(
-        retry=_repeatable,
-        stop=_enough,
+        retry=_may_retry,
+        stop=_must_stop,
         wait=_wait,
-        before_sleep=_repeat,
+        before_sleep=_count_retry,
         sleep=asyncio.sleep,
-        retry_error_callback=_last,
-    )(_attempt, repeated)
+        retry_error_callback=_outcome,
+    )(_attempt, retried)
     if not isinstance(answer, CallFailed | asyncio.CancelledError):
         return answer
     try:
@@ -116,7 +116,7 @@ async def call_with_retries(
 
 
 @dataclass(slots=True)
-class _Repeated(Generic[T]):
+class _RetriedCall(Generic[T]):
     """A call that is retried, and its limits; ``failed`` holds its first failure until tenacity takes it.
 
     Tenacity gets it as an argument, and failures and cancellations as values. Tenacity's state and exceptions form
@@ -131,38 +131,38 @@ class _Repeated(Generic[T]):
     failed: list[CallFailed]
 
 
-def _bare(error: E) -> E:
+def _without_traceback(error: E) -> E:
     """Drop an error's traceback and context, whose frames refer back to what keeps the error."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
-async def _attempt(repeated: _Repeated[T]) -> T | CallFailed | asyncio.CancelledError:
-    if repeated.failed:
-        return repeated.failed.pop()
+async def _attempt(retried: _RetriedCall[T]) -> T | CallFailed | asyncio.CancelledError:
+    if retried.failed:
+        return retried.failed.pop()
     try:
-        return await repeated.call()
+        return await retried.call()
     except (CallFailed, asyncio.CancelledError) as error:
-        return _bare(error)
+        return _without_traceback(error)
 
 
-def _last(state: tenacity.RetryCallState) -> Any:
+def _outcome(state: tenacity.RetryCallState) -> Any:
     return state.outcome.result() if state.outcome else None
 
 
-def _repeatable(state: tenacity.RetryCallState) -> bool:
-    error, repeated = _last(state), state.args[0]
-    return isinstance(error, CallFailed) and error.failure.retryable and not repeated.closed()
+def _may_retry(state: tenacity.RetryCallState) -> bool:
+    error, retried = _outcome(state), state.args[0]
+    return isinstance(error, CallFailed) and error.failure.retryable and not retried.closed()
 
 
-def _enough(state: tenacity.RetryCallState) -> bool:
-    repeated, wait = state.args[0], state.upcoming_sleep
-    if state.attempt_number >= repeated.attempts or repeated.context.retries < 1:
+def _must_stop(state: tenacity.RetryCallState) -> bool:
+    retried, wait = state.args[0], state.upcoming_sleep
+    if state.attempt_number >= retried.attempts or retried.context.retries < 1:
         return True
-    return bool(wait > _LONGEST_ASKED_S or wait >= repeated.context.left_s or not repeated.worth(wait))
+    return bool(wait > _LONGEST_ASKED_S or wait >= retried.context.left_s or not retried.worth(wait))
 
 
-def _repeat(state: tenacity.RetryCallState) -> None:
+def _count_retry(state: tenacity.RetryCallState) -> None:
     state.args[0].context.retries -= 1
 
 
@@ -171,7 +171,7 @@ def _wait(state: tenacity.RetryCallState) -> float:
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
-    error = _last(state)
+    error = _outcome(state)
     asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
     if asked is not None:
         return asked

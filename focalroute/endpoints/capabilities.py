@@ -32,7 +32,7 @@ _MESSAGES = ({"role": "user", "content": _QUESTION},)
 #: again for the chat template of each call.
 CHECK = Request(14 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: an answer with one of them shows that it was constrained to them.
-_HELD = ("Q", "Z")
+_CONSTRAINED = ("Q", "Z")
 #: The smallest useful call, which shows that the endpoint answers.
 TRIAL = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
 _TRIAL_TIMEOUT_S = 10.0
@@ -209,7 +209,7 @@ class _CapabilityCheck:
         return bool(self._usages)
 
     async def run(self) -> Capabilities:
-        whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_HELD)
+        whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_CONSTRAINED)
         if whole:
             found = _measured(whole, whole, whole, _MAX_TOP)
         else:
@@ -221,10 +221,10 @@ class _CapabilityCheck:
         for top in (_MAX_TOP, _FEWER_TOP, 0):
             if (scored := await self._try(top_logprobs=top)) is not None or "logprobs" in self._lacking:
                 break
-        sampled, held = await self._try(n=2), await self._try(choices=_HELD)
-        if not (scored or sampled or held):
+        sampled, constrained = await self._try(n=2), await self._try(choices=_CONSTRAINED)
+        if not (scored or sampled or constrained):
             await self._complete()
-        return _measured(scored, sampled, held, top)
+        return _measured(scored, sampled, constrained, top)
 
     async def _try(self, **features: Any) -> Completion | None:
         """Make one call; None if a feature was refused."""
@@ -305,10 +305,12 @@ def refuses(failure: Failure) -> bool:
     return not failure.cut and (failure.status in (400, 422, 500, 501) or failure.lacks is not None)
 
 
-def _measured(scored: Completion | None, sampled: Completion | None, held: Completion | None, top: int) -> Capabilities:
+def _measured(
+    scored: Completion | None, sampled: Completion | None, constrained: Completion | None, top: int
+) -> Capabilities:
     """Return the capabilities that the replies show; a reply is None if its request was refused."""
     several = sampled is not None and len(sampled.choices) > 1
-    return Capabilities(*_scored(scored, top), several, _was_held(held))
+    return Capabilities(*_scored(scored, top), several, _was_constrained(constrained))
 
 
 def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
@@ -322,9 +324,9 @@ def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
     return True, asked if any(len(token.top) > 1 for token in tokens) else 0
 
 
-def _was_held(completion: Completion | None) -> bool:
+def _was_constrained(completion: Completion | None) -> bool:
     """Whether every sample is one of the letters, bare or in the JSON object asked for."""
-    return completion is not None and all(_answered(sample.text) in _HELD for sample in completion.choices)
+    return completion is not None and all(_answered(sample.text) in _CONSTRAINED for sample in completion.choices)
 
 
 def _answered(text: str) -> object:

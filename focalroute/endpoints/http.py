@@ -33,7 +33,7 @@ from focalroute.endpoints.transport import (
     OnHeaders,
     Transport,
     read_all,
-    unsent,
+    request_failure,
 )
 from focalroute.endpoints.wire.refusals import refusal_of
 
@@ -104,7 +104,7 @@ class Http(Transport):
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-            failed.append(unsent(error))
+            failed.append(request_failure(error))
         if failed:  # raised here so that it has no context: a client's error may quote the request
             raise failed.pop()
         if not 200 <= response.status_code < 300:

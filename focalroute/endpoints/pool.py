@@ -152,7 +152,7 @@ class Pool:
             bounds.append(bound)
             await asyncio.sleep(0)  # a prompt of many parts takes a while to count
         ask_budget.needed = min(bounds)
-        await ask_budget.look(bounds)
+        await ask_budget.make_room(bounds)
         return tuple(bounds)
 
     # -- asking ------------------------------------------------------------------------------------------------------

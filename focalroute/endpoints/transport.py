@@ -51,7 +51,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
                 if len(body) > limit:
                     break
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-        failed.append(_cut(error))
+        failed.append(_reply_failure(error))
     if failed:  # raised here so that it has no context, and popped so that no frame of its traceback keeps it
         raise failed.pop()
     if len(body) > limit:
@@ -70,12 +70,12 @@ async def _pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
             if piece:
                 yield piece
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
-        failed.append(_cut(error))
+        failed.append(_reply_failure(error))
     if failed:  # raised here so that it has no context
         raise failed.pop()
 
 
-def unsent(error: BaseException) -> CallFailed:
+def request_failure(error: BaseException) -> CallFailed:
     """Return the failure of a request without a response; httpx's and httpx2's exceptions have the same names."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if "TransportError" not in names:
@@ -196,7 +196,7 @@ class OpenAITransport(Transport):
         return reply.response
 
 
-def _cut(error: Exception) -> CallFailed:
+def _reply_failure(error: Exception) -> CallFailed:
     """Return the failure of a reply that broke off; httpx's and httpx2's own timeouts have the same names."""
     if "Timeout" in type(error).__name__:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
@@ -210,5 +210,5 @@ def _translated(error: Exception, secrets: Sequence[str]) -> CallFailed:
     if isinstance(error, openai.APIStatusError):
         return CallFailed(refusal_of(error.status_code, error.response.headers, error.body, secrets))
     if isinstance(error, openai.APIConnectionError) and error.__cause__ is not None:
-        return unsent(error.__cause__)
+        return request_failure(error.__cause__)
     return protocol_error(f"no chat completion came back ({type(error).__name__})")

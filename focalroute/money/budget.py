@@ -297,7 +297,7 @@ class AskBudget:
         for account, limit in self._limits.items():
             yield self._guard.balance(account).left(limit)
 
-    async def look(self, amounts: Sequence[Decimal]) -> None:
+    async def make_room(self, amounts: Sequence[Decimal]) -> None:
         """Refresh the balances if these amounts may not all fit; wait for room if other asks' reservations take it.
 
         The wait is for all amounts or, if these can never fit, for the least. It pays as a reservation is for the most
@@ -310,18 +310,18 @@ class AskBudget:
             return
         accounts = tuple(self._limits)
         await self._from_store(self._guard.refresh(accounts))
-        if self._room_comes(amounts):
-            await self._room(amounts)
+        if self._room_may_come(amounts):
+            await self._wait_for_room(amounts)
 
-    async def _room(self, amounts: Sequence[Decimal]) -> bool:
+    async def _wait_for_room(self, amounts: Sequence[Decimal]) -> bool:
         """Wait for room within the ask's patience; True if it came or never can, False if waiting was in vain."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
                 accounts = tuple(self._limits)
-                return await self._guard.wait_for_others(accounts, lambda: not self._room_comes(amounts))
+                return await self._guard.wait_for_others(accounts, lambda: not self._room_may_come(amounts))
         return False
 
-    def _room_comes(self, amounts: Sequence[Decimal]) -> bool:
+    def _room_may_come(self, amounts: Sequence[Decimal]) -> bool:
         """Whether the amounts, or else the least, do not fit now but would if others' reservations were released."""
         without = [limit - self._guard.balance(account).spent for account, limit in self._limits.items()]
         wanted = next((one for one in (sum(amounts, Decimal(0)), min(amounts)) if one <= min(without)), None)
@@ -348,7 +348,7 @@ class AskBudget:
             timeout_s = self._guard.timeouts_s[endpoint]
             reservation = Reservation(secrets.token_hex(8), self.answer_id, endpoint, amount, self._tags, timeout_s)
             at = await self._from_store(self._guard.reserve(reservation, self._limits))
-            while at is None and self._room_comes([amount]) and await self._room([amount]):
+            while at is None and self._room_may_come([amount]) and await self._wait_for_room([amount]):
                 at = await self._from_store(self._guard.reserve(reservation, self._limits))
             if at is not None:
                 hold = HeldAmount(amount, at, reservation)

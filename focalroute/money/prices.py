@@ -329,7 +329,7 @@ def write_prices(path: Path, listed: Iterable[ListedPrice]) -> None:
         safe = False
     if not safe:
         raise ConfigError(f"{path}: cannot be edited safely; write the prices into it by hand")
-    _replace(path, whole[: len(whole) - len(text)] + edited)
+    _write_atomically(path, whole[: len(whole) - len(text)] + edited)
 
 
 def _take_ending(table: Any) -> list[Any]:
@@ -349,7 +349,7 @@ def _toml_values(listed: ListedPrice) -> tuple[str, ...]:
     return (*floats, str(listed.as_of), json.dumps(listed.source))
 
 
-def _replace(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     path = path.resolve()  # so that a link stays a link
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as beside, (Path(beside) / path.name).open("wb") as file:

@@ -193,7 +193,7 @@ async def ask_all(
             try:
                 answers[number] = await ask(**{**common, **_arguments(number, item, known)})
             except Exception as error:
-                _tell_index(error, number)
+                _add_index(error, number)
                 if not return_exceptions:
                     raise
                 answers[number] = error
@@ -211,7 +211,7 @@ def check_concurrency(concurrency: object) -> None:
         raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
 
 
-def _tell_index(error: Exception, number: int) -> None:
+def _add_index(error: Exception, number: int) -> None:
     error.add_note(f"in queries[{number}]")
     if isinstance(error, FocalrouteError):
         error.index = number

@@ -71,7 +71,7 @@ class Synthesiser:
         if why is not None:
             ask.written = Reply(ask.policy.endpoints[self._writer], error=Failure("unavailable", why))
             return
-        terms = self._pool.call_context(_put(ask), ask.ask_budget, ask.deadline)
+        terms = self._pool.call_context(_with_replies(ask), ask.ask_budget, ask.deadline)
         (ask.written,) = await self._pool.ask((self._writer,), terms)
 
     def _unable(self, writer: int, query: Query) -> str | None:
@@ -82,7 +82,7 @@ class Synthesiser:
         return None if self._pool.available()[writer] else "its breaker is open, or its rate limit reached"
 
 
-def _put(ask: Ask) -> Query:
+def _with_replies(ask: Ask) -> Query:
     """Return the request with the replies to it."""
     drafts = json.dumps([{"reply": text[:_MOST_CHARACTERS]} for text in ask.ranked()], ensure_ascii=False)
     messages = append_text(ask.query.messages, _ASKED.format(drafts=drafts))

@@ -226,7 +226,7 @@ def unknown_answer(answer_id: str) -> UnknownAnswer:
     )
 
 
-def spoken_by(source: str) -> str:
+def source_name(source: str) -> str:
     """The source of a stored feedback, without its revision number."""
     return source.partition(REVISION)[0]
 

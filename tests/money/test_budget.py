@@ -51,7 +51,7 @@ def spend(ask_budget: AskBudget, reserved: str | int, cost: str | int | None) ->
 
 def left(ask_budget: AskBudget) -> dict[str, Decimal]:
     """What every limit has left, seen afresh."""
-    asyncio.run(ask_budget.look([Decimal(10**9)]))
+    asyncio.run(ask_budget.make_room([Decimal(10**9)]))
     return {limit.name: limit.usd - limit.spent - limit.reserved for limit in ask_budget.state()}
 
 
@@ -171,9 +171,9 @@ def test_looking_again_finds_what_others_released(store: SqliteStore) -> None:
     assert held is not None
     assert hold(second, 1) is None
     first.settle(held, Bill("a", None, Decimal("0.5"), "price"))
-    asyncio.run(second.look([ZERO]))
+    asyncio.run(second.make_room([ZERO]))
     assert not second.fits(Decimal("0.5"))  # nothing that may not fit was wanted, so nothing was looked up
-    asyncio.run(second.look([Decimal("0.5")]))
+    asyncio.run(second.make_room([Decimal("0.5")]))
     assert second.fits(Decimal("0.5"))
 
 
@@ -197,7 +197,7 @@ def test_money_that_others_hold_is_waited_for_first_come_first_served(
 
         async def take(name: str) -> None:
             ask_budget = keeper.ask_budget(None, name, (), 60.0)
-            await ask_budget.look([Decimal("0.25"), Decimal("0.25")])
+            await ask_budget.make_room([Decimal("0.25"), Decimal("0.25")])
             served.append(name)
             assert ask_budget.fits(Decimal("0.5"))
             assert await ask_budget.reserve("a", Decimal("0.25"))
@@ -264,7 +264,7 @@ def test_money_that_cannot_come_is_not_waited_for(store: SqliteStore, case: str)
             cost = Decimal("0.625" if case == "spent" else "0.375")
             keeper.ask_budget(None, "x").settle(spent, Bill("a", None, cost, "price"))
         ask_budget = keeper.ask_budget(None, "y", (), 0.0 if case == "no patience" else 60.0)
-        await asyncio.wait_for(ask_budget.look([wanted]), 10)
+        await asyncio.wait_for(ask_budget.make_room([wanted]), 10)
         assert await asyncio.wait_for(ask_budget.reserve("a", wanted), 10) is None
 
     asyncio.run(run())

@@ -264,9 +264,9 @@ def test_prices_are_written_through_a_link_and_nothing_else_is_left(tmp_path: Pa
 def test_a_folder_that_may_not_be_written_to_is_named() -> None:
     """In a process without the rights of root, for which nothing is read-only."""
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom focalroute.money.prices import _replace\n"
-        "os.geteuid() or os.seteuid(65534)\ntry:\n    _replace(Path(sys.argv[1]), '')\nexcept Exception as error:\n"
-        "    print(type(error).__name__, error)\n"
+        "import os, sys\nfrom pathlib import Path\nfrom focalroute.money.prices import _write_atomically\n"
+        "os.geteuid() or os.seteuid(65534)\ntry:\n    _write_atomically(Path(sys.argv[1]), '')\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pool.toml"

@@ -214,8 +214,8 @@ def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
     with closing(SqliteStore(path, keep=100, poll_s=0.01)) as store:
         for part in range(40):
             written(store, [(answer(f"{part}-{i}", steps=trajectory()), bill()) for i in range(100)])
-            comes(lambda: True if store._unchecked < 300 else None)
-            if store._restarted:
+            comes(lambda: True if store._since_checkpoint < 300 else None)
+            if store._next_write_waits:
                 store.write(bill()).result(10)
         assert len(ids(store)) <= 600
         assert store.totals()["a"].calls >= 4000
@@ -239,7 +239,7 @@ def test_after_a_checkpoint_the_next_write_is_the_threads(tmp_path: Path) -> Non
     """It begins the log anew, which waits for the disk."""
     with closing(SqliteStore(tmp_path / "s.db", poll_s=0.01)) as store:
         written(store, [(answer(f"{i}"), bill()) for i in range(200)])
-        comes(lambda: True if store._unchecked == 0 else None)
+        comes(lambda: True if store._since_checkpoint == 0 else None)
         time.sleep(0.05)
         assert at_once(store, (answer("a"),)) is None
         store.write(answer("a")).result(10)

@@ -192,7 +192,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
         samples: how many to draw where probabilities come from samples, unless the query says so.
     """
     if isinstance(query.answer, Structure):
-        return _structured(query, query.answer, held=capabilities.structured_choice)
+        return _structured(query, query.answer, constrained=capabilities.structured_choice)
     if query.choices is None:
         return _free_form_plan(query, capabilities)
     labelled = _labelled(query, query.choices, capabilities, samples if query.samples is None else query.samples)
@@ -206,16 +206,16 @@ def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities
     """Return the plan that gives the choices as lettered lines."""
     labels = choice_parser(choices).labels
     messages = append_text(query.messages, _asked(choices, labels))
-    held = labels if capabilities.structured_choice else None
+    constrained = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
-        request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, held, params=query.params)
+        request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, constrained, params=query.params)
         return Plan(request, "logprobs", choices)
     if capabilities.n and samples > 1 and (query.samples or not capabilities.thinks):
-        request = Request(messages, MAX_TOKENS, 1.0, samples, None, held, params=query.params)
+        request = Request(messages, MAX_TOKENS, 1.0, samples, None, constrained, params=query.params)
         return Plan(request, "samples", choices)
     if capabilities.logprobs:
-        return Plan(Request(messages, MAX_TOKENS, 0.0, 1, 0, held, params=query.params), "logprobs", choices)
-    return Plan(Request(messages, MAX_TOKENS, None, 1, None, held, params=query.params), "parsed", choices)
+        return Plan(Request(messages, MAX_TOKENS, 0.0, 1, 0, constrained, params=query.params), "logprobs", choices)
+    return Plan(Request(messages, MAX_TOKENS, None, 1, None, constrained, params=query.params), "parsed", choices)
 
 
 def needs_capabilities(query: Query) -> bool:
@@ -223,11 +223,11 @@ def needs_capabilities(query: Query) -> bool:
     return query.choices is not None or (query.samples or 1) > 1 or isinstance(query.answer, Structure)
 
 
-def _structured(query: Query, structure: Structure, *, held: bool) -> Plan:
+def _structured(query: Query, structure: Structure, *, constrained: bool) -> Plan:
     """Constrain the reply to the schema if possible; else, or if this schema is refused, put it in the prompt."""
     prompted = Request(append_text(query.messages, structure.instruction), None, params=query.params)
     fallback = Plan(prompted, "text", None, structure)
-    if not held or not structure.is_object or "response_format" in query.params:
+    if not constrained or not structure.is_object or "response_format" in query.params:
         return fallback
     params = {**query.params, "response_format": structure.response_format}
     return Plan(Request(query.messages, None, params=params), "text", None, structure, fallback)

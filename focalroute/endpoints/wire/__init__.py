@@ -112,7 +112,7 @@ def encode(request: Request, model: str, dialect: Dialect, *, cap: CapField = "m
     if request.top_logprobs is not None:
         body |= _logprobs_wanted(request.top_logprobs, dialect)
     if request.choices is not None:
-        body |= _held_to(request.choices, dialect)
+        body |= _constrained_to(request.choices, dialect)
     if request.stream:
         body["stream"] = True
         if request.stream_usage and dialect not in ("together", "deepinfra"):  # these two always send it
@@ -128,7 +128,7 @@ def _logprobs_wanted(top: int, dialect: Dialect) -> dict[str, Any]:
     return {"logprobs": True, "top_logprobs": top}
 
 
-def _held_to(choices: Sequence[str], dialect: Dialect) -> dict[str, Any]:
+def _constrained_to(choices: Sequence[str], dialect: Dialect) -> dict[str, Any]:
     """Constrain to choices: vLLM by a list, Together and DeepInfra by a regular expression, others by a JSON schema."""
     if dialect == "vllm":
         return {"structured_outputs": {"choice": list(choices)}}

@@ -111,7 +111,7 @@ class Recorder:
                 raise ConfigError(f"Telemetry.{name}: give a {kind.__name__}, got {type(value).__name__}")
         self._content = telemetry.content
         self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
-        self._of = {name: _described(endpoint) for name, endpoint in self._endpoints.items()}
+        self._of = {name: _endpoint_attributes(endpoint) for name, endpoint in self._endpoints.items()}
         self._tracer = trace.get_tracer(_SCOPE, __version__, telemetry.tracer_provider)
         self._logger = get_logger(_SCOPE, __version__, telemetry.logger_provider)
         meter = metrics.get_meter(_SCOPE, __version__, telemetry.meter_provider)
@@ -178,7 +178,7 @@ class Recorder:
             "focalroute.ask",
             kind=SpanKind.INTERNAL,
             start_time=clock.ns(ask.started),
-            attributes=self._about(ask, about, cost),
+            attributes=self._ask_attributes(ask, about, cost),
         )
         context = trace.set_span_in_context(span)
         if span.is_recording():
@@ -195,7 +195,7 @@ class Recorder:
         failure = {"error.type": about["error.type"]} if "error.type" in about else {}
         self._ask_seconds.record(clock.counter - ask.started, failure, context)
 
-    def _about(self, ask: Ask, about: Attributes, cost: Decimal | None) -> Attributes:
+    def _ask_attributes(self, ask: Ask, about: Attributes, cost: Decimal | None) -> Attributes:
         attributes: Attributes = {
             "focalroute.answer.id": ask.query.id,
             "gen_ai.response.id": ask.query.id,  # which links it to its feedback
@@ -242,7 +242,7 @@ class Recorder:
     def _call(self, ask: Ask, reply: Reply, context: Context, clock: _Clock, number: int) -> None:
         attributes = {
             **self._of.get(reply.endpoint, {}),
-            **_told(reply),
+            **_reply_attributes(reply),
             **self._named(ask, reply),
             "focalroute.endpoint": reply.endpoint,
             "focalroute.round": number,
@@ -289,7 +289,7 @@ def _made(ask: Ask) -> list[Reply]:
     return [reply for reply in (*ask.replies, *written) if reply.attempts]
 
 
-def _described(endpoint: Endpoint) -> Attributes:
+def _endpoint_attributes(endpoint: Endpoint) -> Attributes:
     """Return the attributes of an endpoint that are known before it is asked."""
     base_url = str(getattr(endpoint.client, "base_url", endpoint.base_url or ""))
     parts = urlsplit(base_url)
@@ -305,7 +305,7 @@ def _described(endpoint: Endpoint) -> Attributes:
     return attributes
 
 
-def _told(reply: Reply) -> Attributes:
+def _reply_attributes(reply: Reply) -> Attributes:
     """Return the attributes of a reply, as far as it has them."""
     usage, finish = reply.usage, reply.finish_reason
     attributes: Attributes = {

@@ -24,7 +24,7 @@ from focalroute.store.base import (
     StoredProbe,
 )
 from focalroute.store.codec import pack, read_answer, write_answer, write_probe, write_tags
-from focalroute.store.engine import duplicate_answer, spoken_by, unknown_answer
+from focalroute.store.engine import duplicate_answer, source_name, unknown_answer
 from focalroute.store.redis.connection import FIXED, Keys
 
 _LARGEST = 2**63 - 1  # Redis adds 64-bit integers
@@ -210,7 +210,7 @@ class AnswerHash:
                 if name.startswith(b"said:"):
                     entry, at, verdict = value.split(b"\n", 2)
                     reward, label = json.loads(verdict)
-                    found.append((entry, Feedback(answer_id, reward, label, spoken_by(name[5:].decode()), float(at))))
+                    found.append((entry, Feedback(answer_id, reward, label, source_name(name[5:].decode()), float(at))))
             return sorted(found, key=lambda one: entry_order(one[0]))
 
 

@@ -49,12 +49,12 @@ COLUMNS = {
 #: Tables whose rows the chain counts. Only these may have old rows without checksums.
 CHAINED = ("answers", "feedback", "probes", "ledger")
 _SPACES = re.compile(r"--[^\n]*|\s")
-_FORMS = tuple("%s\0" * count for count in range(1 + max(map(len, COLUMNS.values()))))
+_FORMATS = tuple("%s\0" * count for count in range(1 + max(map(len, COLUMNS.values()))))
 
 
 def checksum(values: Sequence[object]) -> int:
     """The checksum of a row's values, of the types that SQLite returns: REAL columns as floats."""
-    return zlib.crc32((_FORMS[len(values)] % tuple(values)).encode("utf-8", "surrogatepass"))
+    return zlib.crc32((_FORMATS[len(values)] % tuple(values)).encode("utf-8", "surrogatepass"))
 
 
 def head(trajectory: object) -> object:

@@ -22,7 +22,7 @@ from focalroute.store.base import (
     StoredAnswer,
 )
 from focalroute.store.codec import read_answer
-from focalroute.store.engine import difference_of, spoken_by, unless_damaged
+from focalroute.store.engine import difference_of, source_name, unless_damaged
 from focalroute.store.sqlite.checksums import Check, checks, checksum, head
 from focalroute.store.sqlite.database import fresh_schema
 from focalroute.store.sqlite.writes import find_differences
@@ -138,7 +138,7 @@ def _with_answers(rows: Iterable[Any]) -> FeedbackRows:
 
 def _feedback(row: Sequence[Any]) -> Feedback:
     answer_id, reward, label, source, created_at = row
-    return Feedback(answer_id, reward, label, spoken_by(source), created_at)
+    return Feedback(answer_id, reward, label, source_name(source), created_at)
 
 
 # -- endpoints -----------------------------------------------------------------------------------------------------

@@ -132,8 +132,8 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._using = threading.Lock()  # held while using the connection
         self._copying = threading.Lock()
         self._slow_until = math.inf if durability == "full" else 0.0  # until then the store's thread commits
-        self._unchecked = 0  # rows written since the last checkpoint
-        self._restarted = False  # whether no write followed the last checkpoint: the next one waits for the disk
+        self._since_checkpoint = 0  # rows written since the last checkpoint
+        self._next_write_waits = False  # for the disk, as no write followed the last checkpoint yet
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left rows to prune
         self._queue = WriterQueue(
             self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
@@ -233,7 +233,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def _at_once(self, units: Sequence[Unit]) -> list[Any] | None:
         """Do units in the calling thread; return their results, None if that means waiting for others or the disk."""
-        if self._restarted or time.monotonic() < self._slow_until or not self._using.acquire(blocking=False):
+        if self._next_write_waits or time.monotonic() < self._slow_until or not self._using.acquire(blocking=False):
             return None
         try:
             if not self._queue.idle:
@@ -304,7 +304,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             results = [self._error(error) for _ in units]
         else:
             results = self._transact(units)
-            self._restarted = False
+            self._next_write_waits = False
         if _concerns_subscribers(units):
             self._deliver()
         left = iter(results)
@@ -363,7 +363,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         if savepoint:
             db.execute("RELEASE unit")
         self._unpruned += len(unit.rows)
-        self._unchecked += len(unit.rows) or 1
+        self._since_checkpoint += len(unit.rows) or 1
         return result
 
     def _prune(self) -> None:
@@ -380,12 +380,12 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def _checkpoint(self) -> None:
         """Checkpoint, which callers that commit in their own thread leave to this one."""
         try:
-            if self._unchecked >= _CHECKPOINT_EVERY:
+            if self._since_checkpoint >= _CHECKPOINT_EVERY:
                 self._opened_file.require_in_place()  # else the checkpoint would write into a file copied over ours
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-                self._unchecked, self._restarted = 0, self._path is not None
+                self._since_checkpoint, self._next_write_waits = 0, self._path is not None
         except StoreError:
-            self._unchecked = 0  # the next caller gets this error
+            self._since_checkpoint = 0  # the next caller gets this error
         except database.FAILURES as error:
             _log.warning("a checkpoint failed, trying again: %s", self._error(error))
 

@@ -29,7 +29,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.serving.telemetry import Telemetry, recorder
-from focalroute.serving.telemetry.recorder import _described
+from focalroute.serving.telemetry.recorder import _endpoint_attributes
 from focalroute.sim import SimulatedPool
 from tests.loopback import completion, json_reply, serving
 
@@ -271,7 +271,7 @@ def test_a_call_names_its_service_as_the_conventions_do() -> None:
         "vllm": Endpoint("e", model="m", base_url="http://127.0.0.1:1/v1", dialect="vllm"),
         "openai": Endpoint("e", model="m", base_url="http://127.0.0.1:1/v1"),
     }
-    assert [_described(endpoint)["gen_ai.provider.name"] for endpoint in named.values()] == list(named)
+    assert [_endpoint_attributes(endpoint)["gen_ai.provider.name"] for endpoint in named.values()] == list(named)
 
 
 def test_messages_have_the_shape_of_the_conventions(pool: SimulatedPool) -> None:
