@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form, normaliser
@@ -194,18 +195,18 @@ def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
             value = json.loads(value)
         except ValueError:
             raise ConfigError('choices: give a list, in CSV as JSON such as ["red", "blue"]') from None
-    letters: Any = ()
+    letters: Any = ascii_uppercase  # as in MMLU-Pro
     if isinstance(value, Mapping):
-        value, letters = value.get("text"), value.get("label", ())
+        value, letters = value.get("text"), value.get("label", letters)
     if value is None:
         return None, ()
     if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
         raise ConfigError("choices: give a list of texts")
-    return tuple(value), tuple(str(letter) for letter in letters)
+    return tuple(value), tuple(str(letter) for letter in letters)[: len(value)]
 
 
 def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:
-    """The index that a label means: a number is an index, a text is a choice or the dataset's letter for one."""
+    """The index that a label means: a number is an index, a text a choice or its letter (the dataset's, else A...)."""
     text, number = str(label), isinstance(label, int | float) and not isinstance(label, bool)
     named = [names.index(text) for names in (choices, letters) if names.count(text) == 1 and not number]
     digits = text.removesuffix(".0")  # which pandas writes in a column of which some are missing

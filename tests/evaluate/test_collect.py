@@ -90,6 +90,8 @@ def test_a_long_text_in_a_table_is_read(tmp_path: Path) -> None:
         ({"question": "?", "choices": ["red", "blue"], "answer": 1.0}, 1),  # as pandas writes it
         ({"question": "?", "choices": ["red", "blue"], "answer": "1.0"}, 1),
         ({"question": "?", "choices": {"text": ["red", "blue"], "label": ["A", "B"]}, "answerKey": "B"}, 1),
+        ({"question": "?", "options": ["red", "blue"], "answer": "B"}, 1),  # as MMLU-Pro has it
+        ({"question": "?", "options": ["B", "A"], "answer": "B"}, 0),
         ({"question": "?", "answer": "about 1,000"}, "1000"),
     ],
 )
@@ -106,6 +108,7 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?"}, "label: is missing"),
         ({"prompt": 7, "label": "x"}, "prompt: give a text"),
         ({"prompt": "?", "choices": ["a", "b"], "label": 2}, "label: '2'"),
+        ({"prompt": "?", "choices": ["a", "b"], "label": "C"}, "label: 'C'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": True}, "label: 'True'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": 0.5}, "label: '0.5'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": "1" * 5000}, "label: '1111"),
