@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import threading
 import time
 from collections import deque
@@ -19,14 +18,13 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Failure
+from focalroute.endpoints.wire.refusals import span_s
 
 _MINUTE_S = 60.0
 _LONGEST_PAUSE_S = 60.0  # a service that asks for a longer pause is called again after this
 _LOOK_AGAIN_S = 0.05  # between looks whether a pause was lifted
 _CROWDED = 2.0  # no more calls are wanted once those under way or waiting reach this multiple of the limit
-_LONGEST_VALUE = 64  # characters of a header; matching `_SPAN` takes time quadratic in them
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_VALUE = 64  # characters of a header; reading a span takes time quadratic in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +328,9 @@ def _number(text: str) -> float | None:
 
 
 def _span(text: str, now: float) -> float:
-    parts = _SPAN.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    span = span_s(text)
+    if span is not None:
+        return span
     value = _number(text)
     if value is None or value < 0:
         return 0.0

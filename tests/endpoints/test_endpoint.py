@@ -235,11 +235,11 @@ def test_an_error_code_that_echoes_the_request_or_is_not_a_code_is_left_out(
 
 @EVERY_WAY
 def test_retry_after_is_understood_in_every_form(through: Through) -> None:
-    """Seconds, milliseconds, a date; nonsense is None, the past is 0."""
+    """Seconds, milliseconds, a date, or in words; nonsense is None, the past is 0."""
 
-    def asked(**headers: str) -> float | None:
+    def asked(message: str = "", **headers: str) -> float | None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return failure(through, answering({}, 429, named)).failure.retry_after_s
+        return failure(through, answering([{"error": {"message": message}}], 429, named)).failure.retry_after_s
 
     assert asked(Retry_After="7") == 7.0
     assert asked(retry_after_ms="1500") == 1.5
@@ -252,6 +252,11 @@ def test_retry_after_is_understood_in_every_form(through: Through) -> None:
     assert asked(Date=fast, Retry_After=fast) == 0.0
     for nonsense in ("soon", "nan", "inf", "", "Thu, 99 Foo 2026"):
         assert asked(Retry_After=nonsense) is None
+    quota = "You exceeded your current quota. Please retry in 26.660853464s."  # Gemini, without a header
+    assert asked(quota) == pytest.approx(26.66, abs=0.01)
+    assert asked(quota, Retry_After="7") == 7.0
+    assert asked("Rate limit reached. Please try again in 1m6.5s. Visit") == 66.5
+    assert asked("Please try again in 2 stages, or retry in 3seconds") is None
 
 
 @EVERY_WAY

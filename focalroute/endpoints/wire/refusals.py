@@ -70,6 +70,10 @@ _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(
     r"\b(?:sk|pk|rk|gsk|xai|tgp|fw|csk|key)[-_][\w*.-]{4,}|\bAIza[\w-]{4,}|\bBearer\s+\S+|\w*\*{3,}[\w*.-]*"
 )
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+#: A wait in words: Gemini has it nowhere else ("Please retry in 26.660853464s.").
+_ASKED = re.compile(r"\b(?:retry|try again) in ((?:\d{1,9}(?:\.\d{1,12})?(?:ms|[smhd])){1,5})(?!\w)", re.IGNORECASE)
 _CUT = "max_tokens or model output limit was reached"  # OpenAI, where the model was still thinking
 
 
@@ -89,7 +93,7 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
         "status",
         f"HTTP {status}{f' ({short})' if short else ''}{f': {shown}' if shown else ''}",
         status,
-        _retry_after(headers),
+        _retry_after(headers, message),
         lacks,
         code=code,
         param=param,
@@ -234,8 +238,8 @@ def _without_runs(message: str, secret: str, length: int) -> str:
     return re.sub("\0+", _HIDDEN, "".join(pieces))
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds, at least 0, of ``retry-after-ms``, or of ``Retry-After`` as seconds or as a date.
+def _retry_after(headers: Mapping[str, str], message: str) -> float | None:
+    """Return the seconds, at least 0, of ``retry-after-ms``, of ``Retry-After`` as seconds or as a date, or in words.
 
     A date is compared with that of the response, since the two machines' clocks may differ.
     """
@@ -246,8 +250,21 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         try:
             seconds = _seconds_of(value) - (_seconds_of(headers["Date"]) if "Date" in headers else time.time())
         except (ValueError, OverflowError):
-            return None
+            asked = _ASKED.search(message)
+            return span_s(asked[1].lower()) if asked else None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def span_s(text: str) -> float | None:
+    """Return the seconds of a span of time; None if it is not one.
+
+    >>> span_s("6m0.5s"), span_s("20ms"), span_s("soon")
+    (360.5, 0.02, None)
+    """
+    parts = _SPAN.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def _seconds_of(date: str) -> float:
