@@ -1,7 +1,8 @@
 """The rate limits of one endpoint: concurrent calls, requests and tokens a minute, and pauses its service asks for.
 
 Configured limits are kept. The limit on concurrent calls also adapts: a 429 halves it, and every success adds its
-reciprocal (additive increase, multiplicative decrease, as TCP does). Each process counts for itself.
+reciprocal (additive increase, multiplicative decrease, as TCP does). At one call at a time a 429 that asks for no wait
+means a limit on their rate, so it causes a short pause. Each process counts for itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from focalroute.endpoints.wire.refusals import span_s
 
 _MINUTE_S = 60.0
 _LONGEST_PAUSE_S = 60.0  # a service that asks for a longer pause is called again after this
+_PAUSE_S = 1.0  # after a refusal that asks for none, once calls are made one at a time
 _LOOK_AGAIN_S = 0.05  # between looks whether a pause was lifted
 _CROWDED = 2.0  # no more calls are wanted once those under way or waiting reach this multiple of the limit
 _LONGEST_VALUE = 64  # characters of a header; reading a span takes time quadratic in them
@@ -253,10 +255,13 @@ class Throttle:
             if self.limit < self._most:
                 self._raise()
         elif failure.status is not None:
+            asked_s = failure.retry_after_s
             if failure.status == 429 and admitted.started > self._cut_at:
                 self._cut(admitted.gate.under_way)
-            if failure.retry_after_s:
-                self.pause(failure.retry_after_s, limited=failure.status == 429)
+                if self.limit == 1.0 and asked_s is None:
+                    asked_s = _PAUSE_S
+            if asked_s:
+                self.pause(asked_s, limited=failure.status == 429)
         admitted.gate.leave(self)
 
     def _cut(self, under_way: int) -> None:

@@ -189,10 +189,24 @@ def test_no_call_passes_a_pause_for_a_rate_limit() -> None:
 def test_refused_again_and_again_it_is_down_to_one_and_no_further() -> None:
     async def work(throttle: Throttle) -> None:
         for _ in range(9):
-            throttle.leave(await throttle.enter(0, within_s=5), None, FULL)
+            throttle.leave(await throttle.enter(0, within_s=5), None, refused(429, 0.0))
         assert throttle.limit == 1
 
     turns(work, max_concurrency=8)
+
+
+def test_refused_one_call_at_a_time_it_pauses() -> None:
+    """Then its service counts calls in a second or minute, and does not say when it takes the next one."""
+
+    async def work(throttle: Throttle) -> None:
+        for turn in [await throttle.enter(0, within_s=5) for _ in range(4)]:
+            throttle.leave(turn, None, FULL)
+        assert (throttle.limit, throttle.ready) == (2, True)
+        throttle.leave(await throttle.enter(0, within_s=5), None, FULL)
+        assert 0 < throttle.paused_s <= 1
+        assert (throttle.limit, throttle.ready, throttle.triable) == (1, False, False)
+
+    turns(work)
 
 
 def test_the_wait_for_a_place_counts_towards_the_time_that_a_wait_is_worth() -> None:
