@@ -79,10 +79,7 @@ class Background:
 
 
 class DaemonThreads(Executor):
-    """Runs work on up to ``most`` threads, for which, unlike a thread pool's, the end of the program does not wait.
-
-    Nor does shutting down.
-    """
+    """Runs work on up to ``most`` daemon threads: neither `shutdown` nor the end of the program waits for them."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most

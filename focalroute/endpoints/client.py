@@ -34,7 +34,7 @@ class HttpClients:
     """One HTTP session for each running event loop, its connections kept alive, for all endpoints."""
 
     def __init__(self) -> None:
-        self._open = PerLoop(_Open)
+        self._open = PerLoop(_LoopSession)
 
     @staticmethod
     def load() -> None:
@@ -57,23 +57,23 @@ class HttpClients:
             await found.aclose()
 
 
-class _Open:
+class _LoopSession:
     """One loop's session; None before it is begun."""
 
     def __init__(self) -> None:
         self.session: ClientSession | None = None
-        self._living: AsyncGenerator[ClientSession, None] | None = None
+        self._generator: AsyncGenerator[ClientSession, None] | None = None
 
     async def begin(self) -> ClientSession:
-        from focalroute.endpoints.http import living
+        from focalroute.endpoints.http import session_of_loop
 
-        self._living = living()
-        self.session = await anext(self._living)
+        self._generator = session_of_loop()
+        self.session = await anext(self._generator)
         return self.session
 
     async def aclose(self) -> None:
-        if self._living is not None:
-            await self._living.aclose()
+        if self._generator is not None:
+            await self._generator.aclose()
 
 
 class EndpointClient:

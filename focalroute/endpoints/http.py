@@ -87,7 +87,10 @@ class Http(Transport):
         self._headers = CIMultiDict(headers)
         self._headers.update(endpoint.headers)
         own_client = endpoint.http_client
-        self._send = _by_aiohttp(endpoint, session, on_headers) if own_client is None else _by(own_client, on_headers)
+        if own_client is None:
+            self._send = _aiohttp_sender(endpoint, session, on_headers)
+        else:
+            self._send = _httpx_sender(own_client, on_headers)
 
     async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
         if body and body.get("stream") and not self._keeps:
@@ -141,7 +144,7 @@ def _json(body: Mapping[str, Any]) -> bytes:
         raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
 
 
-def _by(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:
+def _httpx_sender(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:
     """Return what sends requests by the user's client."""
     given = client.timeout
     timeout = (given.connect, given.read, given.write, given.pool)
@@ -160,7 +163,7 @@ def _by(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:
 # -- aiohttp's connections ---------------------------------------------------------------------------------------------
 
 
-async def living() -> AsyncGenerator[aiohttp.ClientSession, None]:
+async def session_of_loop() -> AsyncGenerator[aiohttp.ClientSession, None]:
     """Yield a session that lives as long as its loop: asyncio closes a loop's async generators when it ends."""
     files = most_files()  # half of them are for connections: without files left, not only calls fail
     most = _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
@@ -184,10 +187,10 @@ class _Connector(aiohttp.TCPConnector):
             if found.protocol is None or not found.protocol.should_close:
                 return found
             found.close()
-        raise aiohttp.ClientConnectionError  # what answers there sends before it is asked
+        raise aiohttp.ClientConnectionError  # the server sends data before any request
 
 
-def _by_aiohttp(
+def _aiohttp_sender(
     endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]], on_headers: OnHeaders
 ) -> Sender:
     """Return what sends requests over the loop's session, unchanged; responses come in pieces, not decompressed."""

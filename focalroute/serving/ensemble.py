@@ -541,7 +541,7 @@ class AsyncEnsemble:
         """
         from focalroute.serving.in_process import async_openai_client
 
-        return async_openai_client(self, _here)
+        return async_openai_client(self, _in_this_loop)
 
     # -- operating ---------------------------------------------------------------------------------------------------
 
@@ -594,7 +594,7 @@ def _check_loop() -> None:
         raise ConfigError("AsyncEnsemble: runs on asyncio; under trio use Ensemble, in a thread") from None
 
 
-async def _here(work: Callable[[], Awaitable[R]], /) -> R:
+async def _in_this_loop(work: Callable[[], Awaitable[R]], /) -> R:
     return await work()
 
 

@@ -19,7 +19,7 @@ from focalroute.policy.sequential import ANSWER, QUERY, choose, stacked
 from focalroute.serving.ask import Ask, Fused
 
 _ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("accuracy", "price"))
-_LEAD = 1e-6
+_LEAD = 1e-6  # by which the last answer leads, where another one had as much mass
 
 
 def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) -> Ask:

@@ -25,6 +25,11 @@ class StreamDecoder:
 
     Args:
         unopened: whether the text is expected to begin within the model's thinking (see `ThinkingSplitter`).
+
+    Attributes:
+        usage: the latest that was reported; None: none was yet.
+        done: whether the ``[DONE]`` mark has come.
+        id: the service's id of the reply; None: not known yet.
     """
 
     def __init__(self, *, unopened: bool = False) -> None:

@@ -164,7 +164,7 @@ class Sender:
         for job, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 error = self._connection.error_of(reply)
-                emptied = isinstance(job, WriteJob) and not job.words  # and still refused: later calls would be, too
+                emptied = isinstance(job, WriteJob) and not job.words  # by `_refuse`; later calls would be refused, too
                 if isinstance(error, RedisUnavailable | DataLost) or emptied:
                     unavailable = error
                 else:
