@@ -9,7 +9,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -110,7 +110,13 @@ def digest(query: LoggedQuery) -> str:
     return blake2b(asked.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
-def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | None = None) -> tuple[LoggedQuery, ...]:
+def read_log(
+    path: str | Path,
+    *,
+    answered: bool = True,
+    bad_rows: list[str] | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> tuple[LoggedQuery, ...]:
     """Read a whole log (``.jsonl``, or ``.gz`` of it).
 
     Args:
@@ -118,6 +124,7 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
         answered: whether every line must have outputs.
         bad_rows: collects the errors of lines that break the format, which are then left out; None: the first such line
             is an error.
+        advance: called with the number of lines read.
 
     Raises:
         ConfigError: the log cannot be read, is empty, or a line breaks the format; the message names file, line and
@@ -127,6 +134,7 @@ def read_log(path: str | Path, *, answered: bool = True, bad_rows: list[str] | N
     queries: list[LoggedQuery] = []
     seen: set[str] = set()
     for number, line in numbered_lines(path):
+        advance(1)
         if not line.strip():
             continue
         try:

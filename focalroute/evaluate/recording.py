@@ -43,7 +43,7 @@ def read_table(
 
     Args:
         skip_bad_rows: whether to leave out lines that break the format, instead of refusing the log.
-        shown: whether to show a progress bar.
+        shown: whether to show progress bars.
 
     Raises:
         ConfigError: the log, the pool or the embedder is invalid.
@@ -53,7 +53,9 @@ def read_table(
     bad_rows: list[str] | None = None
     if skip_bad_rows:
         bad_rows = []
-    table = join(read_log(log, bad_rows=bad_rows), file, log)
+    with progress_bar("reading", None, shown=shown) as told, gathered(told) as advance:
+        queries = read_log(log, bad_rows=bad_rows, advance=advance)
+    table = join(queries, file, log)
     if not table.there.any():
         raise ConfigError(f"{log}: outputs: no query has any; record them with focalroute collect")
     table = replace(table, bad_rows=len(bad_rows or ()))

@@ -44,7 +44,9 @@ def test_a_gzip_file_reads_the_same(tmp_path: Path) -> None:
     plain = write_log(tmp_path / "log.jsonl", [closed(1, {"a": 0}), closed(2, {"a": 1})])
     packed = tmp_path / "log.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_log(packed) == read_log(plain)
+    steps: list[int] = []
+    assert read_log(packed, advance=steps.append) == read_log(plain)
+    assert sum(steps) == 2
 
 
 def test_a_mark_at_the_start_and_ends_of_lines_as_windows_writes_them_are_read(tmp_path: Path) -> None:
