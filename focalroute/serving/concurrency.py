@@ -98,18 +98,7 @@ class StartGate:
 
 
 class WriteBatcher:
-    """Writes rows for the asks of an ensemble, in any number of event loops."""
-
-    def __init__(self, store: Store) -> None:
-        self._loops = PerLoop(lambda: _LoopBatcher(store))
-
-    def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
-        """Commit rows, even if the caller stops waiting; the future fails as that of `Store.write` does."""
-        return self._loops.here().write(rows)
-
-
-class _LoopBatcher:
-    """Batches the writes of one event loop."""
+    """Batches the writes that an ensemble's asks make in one event loop."""
 
     def __init__(self, store: Store) -> None:
         self._loop = asyncio.get_running_loop()
@@ -119,6 +108,7 @@ class _LoopBatcher:
         self._alone = True  # whether the last iteration with writes had a single one
 
     def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
+        """Commit rows, even if the caller stops waiting; the future fails as that of `Store.write` does."""
         waiter = self._loop.create_future()
         self._pending.append((rows, waiter))
         self._written += 1

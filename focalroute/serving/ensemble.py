@@ -135,7 +135,7 @@ class AsyncEnsemble:
     def _open(self, settings: Settings, policy: str | Path | Baseline | None, judging: tuple[Endpoint, ...]) -> None:
         """Set up everything that uses the store."""
         store = self._store
-        self._write_batcher = WriteBatcher(store)
+        self._batchers = PerLoop(partial(WriteBatcher, store))
         self._embedding = TextEmbedding(settings.embedder)
         paid = validate_pool((*self.endpoints, *judging, *self._embedding.services), askable=True)
         self._guard = BudgetGuard(settings.budget, paid, store)
@@ -152,7 +152,7 @@ class AsyncEnsemble:
         on_feedback = None if self._recorder is None else self._recorder.on_feedback
         self._feedback = FeedbackHandler(
             store,
-            self._write_batcher,
+            self._batchers,
             self._observer,
             self._slot,
             self._updater,
@@ -399,7 +399,7 @@ class AsyncEnsemble:
     async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
         """Commit an answer before it is due; if the store fails or takes longer, the answer is not durable."""
         bills = ask.ask_budget.unwritten
-        written = self._write_batcher.write((row, *bills))
+        written = self._batchers.here().write((row, *bills))
         on_written = partial(self._on_written, ask, answer, row, bills)
         try:
             if not written.done():

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from focalroute.core.errors import FeedbackError
+from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
@@ -39,7 +40,7 @@ class FeedbackHandler:
     def __init__(
         self,
         store: Store,
-        write_batcher: WriteBatcher,
+        batchers: PerLoop[WriteBatcher],
         observer: Observer,
         slot: PolicySlot,
         updater: Updater,
@@ -49,7 +50,7 @@ class FeedbackHandler:
         on_feedback: Callable[[Feedback], None] | None = None,
     ) -> None:
         self._store = store
-        self._write_batcher = write_batcher
+        self._batchers = batchers
         self._answers: OrderedDict[str, StoredAnswer] = OrderedDict()
         self._observer = observer
         self._slot = slot
@@ -77,7 +78,7 @@ class FeedbackHandler:
             raise unknown_answer(answer_id)
         value, key = judged(stored, **said)
         feedback = Feedback(answer_id, value, key, source, time.time())
-        await self._write_batcher.write((feedback,))
+        await self._batchers.here().write((feedback,))
         if self._on_feedback is not None:
             self._on_feedback(feedback)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from focalroute.core.errors import StoreError
+from focalroute.core.event_loops import PerLoop
 from focalroute.serving.concurrency import WriteBatcher
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer
@@ -78,10 +80,10 @@ def test_writes_of_one_turn_share_a_transaction(tmp_path: Path, durability: Lite
 
 def test_loops_one_after_the_other_have_their_own_writes(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.db")
-    commits = WriteBatcher(store)
+    commits = PerLoop(partial(WriteBatcher, store))
 
     async def write(name: str) -> None:
-        await commits.write((answer(name),))
+        await commits.here().write((answer(name),))
 
     for name in "abc":
         asyncio.run(write(name))
