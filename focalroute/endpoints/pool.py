@@ -135,8 +135,9 @@ class Pool:
                 f"params: {unknown}: nothing bounds its cost, as a budget requires; leave it out, or give it to the "
                 "Endpoint if it costs nothing"
             )
-        by_samples = self._plan(query, capabilities.DEAREST, bounded=True)
-        after_thinking = self._plan(query, _THINKING, bounded=True)
+        after_thinking = by_samples = self._plan(query, capabilities.DEAREST, bounded=True)
+        if any(member.thinks for member in self._members):
+            after_thinking = self._plan(query, _THINKING, bounded=True)
         bounds = []
         for member in self._members:
             plan = after_thinking if member.thinks else by_samples
@@ -179,8 +180,10 @@ class Pool:
 
     def _plan(self, query: Query, capabilities: Capabilities, *, bounded: bool) -> Plan:
         plan = elicit.plan(query, capabilities, samples=self._samples)
-        if bounded and plan.request.max_tokens is None:
-            return replace(plan, request=replace(plan.request, max_tokens=_TOKENS_UNDER_BUDGET))
+        if bounded:
+            for one in (plan, plan.fallback):
+                if one is not None and one.request.max_tokens is None:
+                    one.request.max_tokens = _TOKENS_UNDER_BUDGET
         return plan
 
     async def aclose(self) -> None:

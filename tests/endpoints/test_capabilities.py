@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from focalroute import Ensemble
+from focalroute import Budget, Ensemble
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, PoolError
 from focalroute.core.records import Usage
@@ -234,6 +234,22 @@ def test_features_that_are_only_assumed_cost_no_answer(refusal: int | None, tmp_
         until(lambda: known._capabilities == NONE)
         ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
         assert "logprobs" not in asks(server.received)[-1]
+
+
+def test_a_budget_bounds_the_call_that_follows_a_refused_schema_too() -> None:
+    async def handle(_: web.Request, body: Any) -> web.StreamResponse:
+        if "response_format" in body:
+            return json_reply({"error": {"type": "bad"}}, 400)
+        choice = {"index": 0, "message": {"content": '{"x": 3}'}, "finish_reason": "stop"}
+        return json_reply(completion(choices=[choice], usage=USAGE))
+
+    with serving(handle) as server:
+        paid = Endpoint("e", model="m", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        with Ensemble([paid], budget=Budget(usd_total=1)) as ensemble:
+            assert ensemble.ask("Which planet?", answer=dict[str, int]).value == {"x": 3}
+        refused, prompted = asks(server.received)
+    assert "response_format" in refused
+    assert refused["max_tokens"] == prompted["max_tokens"] == 1024
 
 
 def test_the_first_question_uses_every_feature_the_service_has() -> None:
