@@ -40,11 +40,11 @@ def relative_accuracies(n: F64, right: F64, offsets: F64, strengths: F64) -> tup
     """
     accuracy, level = shrunk_accuracy(n[..., :1, :], right[..., :1, :], offsets, strengths)
     relative, total = accuracy - level[..., None], n.sum(axis=-1)
-    levels = _level(n, right, relative)
-    estimates = _posterior_mean(n, right, levels, offsets, strengths) - levels[..., None]
+    levels, estimates, long_run = _level(n, right, relative), relative, strengths > PRIOR_ASKS
+    if long_run.any():
+        estimates = _posterior_mean(n, right, levels, offsets, strengths) - levels[..., None]
     shorter = total < total[..., :1]
-    recent = shorter[..., None] & (strengths > PRIOR_ASKS)
-    return np.where(recent, estimates, relative), np.where(shorter, levels, level)
+    return np.where(shorter[..., None] & long_run, estimates, relative), np.where(shorter, levels, level)
 
 
 def shrunk_accuracy(n: F64, right: F64, offsets: F64, strengths: F64) -> tuple[F64, F64]:
@@ -178,6 +178,9 @@ class RecentOutcomes:
             offsets: see `shrunk_accuracy`; ``strengths`` likewise.
         """
         labels, inferred = counts
-        by_window = np.array([labels, *(self._rows[-length:].sum(axis=0) for length in self._lengths)])
+        by_window = np.empty((1 + len(self._lengths), *labels.shape))
+        by_window[0] = labels
+        for number, length in enumerate(self._lengths, 1):
+            np.add.reduce(self._rows[-length:], axis=0, out=by_window[number])
         n, right = (by_window + inferred).swapaxes(0, 1)
         return relative_accuracies(n, right, offsets, strengths)

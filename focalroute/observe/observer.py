@@ -96,7 +96,7 @@ class Observer:
         self._calibration = CalibrationStats(self.endpoints, window)
         self._recalibration = Recalibration(window)
         self._relative_skill = self._bias = self._presumption = np.zeros(n)  # see `_compare`
-        self._recompare = True  # whether `_compare` is due: there is a new label or a new verdict
+        self._recompare = True  # whether `_compare` is due: there is a new verdict, or a label of several members
         self._presumed = 0.0  # how much the pool's level is lowered for flattery that no label has shown
         self._suspicious = False  # whether two endpoints may be copies
         self._unseen = 0  # outcomes without feedback that the statistics do not include yet
@@ -162,7 +162,6 @@ class Observer:
             ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
         """
         with self._lock:
-            self._recompare = True
             self._count()
             known = self._totals.known(self._bias)
             new = outcome.answer_id not in self._window
@@ -175,7 +174,8 @@ class Observer:
             right = [self._right(outcome, name) for name in self.endpoints]
             labels = np.array(right)
             self._recent.learn(outcome.answer_id, labels, known, self._offsets, self._strengths)
-            self._referees.label(outcome.answer_id, labels)
+            if self._referees.label(outcome.answer_id, labels):
+                self._recompare = True
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
             if outcome.posterior is not None:
@@ -299,6 +299,7 @@ class Observer:
             self._memory.forget(index, newest)
             self._calibration.forget(index)
             self._referees.reset(index)
+            self._recompare = True
             self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
             self._changed.update(others)
             self._changed_pairs.update((min(index, i), max(index, i)) for i in others if i != index)
@@ -423,6 +424,7 @@ class Observer:
             self._ahead[first, second] = wrong_second - wrong_first
             self._ahead[second, first] = wrong_first - wrong_second
             self._changed_pairs.clear()
+            self._recompare = True
         if self._recompare:
             self._recompare = False
             self._compare()

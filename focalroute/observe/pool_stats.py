@@ -35,7 +35,7 @@ _NO_ROWS = Counts()
 _LEAST = 1e-12  # least USD or seconds, so that logarithms are finite for free or instant calls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes five times as long to make
 class EndpointRows:
     """The window's statistics by endpoint: (..., N) arrays, ``level`` (...,).
 
@@ -268,31 +268,33 @@ class PoolTotals:
     def __init__(self, prices: Sequence[float | Decimal | None]) -> None:
         self.prices = np.array(prices, np.float64)
         self._counts = np.zeros((len(prices), 5))  # see `table_of`
-        self._values = np.zeros(len(prices))  # sum over the rows counted: 1 right, 0 wrong, a fraction if inferred
-        self._agreed = np.zeros((len(prices), 2))  # rows with a value inferred from agreement, and its sum
+        self._known = np.zeros((2, 2, len(prices)))  # see `known`, without a bias
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
 
     def update(self, index: int, labelled: Counts, agreed: Counts = _NO_ROWS) -> None:
         """Set one endpoint's totals from the rows with feedback and those without."""
         c = Counts._make(map(operator.add, labelled, agreed))
         self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
-        self._agreed[index] = agreed.inferred, agreed.inferred_sum / INFERRED_UNIT
-        self._values[index] = c.right + c.inferred_sum / INFERRED_UNIT
+        labels = c.known + labelled.inferred, c.right + labelled.inferred_sum / INFERRED_UNIT
+        self._known[:, :, index] = labels, (agreed.inferred, agreed.inferred_sum / INFERRED_UNIT)
         self._counts[index] = c.known + c.inferred, c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
 
     def known(self, bias: F64 | float = 0.0) -> F64:
         """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
 
+        A value is 1 right, 0 wrong, or a fraction if it is inferred.
+
         Args:
             bias: (N,) by how much values inferred from agreement are too low.
         """
-        inferred, values = self._agreed.T
-        labels = [self._counts[:, 0] - inferred, self._values - values]
-        return np.array([labels, [inferred, (values + inferred * bias).clip(0, inferred)]])
+        known = self._known.copy()
+        inferred, values = known[1]
+        known[1, 1] = np.minimum(np.maximum(values + inferred * bias, 0), inferred)
+        return known
 
     def share_inferred(self) -> F64:
         """Return each endpoint's rows inferred from agreement as a share of the whole pool's rows, (N,)."""
-        share: F64 = self._agreed[:, 0] / (self._counts[:, 0].sum() + 2)
+        share: F64 = self._known[1, 0] / (self._counts[:, 0].sum() + 2)
         return share
 
     def stats(

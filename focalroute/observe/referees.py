@@ -54,7 +54,7 @@ _MOST_CONTESTED = 500.0  # rows; beyond that all earlier ones count half
 _REFEREED_PRIOR = 0.5  # rows: strength of the prior 0 of a pair's difference
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes five times as long to make
 class Verdict:
     """The inferred correctness of the m members of one query.
 
@@ -180,15 +180,18 @@ class Referees:
         if len(self._verdicts) > self._size:
             self._drop(next(iter(self._verdicts)))
 
-    def label(self, answer_id: str, right: F64) -> None:
+    def label(self, answer_id: str, right: F64) -> bool:
         """Drop the verdict on a labelled query and keep its errors.
 
         Args:
             right: (N,) 1 right, 0 wrong, NaN unknown.
+
+        Returns:
+            Whether there was one.
         """
         verdict = self._verdicts.get(answer_id)
         if verdict is None:
-            return
+            return False
         self._drop(answer_id)
         known = ~np.isnan(right[verdict.members] + verdict.values)
         members = verdict.members[known]
@@ -198,6 +201,7 @@ class Referees:
         if len(self._errors) > self._size:
             _, (members, errors) = self._errors.popitem(last=False)
             self._error_sums[:, members] -= _powers(errors)
+        return True
 
     def suspicious(self) -> bool:
         """Whether two endpoints nearly always agree, with too few contested rows to tell whether they are copies."""
