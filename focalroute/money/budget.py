@@ -36,7 +36,7 @@ _LOOK_AGAIN_S = 0.01
 _USUAL_CALLS = 128  # after which the counts so far are halved
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes five times as long to make
 class HeldAmount:
     """The amount reserved for one call, USD; ``reservation`` None: no limit in the store concerns the call."""
 

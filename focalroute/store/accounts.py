@@ -6,7 +6,6 @@ script on the server is atomic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
@@ -44,8 +43,7 @@ def from_pico(pico: int) -> Decimal:
     return Decimal(pico) / _PICO
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """The account that a limit is held against: calls with a tag ("": all) in the current period (0 seconds: for ever).
 
     Periods follow the clock in UTC: an hour begins at :00, a day at midnight.
@@ -63,8 +61,7 @@ class Account:
         return period * self.period_s <= now + AHEAD_S
 
 
-@dataclass(frozen=True, slots=True)
-class Balance:
+class Balance(NamedTuple):
     """An account at one moment, USD.
 
     Attributes:

@@ -36,7 +36,7 @@ from focalroute.store.base import (
     StoredAnswer,
     StoredProbe,
 )
-from focalroute.store.engine import Job, QueuedStore, ReadJob, WriterQueue
+from focalroute.store.engine import Job, QueuedStore, ReadJob, Resolved, WriterQueue
 from focalroute.store.sqlite import database, reads
 from focalroute.store.sqlite.checksums import Chain, CommitLog
 from focalroute.store.sqlite.writes import AccountBalances, insert, prune
@@ -149,10 +149,10 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[Outcomes]:
         """See `Store.write_calls`."""
-        job = TransactionJob([_inserting(rows) for rows in calls], single=False)
-        if _concerns_subscribers(job.units):
-            return self._submit(job)  # the store's thread calls them
-        return self._soon(job)
+        units = [_inserting(rows) for rows in calls]
+        if _concerns_subscribers(units):
+            return self._submit(TransactionJob(units, single=False))  # the store's thread calls them
+        return self._soon(units, single=False)
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
         """See `Store.open_accounts`."""
@@ -167,7 +167,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._opened_file.require_in_place()
             return balances.reserve(reservation, limits)
 
-        return self._soon(TransactionJob([Unit((), work)], single=True))
+        return self._soon([Unit((), work)], single=True)
 
     def balances(self, accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
         """See `Store.balances`."""
@@ -223,13 +223,12 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """Queue work on the accounts' balances."""
         return self._submit(_changing(work))
 
-    def _soon(self, job: TransactionJob) -> Future[Any]:
-        """Do a job in the calling thread if that needs no waiting, else queue it."""
-        results = self._at_once(job.units)
+    def _soon(self, units: Sequence[Unit], *, single: bool) -> Future[Any]:
+        """Do units in the calling thread if that needs no waiting, else queue them; see `TransactionJob`."""
+        results = self._at_once(units)
         if results is None:
-            return self._submit(job)
-        job.settle(results)
-        return job.future
+            return self._submit(TransactionJob(units, single=single))
+        return Resolved(results[0] if single else results)
 
     def _at_once(self, units: Sequence[Unit]) -> list[Any] | None:
         """Do units in the calling thread; return their results, None if that means waiting for others or the disk."""
@@ -422,7 +421,7 @@ def _ahead_of_steady() -> float:
 
 def _concerns_subscribers(units: Iterable[Unit]) -> bool:
     """Whether subscribers are called about any of the rows."""
-    return any(isinstance(row, Feedback | StoredProbe) for unit in units for row in unit.rows)
+    return any(isinstance(row, (Feedback, StoredProbe)) for unit in units for row in unit.rows)
 
 
 def _one_statement(rows: Sequence[Row]) -> bool:
