@@ -14,6 +14,7 @@ PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 #: `Endpoint.price` and `parse_usd`.
 Amount = Decimal | float | str
 
+_NUMBERS = (Decimal, int, float, str)
 _MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24
 _MOST_STATED = Decimal(100_000)
 _MOST_DECIMALS = 30  # "0e-999999999" would be printed with all its zeros
@@ -46,7 +47,7 @@ def parse_decimal(amount: object) -> Decimal | None:
     A number has at most 40 digits and lies between 1e-24 and 1e24, or is 0, so that results stay small and exact.
     ``1_000``, which Python reads as 1000, is refused.
     """
-    if isinstance(amount, bool) or not isinstance(amount, Decimal | int | float | str):
+    if isinstance(amount, bool) or not isinstance(amount, _NUMBERS):
         return None
     try:
         text = str(amount)

@@ -243,7 +243,7 @@ class Reply:
         return self.usage.completion_tokens // self.samples if self.usage else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes five times as long to make
 class Observation:
     """The Decider's input before one decision (named slices, see `focalroute.observe.layout`).
 
@@ -256,7 +256,7 @@ class Observation:
     endpoints: F32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes five times as long to make
 class Evidence:
     """The Fusion's input.
 
@@ -297,7 +297,7 @@ class Decision:
     one: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes five times as long to make
 class Round:
     """One round: what was seen, what was decided, what came back."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 _OBJECT = (dict, Mapping)  # dict first, as nearly all are: a check against an abstract class takes ten times as long
+_LIST = (list, tuple)  # a union takes five times as long
 
 
 def read_json(text: str | bytes | bytearray) -> Any:
@@ -33,7 +34,7 @@ def as_object(value: object) -> Mapping[str, Any]:
 
 def as_list(value: object) -> Sequence[Any]:
     """Return a list; an empty one for anything else."""
-    return value if isinstance(value, list | tuple) else ()
+    return value if isinstance(value, _LIST) else ()
 
 
 def objects_in(value: object) -> list[Mapping[str, Any]]:
@@ -42,4 +43,4 @@ def objects_in(value: object) -> list[Mapping[str, Any]]:
     >>> objects_in([{"a": 1}, None, "b"]), objects_in("b")
     ([{'a': 1}], [])
     """
-    return [item for item in as_list(value) if isinstance(item, _OBJECT)]
+    return [item for item in value if isinstance(item, _OBJECT)] if isinstance(value, _LIST) else []

@@ -87,11 +87,12 @@ def by_keyword(
     def explained(method: F) -> F:
         shown = like or method
         signature = inspect.signature(shown)
+        parameters = frozenset(signature.parameters)
         names = [*signature.parameters][1:]
 
         @functools.wraps(shown)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not kwargs.keys() <= signature.parameters.keys():
+            if not parameters.issuperset(kwargs):
                 unknown = next(name for name in kwargs if name not in names)
                 why = did_you_mean(unknown, names, instead)
                 raise ConfigError(f"{shown.__name__}: {unknown}: unknown argument; {why}")

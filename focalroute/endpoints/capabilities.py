@@ -128,17 +128,20 @@ class Needs:
     def __init__(self, query: Query) -> None:
         params, wanted = query.params, query.params.get("response_format")
         contents = [message.get("content") for message in query.messages]
-        parts = [part for content in contents if not isinstance(content, str) for part in objects_in(content)]
+        texts = [content for content in contents if isinstance(content, str)]
         found: list[Feature] = []
-        if any(part.get("type") in _IMAGES for part in parts):
-            found.append("images")
+        if len(texts) < len(contents):
+            parts = [part for content in contents for part in objects_in(content)]
+            texts += [part["text"] for part in parts if isinstance(part.get("text"), str)]
+            if any(part.get("type") in _IMAGES for part in parts):
+                found.append("images")
         if isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
             found.append("json_schema")
         if params.get("tools") or params.get("functions"):
             found.append("tools")
         self.features: tuple[Feature, ...] = tuple(found)
-        self._texts = [text for text in (*contents, *[part.get("text") for part in parts]) if isinstance(text, str)]
-        self.characters = sum(map(len, self._texts))
+        self._texts = texts
+        self.characters = sum(map(len, texts))
 
     def __bool__(self) -> bool:
         return bool(self.features) or self.characters > _SHORT

@@ -74,7 +74,7 @@ class Guarded:
     """
 
     def __init__(self, policy: Served, endpoints: Sequence[str], rival: int | None = None) -> None:
-        self._steps = policy if isinstance(policy, Sequential | Der) else None
+        self._steps = policy if isinstance(policy, (Sequential, Der)) else None
         self._policy = Fallback() if isinstance(policy, Der) else policy
         self.endpoints = tuple(endpoints)
         self._ids = policy.ids(endpoints)
@@ -82,7 +82,7 @@ class Guarded:
         self.rival = rival
         self.name = policy.name if isinstance(policy, Baseline) else None
         self.one_a_round = isinstance(policy, Baseline) and policy.one_a_round
-        self.learnable = isinstance(policy, Policy | Der)
+        self.learnable = isinstance(policy, (Policy, Der))
         self.sequential = self._steps is not None
         self.failed = isinstance(policy, Fallback)
 

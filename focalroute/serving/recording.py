@@ -23,7 +23,7 @@ from focalroute.store.base import SYNTHESIS, StoredAnswer
 _EVIDENCE = slices(MEMBER)["evidence"].start
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(slots=True, repr=False)  # a frozen one takes five times as long to make
 class Selection:
     """The selected answer; see `Answer`.
 
