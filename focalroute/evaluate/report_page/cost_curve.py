@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from focalroute.evaluate.report_page.page import Palette
-
 #: Left, bottom, right, top.
 Box = tuple[float, float, float, float]
 
@@ -42,10 +40,22 @@ _LONGEST_NAME = 22
 _ALIGNMENT: Any = {1: "left", 0: "center", -1: "right"}
 _TICKS = tuple(lead * 10.0**power for power in range(-6, 6) for lead in (1, 2, 5))
 _AXES: dict[CostAxis, str] = {
-    "share": "cost, % of asking everybody",
+    "share": "cost, % of asking all",
     "usd": "USD per 1,000 queries",
     "calls": "calls per query (all free, or of unknown cost)",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """The colours of a drawing."""
+
+    ink: str
+    grid: str
+    ours: str
+    second: str
+    third: str
+    muted: str
 
 
 @dataclass(frozen=True, slots=True)

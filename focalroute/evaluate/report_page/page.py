@@ -21,23 +21,11 @@ import numpy as np
 
 from focalroute.core.errors import needing
 from focalroute.evaluate.report_page import drawings
-from focalroute.evaluate.report_page.cost_curve import draw_cost_quality, short_name
+from focalroute.evaluate.report_page.cost_curve import Palette, draw_cost_quality, short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True, slots=True)
-class Palette:
-    """The colours of a drawing."""
-
-    ink: str
-    grid: str
-    ours: str
-    second: str
-    third: str
-    muted: str
 
 
 _STAND_INS = Palette("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
