@@ -14,7 +14,7 @@ from focalroute.policy.publish import publish
 from tests.by_hand import linear_decider
 
 
-def ask_everybody(root: Path) -> Path:
+def ask_all(root: Path) -> Path:
     """A folder whose policy asks all endpoints in round 1 and nobody after; to be served greedily."""
     return _first_round_only(root, first=40.0, cost_weight=0.0)
 

@@ -170,7 +170,7 @@ class Benchmark:
         return ((self.table.value < 0.5) | ~self.table.there).astype(np.float32)
 
     @property
-    def everybody(self) -> float:
+    def ask_all_usd(self) -> float:
         """USD of asking every endpoint on the test part."""
         return float(self.table.usd[self.parts.test].sum())
 
@@ -322,9 +322,9 @@ def accuracy(runs: Sequence[ReplayResult]) -> str:
     return mean_se([run.worth.mean() for run in runs])
 
 
-def cost(runs: Sequence[ReplayResult], everybody: float) -> str:
+def cost(runs: Sequence[ReplayResult], ask_all_usd: float) -> str:
     """Return the cost relative to asking every endpoint."""
-    return f"{statistics.fmean(float(run.usd.sum()) for run in runs) / everybody:.3f}"
+    return f"{statistics.fmean(float(run.usd.sum()) for run in runs) / ask_all_usd:.3f}"
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

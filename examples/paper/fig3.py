@@ -52,7 +52,7 @@ def main() -> None:
         }
         played = {name: [one for one, _ in runs] for name, runs in found.items()}
         played["every endpoint"] = benchmark.runs("plurality")
-        rows = [[name, accuracy(runs), cost(runs, benchmark.everybody)] for name, runs in played.items()]
+        rows = [[name, accuracy(runs), cost(runs, benchmark.ask_all_usd)] for name, runs in played.items()]
         show(f"{benchmark.name}: metrics that the Decider sees", ["", "accuracy %", "cost ratio"], rows)
         with figure("paper-fig3", asked, 2) as (left, right):
             passes = asked.rl_focal().passes
@@ -64,10 +64,10 @@ def main() -> None:
             left.set(xlabel="pass over the training part", ylabel="right while training, %", title=benchmark.name)
             left.legend()
             for name, runs in played.items():
-                x = np.mean([run.usd.sum() for run in runs]) / benchmark.everybody
+                x = np.mean([run.usd.sum() for run in runs]) / benchmark.ask_all_usd
                 y, error = spread([100 * run.worth.mean() for run in runs])
                 right.errorbar(x, y, error, fmt="o", ms=3, label=name)
-            right.set(xlabel="cost, asking everybody = 1", ylabel="right on the test part, %")
+            right.set(xlabel="cost, asking all = 1", ylabel="right on the test part, %")
             right.legend(fontsize=6)
 
 

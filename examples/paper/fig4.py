@@ -83,7 +83,7 @@ def heads(asked: Options) -> None:
     for benchmark in benchmarks(["GPQA*", "MUSR*", "BBH*", "ZeroEval"], asked):
         for name, head in (("branching", BranchingHead), ("one head", SingleHead)):
             for runs in benchmark.published(decider_head=head).values():
-                rows.append([benchmark.name, name, accuracy(runs), cost(runs, benchmark.everybody)])
+                rows.append([benchmark.name, name, accuracy(runs), cost(runs, benchmark.ask_all_usd)])
     show("The Decider's last layer", ["", "", "accuracy %", "cost ratio"], rows)
 
 

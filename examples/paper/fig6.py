@@ -58,7 +58,7 @@ def main() -> None:
             ]
             played[size] = [ReplayResult(run["worth"], run["usd"], run["asked"]) for run in runs]
             seconds.append([float(run["seconds"]) for run in runs])
-            ratio = cost(played[size], pool.everybody)
+            ratio = cost(played[size], pool.ask_all_usd)
             rows.append([str(size), accuracy(played[size]), ratio, mean_se(seconds[-1], scale=1, digits=1)])
         show(
             f"{benchmark.name}: the first {len(base)} endpoints, replicated; published: accuracy stays, "

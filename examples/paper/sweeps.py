@@ -31,7 +31,7 @@ def row(benchmark: Benchmark, name: str, value: float, runs: Sequence[ReplayResu
     """Return the row of one setting."""
     calls = mean_se([run.asked.sum(axis=1).mean() for run in runs], scale=1)
     published = PUBLISHED.get(name, {}).get(value, "")
-    return [f"{value:g}", accuracy(runs), cost(runs, benchmark.everybody), calls, published]
+    return [f"{value:g}", accuracy(runs), cost(runs, benchmark.ask_all_usd), calls, published]
 
 
 def swept(benchmark: Benchmark, name: str, values: Sequence[float]) -> dict[float, list[ReplayResult]]:
@@ -49,8 +49,8 @@ def main() -> None:
         with figure("paper-fig5", asked, len(SWEPT)) as panels:
             for (name, values), axes in zip(SWEPT.items(), panels, strict=True):
                 played = swept(benchmark, name, values)
-                usd = [np.mean([run.usd.sum() for run in runs]) / benchmark.everybody for runs in played.values()]
-                two_scales(axes, name, played, usd, "cost, asking everybody = 1")
+                usd = [np.mean([run.usd.sum() for run in runs]) / benchmark.ask_all_usd for runs in played.values()]
+                two_scales(axes, name, played, usd, "cost, asking all = 1")
         swept(benchmark, "passes", PASSES)
 
 

@@ -26,7 +26,7 @@ def members_of(benchmark: Benchmark) -> list[list[str]]:
     """A row for each member alone, the most accurate first."""
     table, test = benchmark.table, benchmark.parts.test
     alone = table.accuracy(test)
-    share = table.usd[test].sum(axis=0) / benchmark.everybody
+    share = table.usd[test].sum(axis=0) / benchmark.ask_all_usd
     return [[table.names[i], f"{100 * alone[i]:.2f}", f"{share[i]:.3f}"] for i in table.rank(test)]
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     for benchmark in benchmarks(["ZeroEval", "GSM8K", "MMLU", "MMLU-Pro", "BBH*", "MUSR*", "GPQA*"], asked):
         ways = ways_of(benchmark)
         rows = members_of(benchmark)
-        rows += [[f"**{name}**", accuracy(runs), cost(runs, benchmark.everybody)] for name, runs in ways.items()]
+        rows += [[f"**{name}**", accuracy(runs), cost(runs, benchmark.ask_all_usd)] for name, runs in ways.items()]
         title = f"{benchmark.name}, {len(benchmark.parts.test)} questions after {len(benchmark.parts.train)}"
         published = PUBLISHED.get(benchmark.name, "not played")
         show(f"{title}; published (best single, RL-Focal): {published}", ["", "accuracy %", "cost ratio"], rows)

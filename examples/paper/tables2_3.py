@@ -40,9 +40,9 @@ def pairs(asked: Options) -> None:
         for cheap in others[:_PAIRS]:
             names = f"{benchmark.table.names[strong]} + {benchmark.table.names[cheap]}"
             run = benchmark.once(f"pair {names}", partial(threshold_pair, pair=(cheap, strong)))
-            rows.append([benchmark.name, names, accuracy([run]), cost([run], benchmark.everybody)])
+            rows.append([benchmark.name, names, accuracy([run]), cost([run], benchmark.ask_all_usd)])
         for name, runs in (benchmark.published() | benchmark.defaults(_TARGET)).items():
-            rows.append([benchmark.name, f"**{name}**", accuracy(runs), cost(runs, benchmark.everybody)])
+            rows.append([benchmark.name, f"**{name}**", accuracy(runs), cost(runs, benchmark.ask_all_usd)])
     show(f"Two endpoints and a threshold; published: {PUBLISHED_PAIRS}", ["", "", "accuracy %", "cost ratio"], rows)
 
 
@@ -83,7 +83,7 @@ def others(asked: Options) -> None:
                     ]
         ways |= benchmark.published() | benchmark.defaults(_TARGET)
         rows = [
-            [name, accuracy(runs), cost(runs, benchmark.everybody), PUBLISHED.get(name.split(":")[0], "")]
+            [name, accuracy(runs), cost(runs, benchmark.ask_all_usd), PUBLISHED.get(name.split(":")[0], "")]
             for name, runs in ways.items()
         ]
         show(f"{benchmark.name}", ["", "accuracy %", "cost ratio", "published, MMLU / GSM8K"], rows)

@@ -139,7 +139,7 @@ def _improved(
     moments = Moments.zero(parameters(decider))
     for steps in np.array_split(np.arange(settings.iterations), settings.renewals):
         for learner in learners:
-            learner.views.renew(decider, fusion, learner.everybody, learner.settings.rounds, rng)
+            learner.views.renew(decider, fusion, learner.ask_all_usd, learner.settings.rounds, rng)
         decider, moments = improved(
             learners,
             decider,

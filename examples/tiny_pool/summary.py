@@ -42,19 +42,19 @@ def _models(seeds: Sequence[Seed]) -> str:
 
 
 def _methods(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) -> str:
-    everybody = float(np.mean([seed.table.usd[seed.rows].sum() for seed in seeds]))
+    ask_all_usd = float(np.mean([seed.table.usd[seed.rows].sum() for seed in seeds]))
     lines = [["method", "accuracy", "95 %", "cost of asking all", "with probes", "calls", "by seed"]]
     for name in STEADY:
         runs = [seed.lives[name].played() for seed in seeds]
-        ledger = float(np.mean([seed.lives[name].ledger_usd for seed in seeds])) / everybody
-        lines.append(_row(f"focalroute, {name}", runs, everybody, f"{ledger:.3f}"))
+        ledger = float(np.mean([seed.lives[name].ledger_usd for seed in seeds])) / ask_all_usd
+        lines.append(_row(f"focalroute, {name}", runs, ask_all_usd, f"{ledger:.3f}"))
     for name in beside[0]:
-        lines.append(_row(name, [played[name] for played in beside], everybody, ""))
+        lines.append(_row(name, [played[name] for played in beside], ask_all_usd, ""))
     return _table(lines)
 
 
-def _row(name: str, runs: Sequence[ReplayResult], everybody: float, ledger: str) -> list[str]:
-    cell = score(name, runs, everybody)
+def _row(name: str, runs: Sequence[ReplayResult], ask_all_usd: float, ledger: str) -> list[str]:
+    cell = score(name, runs, ask_all_usd)
     low, high = cell.accuracy_ci95
     by_seed = ", ".join(f"{run.worth.mean():.3f}" for run in runs)
     return [

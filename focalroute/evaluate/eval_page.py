@@ -56,7 +56,7 @@ def _facts(report: Report) -> dict[str, str]:
 
 def _lead(report: Report) -> str:
     point, free = report.shown, _is_free(report)
-    warning, paid = "", f"At {_percent(point.cost_ratio)} of the cost of asking everybody,"
+    warning, paid = "", f"At {_percent(point.cost_ratio)} of the cost of asking all,"
     if report.seen:
         warning = f"{trained_on_test(report.seen, report.n_test)} "
     if free:
@@ -137,7 +137,7 @@ def _over_time(report: Report, drawn: drawings.OverTime) -> Section:
         changes = f" Lines mark where an endpoint was noticed to have changed{first}. {'; '.join(found)}."
     return Section(
         f"Means over {drawn.width} consecutive test queries, all seeds. Above: {report.scored}; all lines rise and "
-        "fall together where the queries get easier or harder. Below: what focalroute paid of what asking everybody on "
+        "fall together where the queries get easier or harder. Below: what focalroute paid of what asking all on "
         f"the same queries costs.{changes}",
         drawn,
     )

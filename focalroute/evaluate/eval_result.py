@@ -87,9 +87,9 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> d
     """Rolling means over all seeds; the changes of endpoints are those noticed with the first seed."""
     runs = replayed.ours[replayed.shown]
     width = drawings.rolling_width(len(replayed.test))
-    everybody = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
+    ask_all_usd = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
     spent = drawings.rolling_means(np.mean([run.played.usd for run in runs], axis=0), width)
-    cost = np.divide(spent, everybody, out=np.zeros_like(spent), where=everybody > 0)
+    cost = np.divide(spent, ask_all_usd, out=np.zeros_like(spent), where=ask_all_usd > 0)
     timed = [run.played.seconds for run in runs if run.played.seconds is not None]
     marks = tuple(drawings.StreamEvent(place + 1.0, f"{name} was {change}") for place, name, change in runs[0].changes)
     return drawings.measure_over_time(

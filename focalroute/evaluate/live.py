@@ -278,8 +278,8 @@ def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, s
     at random. It is chosen on the scored queries themselves, which favours the family. If DER costs less than the whole
     curve, it is compared with the cheapest row.
     """
-    everybody = float(played["plurality"].usd.sum())
-    methods = {name: score(name, [one], everybody) for name, one in played.items()}
+    ask_all_usd = float(played["plurality"].usd.sum())
+    methods = {name: score(name, [one], ask_all_usd) for name, one in played.items()}
     ours = [name for name in played if name.startswith("der ")]
     beside = {
         name: {

@@ -119,8 +119,8 @@ def interval(values: Sequence[F64], *, least: float = 0.0, seed: int = 0) -> tup
     return low, high
 
 
-def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed: int = 0) -> Score:
-    """Score results, one for each seed; ``everybody_usd``: the cost of asking every endpoint on these rows."""
+def score(name: str, runs: Sequence[ReplayResult], ask_all_usd: float, *, seed: int = 0) -> Score:
+    """Score results, one for each seed; ``ask_all_usd``: the cost of asking every endpoint on these rows."""
     paid = float(np.mean([run.usd.sum() for run in runs]))
     timed = {}
     if seconds := [run.seconds for run in runs if run.seconds is not None]:
@@ -131,7 +131,7 @@ def score(name: str, runs: Sequence[ReplayResult], everybody_usd: float, *, seed
         accuracy=float(np.mean([run.worth.mean() for run in runs])),
         accuracy_ci95=interval([run.worth for run in runs], seed=seed),
         cost_usd_per_query=paid / len(runs[0].usd),
-        cost_ratio=paid / everybody_usd if everybody_usd else 0.0,
+        cost_ratio=paid / ask_all_usd if ask_all_usd else 0.0,
         calls_per_query=float(np.mean([run.asked.sum(axis=1).mean() for run in runs])),
         **timed,
     )

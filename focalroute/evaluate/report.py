@@ -176,16 +176,16 @@ def _report(
 ) -> Report:
     table, seed, policy = runs.table, options.seed, options.policy
     ours = [[run.played for run in each] for each in runs.ours]
-    everybody = float(table.usd[runs.test].sum())
+    ask_all_usd = float(table.usd[runs.test].sum())
     points = []
     for n, (played, target) in enumerate(zip(ours, targets, strict=True)):
-        own = dataclasses.asdict(score(_OURS, played, everybody, seed=seed))
+        own = dataclasses.asdict(score(_OURS, played, ask_all_usd, seed=seed))
         minus = {name: compare(played, other, seed=seed) for name, other in runs.others.items()}
         error = calibration(runs, n).expected_error
         points.append(OperatingPoint(**own, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
     methods = []
     for name, other in runs.others.items():
-        one = score(name, other, everybody, seed=seed)
+        one = score(name, other, ask_all_usd, seed=seed)
         beside = beside_curve(one, other, points, ours, seed=seed)
         methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
     scored, served, seen = "accuracy", "trained", 0

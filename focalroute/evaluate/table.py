@@ -121,8 +121,8 @@ class LogTable:
 
     def held(self, rows: I64, ratio: float | None) -> float | None:
         """USD per query at this cost ratio on these rows; None if there is no target, or all endpoints are asked."""
-        everybody = float(self.usd[rows].mean(axis=0).sum())
-        return ratio * everybody if ratio is not None and ratio != EVERYTHING and everybody else None
+        ask_all_usd = float(self.usd[rows].mean(axis=0).sum())
+        return ratio * ask_all_usd if ratio is not None and ratio != EVERYTHING and ask_all_usd else None
 
     def rank(self, rows: I64) -> tuple[int, ...]:
         """The endpoints by accuracy on these rows, best first, equals in pool order."""

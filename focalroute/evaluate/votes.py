@@ -456,12 +456,12 @@ def cascade(training: Training) -> TrainedCascade:
     lists = [c for size in (1, 2, 3) for c in combinations(rising, size)]
     lists += [tuple(sorted(training.rank[:size], key=rising.index)) for size in (4, 6) if size <= len(rising)]
     replay = CascadeReplay(fit, held)
-    everybody = max(float(table.usd[held].sum(axis=1).mean()), 1e-12)
+    ask_all_usd = max(float(table.usd[held].sum(axis=1).mean()), 1e-12)
 
     def value(tried: tuple[float, float, object]) -> tuple[bool, float]:
         right, paid, _ = tried
         if training.usd_per_query is None:
-            return True, right - PRICE_OF_MONEY * paid / everybody
+            return True, right - PRICE_OF_MONEY * paid / ask_all_usd
         within = paid <= training.usd_per_query
         return within, right if within else -paid
 

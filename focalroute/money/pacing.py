@@ -205,7 +205,7 @@ class TimePacer(DualAscent):
 
 
 def make_pacers(
-    budget: Budget | None, store: Store, cost_weight: float, usd_per_second: float, everybody: float
+    budget: Budget | None, store: Store, cost_weight: float, usd_per_second: float, ask_all_usd: float
 ) -> tuple[Pacer, TimePacer]:
     """Make a budget's pacers, which start from the weights of the latest answers in the store, if there are any.
 
@@ -213,12 +213,12 @@ def make_pacers(
         cost_weight: the cost weight on a new store, or without a target.
         usd_per_second: likewise the price of time; from 0 it starts where ``seconds_per_query`` cost a twentieth of a
             right answer.
-        everybody: expected USD of asking every endpoint once.
+        ask_all_usd: expected USD of asking every endpoint once.
     """
     usd, seconds = (budget.usd_per_query, budget.seconds_per_query) if budget else (None, None)
     target = None if usd is None else parse_usd(usd, "usd_per_query")
     if seconds is not None and not usd_per_second:
-        usd_per_second = _FIRST_WORTH * (everybody or 1.0) / cost_weight / seconds
+        usd_per_second = _FIRST_WORTH * (ask_all_usd or 1.0) / cost_weight / seconds
     money, time = Pacer(target, cost_weight), TimePacer(seconds, usd_per_second)
     if target is not None or seconds is not None:
         receipts = [json.loads(answer.receipt) for answer, _ in store.recent(_LATEST)]

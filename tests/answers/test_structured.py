@@ -25,7 +25,7 @@ from focalroute.answers.structured import Structure, closed_fields, elect, struc
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 
 class Place(BaseModel):
@@ -377,7 +377,7 @@ def test_a_combination_that_no_member_gave_is_checked_and_learned_from(
         ensemble.feedback(answer, label=right)  # the answer was right, and no member was
         assert all(one.accuracy < 0.5 for one in ensemble.stats().endpoints.values())
         ensemble.feedback(answer.id, label={"c": 1.0, "b": 1, "a": 1}, source="another")
-    with Ensemble(members, policy=ask_everybody(tmp_path / "policy"), explore=False) as ensemble:
+    with Ensemble(members, policy=ask_all(tmp_path / "policy"), explore=False) as ensemble:
         answer = ensemble.ask("?", answer=schema)
         kept = ensemble._async._store.answer(answer.id)
     assert answer.value == right

@@ -169,8 +169,8 @@ class Windows(Views):
 
     def _put(self, view: int, mask: Masks) -> None:
         if self._full:
-            everybody = np.ones_like(mask[0])
-            super()._put(view, (everybody, ~everybody))
+            every = np.ones_like(mask[0])
+            super()._put(view, (every, ~every))
             self.masks[view] = (mask[0] & self.recorded.there, mask[1] & self.recorded.there)
         else:
             super()._put(view, mask)
@@ -189,9 +189,9 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
     rows = everyone[: len(recorded) - len(held)]
     _, prior = long_run(recorded, rows)
     windows = Windows(recorded, prior, variant, random_masks(recorded, rng), full=variant.full_windows)
-    everybody = float(recorded.usd[rows].sum() / len(rows))
+    ask_all_usd = float(recorded.usd[rows].sum() / len(rows))
     fusion = _fusion(variant, windows, rows, held, rng)
-    learner = _learner(variant, windows, rows, fusion, everybody, seed)
+    learner = _learner(variant, windows, rows, fusion, ask_all_usd, seed)
     decider, score = _start(variant, learner, held, rng)
     if variant.improves:
         decider = _improved(learner, decider, score, held, rng)
@@ -233,7 +233,7 @@ def _improved(
 
 def _measured(learner: PolicyGradient, decider: DeciderNet, held: I64, rng: np.random.Generator) -> float:
     """What a Decider is worth on the held-out queries, in windows of what it asks."""
-    learner.views.renew(decider, learner.fusion, learner.everybody, learner.settings.rounds, rng)
+    learner.views.renew(decider, learner.fusion, learner.ask_all_usd, learner.settings.rounds, rng)
     return score_of(learner.curve(decider, held))
 
 
@@ -302,12 +302,12 @@ def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) 
 
 
 def _learner(
-    variant: Variant, windows: Windows, rows: I64, fusion: FusionNet, everybody: float, seed: int
+    variant: Variant, windows: Windows, rows: I64, fusion: FusionNet, ask_all_usd: float, seed: int
 ) -> PolicyGradient:
     settings = variant.settings
     if variant.one_sample:
         settings = replace(settings, queries=settings.queries * settings.samples, samples=1)
-    learner = PolicyGradient(windows, rows, fusion, everybody, settings, variant.passes, _ignore)
+    learner = PolicyGradient(windows, rows, fusion, ask_all_usd, settings, variant.passes, _ignore)
     if not variant.critic:
         return learner
     parts = {field.name: getattr(learner, field.name) for field in fields(learner)}

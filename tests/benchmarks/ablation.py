@@ -56,7 +56,7 @@ RENEWALS = 2  # of the windows, from random ones on
 RESAMPLES = 2000
 PARTS = ("validation", "test")
 
-_FIELDS = ("worth", "usd", "calls", "everybody")
+_FIELDS = ("worth", "usd", "calls", "ask_all_usd")
 
 _ACCURACY = frozenset({"accuracy", "seen"})
 _STANDING = frozenset({"relative_skill"})
@@ -106,22 +106,22 @@ class Curve:
         worth: (P, T) of the answers.
         usd: (P, T) paid.
         calls: (P,) a query.
-        everybody: USD that asking everybody on all rows costs.
+        ask_all_usd: USD that asking all on all rows costs.
     """
 
     worth: F64
     usd: F64
     calls: F64
-    everybody: float
+    ask_all_usd: float
 
     @property
     def cheapest(self) -> float:
         """The lowest cost ratio of any point."""
-        return float(self.usd.sum(axis=1).min() / self.everybody)
+        return float(self.usd.sum(axis=1).min() / self.ask_all_usd)
 
     def at(self, cost_ratio: float) -> F64:
         """(T,) worth in expectation at this cost ratio; beyond the dearest point as there, below the cheapest NaN."""
-        costs = self.usd.sum(axis=1) / self.everybody
+        costs = self.usd.sum(axis=1) / self.ask_all_usd
         order = costs.argsort()
         above = int(np.searchsorted(costs[order], cost_ratio, side="right"))
         if above == 0:
@@ -146,12 +146,12 @@ def measured(log: RecordedLog, known: int, start: int, variant: Variant, policy:
         seed: of the windows.
     """
     rng = np.random.default_rng(seed)
-    everybody = float(log.usd[:known].sum() / known)
+    ask_all_usd = float(log.usd[:known].sum() / known)
     _, prior = long_run(log, np.arange(known))
     rounds = variant.settings.rounds
     windows = Windows(log, prior, variant, random_masks(log, rng), since=max(start - variant.settings.window, 0))
     for _ in range(RENEWALS):
-        windows.renew(policy.decider, policy.fusion, everybody, rounds, rng)
+        windows.renew(policy.decider, policy.fusion, ask_all_usd, rounds, rng)
     rows = np.arange(start, len(log))
     worth, usd, calls = [], [], []
     for price in PRICES:
@@ -160,14 +160,14 @@ def measured(log: RecordedLog, known: int, start: int, variant: Variant, policy:
             policy.fusion,
             windows.at(nearest(price), rows),
             cost_weight=np.full(len(rows), price, np.float32),
-            everybody=everybody,
+            ask_all_usd=ask_all_usd,
             rounds=rounds,
             samples=1,
             rng=None,
             passes=variant.passes,
         )
         worth.append(played.worth)
-        usd.append(played.shares.sum(axis=0) * everybody)
+        usd.append(played.shares.sum(axis=0) * ask_all_usd)
         calls.append((played.first | played.later).sum(axis=1).mean())
     full = float(log.usd[rows].sum())
     return Curve(np.array(worth, np.float64), np.array(usd, np.float64), np.array(calls, np.float64), full)
@@ -262,7 +262,7 @@ def _say(text: str) -> None:
 
 
 def _curve(arrays: Mapping[str, F64]) -> Curve:
-    return Curve(arrays["worth"], arrays["usd"], arrays["calls"], float(arrays["everybody"]))
+    return Curve(arrays["worth"], arrays["usd"], arrays["calls"], float(arrays["ask_all_usd"]))
 
 
 def main(arguments: Sequence[str] | None = None, variants: Mapping[str, Variant] = VARIANTS) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from examples.paper.table6 import interval
 from focalroute import Answer, Ensemble
 from focalroute.sim import Brief, SimulatedModel, SimulatedPool, prose_requests
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 __all__ = ["SETTINGS"]
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        policy = ask_everybody(Path(folder) / "policy")
+        policy = ask_all(Path(folder) / "policy")
         for setting in SETTINGS:
             _print(setting, [rows_of(setting, seed, options.requests, policy) for seed in range(options.seeds)])
 

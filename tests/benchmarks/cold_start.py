@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for feedback, first in BEFORE.items():
         rows = np.arange(first, min(first + ROWS, len(table.queries)))
-        everybody = float(table.usd[rows].sum())
+        ask_all_usd = float(table.usd[rows].sum())
         runs = [
             served(table, feedback, first, seed=seed, cost_weight=asked.cost_weight, online=asked.online)
             for seed in range(asked.seeds)
         ]
         single = play(best_in_hindsight(table, rows), table, rows)
-        cells = [score(feedback, [one], everybody) for one in (*runs, single)]
+        cells = [score(feedback, [one], ask_all_usd) for one in (*runs, single)]
         shown = [f"{cell.accuracy:.3f} @ {cell.cost_ratio:.3f}" for cell in cells]
         gain = compare(runs, [single] * len(runs))
         print(f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]} | {gain.in_points()} |", flush=True)

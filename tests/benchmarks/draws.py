@@ -88,19 +88,19 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
     table = stretch(data, log, seed) if rows is None else draw(data, log, seed, rows)
     parts = split(table, per_task=False, fraction=2 / 3 if rows is None else _TRAINING)
     costs, right = table.single_cost_ratios(parts.test), table.accuracy(parts.test)
-    everybody = float(table.usd[parts.test].sum())
+    ask_all_usd = float(table.usd[parts.test].sum())
     training = Training(table, parts.train, seed)
     best = float(costs[table.rank(parts.train)[0]])
     points = [point for point in sorted({*COSTS, round(best, 3)}) if point > table.cheapest(parts.test)[1]]
 
     def above(found: ReplayResult) -> float:
-        return 100 * (float(found.worth.mean()) - mixture(costs, right, float(found.usd.sum()) / everybody))
+        return 100 * (float(found.worth.mean()) - mixture(costs, right, float(found.usd.sum()) / ask_all_usd))
 
     order = learning_order(table, parts.train, "stream")
     policy = trained(table, order, seed=seed, settings=OfflineSettings(), advance=lambda _: None)
     replay = PolicyReplay(policy, table, parts, training, warm=order[-WARM:], explore=False, advance=lambda _: None)
     differences = {OURS: [above(replay.run(point).played) for point in points]}
-    for name, _, (strategy,) in rivals(training, points, everybody / len(parts.test), 1):
+    for name, _, (strategy,) in rivals(training, points, ask_all_usd / len(parts.test), 1):
         differences.setdefault(name, []).append(above(play(strategy, table, parts.test)))
     return {name: float(np.mean(each)) for name, each in differences.items()}
 

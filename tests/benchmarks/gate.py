@@ -4,7 +4,7 @@
 
 Champion and challenger decide a share of the questions differently, nine times in ten; the rest alike. There the one is
 right in half of the cases, the other more often or less; elsewhere both are right in four of five. The challenger's
-way costs a tenth of asking everybody more, which its gain includes, at a cost weight of 0.1. The challenger decides
+way costs a tenth of asking all more, which its gain includes, at a cost weight of 0.1. The challenger decides
 its share of the asks, and after every 100 feedbacks there is a verdict, both by the code that serves.
 """
 

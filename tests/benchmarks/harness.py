@@ -142,8 +142,8 @@ def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) ->
 
 
 def _published(folder: Path) -> Path:
-    """A policy that asks everybody, written by another process: who only asks imports nothing that writes policies."""
-    write = "import sys, pathlib, tests.policies; tests.policies.ask_everybody(pathlib.Path(sys.argv[1]))"
+    """A policy that asks all, written by another process: who only asks imports nothing that writes policies."""
+    write = "import sys, pathlib, tests.policies; tests.policies.ask_all(pathlib.Path(sys.argv[1]))"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     subprocess.run([sys.executable, "-c", write, str(folder)], env=environment, check=True)
     return folder

@@ -39,7 +39,7 @@ PLANS: Mapping[str, FeedbackPlan] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: accuracy, the share of the cost of asking everybody, and confidence and worth, row by row."""
+    """One run: accuracy, the share of the cost of asking all, and confidence and worth, row by row."""
 
     accuracy: float
     cost: float

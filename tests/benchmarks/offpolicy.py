@@ -21,7 +21,7 @@ from tests.evaluate.truth import Study, Trial, World, simulated_table, study, ta
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 WARM, LAST = 1000, 3000
-UNITS = {"accuracy": 1.0, "cost": 100.0}  # points; % of asking everybody. The reward is a sum of both
+UNITS = {"accuracy": 1.0, "cost": 100.0}  # points; % of asking all. The reward is a sum of both
 
 
 def tables(folder: Path) -> Iterator[tuple[str, LogTable]]:

@@ -114,7 +114,7 @@ def _show_trials(root: Path) -> None:
 
 
 def _held(serving: Serving, table: LogTable, rows: I64, point: float, feedback: FeedbackKind = "label") -> ReplayResult:
-    """These rows, at this share of what asking everybody costs on them."""
+    """These rows, at this share of what asking all costs on them."""
     serving.hold(point * float(table.usd[rows].sum()) / len(rows))
     return play(serving, table, rows, feedback=feedback)
 

@@ -4,7 +4,7 @@
 
 A policy is trained on all but the last 5,000 queries of the log and serves those, prequentially and greedily, in the
 order of the log, whose topics come in blocks. After 2,000 of them every price doubles. Each point is a target in USD a
-query: that share of what asking everybody cost in the training part. A paced run starts at the cost weight that met
+query: that share of what asking all cost in the training part. A paced run starts at the cost weight that met
 this share in training, and is held to the target over all 5,000, probes included. With 64 under way the pacer hears of
 a cost only 63 queries later.
 
@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--points", default="0.13,0.16", help="targets, as shares of asking everybody in training")
+    parser.add_argument("--points", default="0.13,0.16", help="targets, as shares of asking all in training")
     parser.add_argument("--under-way", default="1,64", help="asks under way at a time")
     given = parser.parse_args()
     pool = load_pool(given.pool)
@@ -150,7 +150,7 @@ def main() -> None:
     start = len(recorded.queries) - QUERIES
     train, test = np.arange(start), np.arange(start, start + QUERIES)
     table, rows = doubled(recorded, pool, start + CHANGE), (train[-WARM:], test)
-    everybody = float(recorded.usd[train].sum(axis=1).mean())
+    ask_all_usd = float(recorded.usd[train].sum(axis=1).mean())
     with tempfile.TemporaryDirectory() as name:
         plan, trained = OfflineSettings(), []
         for seed in range(given.seeds):
@@ -164,7 +164,7 @@ def main() -> None:
         "best fixed @ its cost / target", "difference, points", "no worse")  # fmt: skip
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for point in map(float, given.points.split(",")):
-        target = point * everybody
+        target = point * ask_all_usd
         for under_way in map(int, given.under_way.split(",")):
             paced = []
             for seed, policy in enumerate(trained):

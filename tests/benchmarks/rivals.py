@@ -67,8 +67,8 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     parts = split(logged, per_task=given.per_task, fraction=given.train_fraction)
     rows = learning_order(logged, parts.train, "per-task" if given.per_task else "stream")
     training = Training(logged, parts.train, 0)
-    everybody = float(logged.usd[parts.test].sum())
-    a_query = everybody / len(parts.test)
+    ask_all_usd = float(logged.usd[parts.test].sum())
+    a_query = ask_all_usd / len(parts.test)
     points = [float(point) / (a_query if given.usd else 1) for point in given.points.split(",")]
     stage = Stage(
         logged, parts, training, range(given.seeds), OfflineSettings(), rows, rows[-WARM:],
@@ -76,12 +76,12 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     policies = stage.trained(HERE, lambda _: None)
     ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
-    curve = [score(OURS, played, everybody) for played in ours]
+    curve = [score(OURS, played, ask_all_usd) for played in ours]
     first = min(range(len(points)), key=lambda n: curve[n].cost_ratio)
     cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
 
     def add(name: str, point: int, played: Sequence[ReplayResult]) -> None:
-        one = score(name, played, everybody)
+        one = score(name, played, ask_all_usd)
         beside = beside_curve(one, played, curve, ours)
         if beside is None:  # cheaper than the curve: where its cheapest point has fewer right, that is surely so
             beside = compare(ours[first], played)

@@ -76,14 +76,14 @@ def served(
     policy: Policy, table: LogTable, parts: tuple[I64, I64], seed: int, cost_weight: float, worth: float
 ) -> ReplayResult:
     """The test part, after the rows before it, where a second is worth so much of a right answer."""
-    everybody = float(table.usd[parts[0]].sum(axis=1).mean())
+    ask_all_usd = float(table.usd[parts[0]].sum(axis=1).mean())
     serving = Serving(
         policy,
         table.endpoints,
         seed=seed,
         explore=not policy.version,
         cost_weight=cost_weight,
-        usd_per_second=worth * everybody / cost_weight,
+        usd_per_second=worth * ask_all_usd / cost_weight,
     )
     play(serving, table, parts[0][-WARM:])
     return play(serving, table, parts[1])
@@ -99,7 +99,7 @@ class Placed:
     most: float
 
 
-def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], everybody: Sequence[float]) -> Placed:
+def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], ask_all_usd: Sequence[float]) -> Placed:
     """Where these runs lie."""
     ratios = [
         [np.quantile(run.seconds, share) / np.quantile(one.seconds, share) for share in (0.5, 0.95)]
@@ -107,20 +107,20 @@ def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], everybody
         if run.seconds is not None and one.seconds is not None
     ]
     half, most = np.mean(ratios, axis=0).tolist()
-    cost = float(np.mean([run.usd.sum() / usd for run, usd in zip(runs, everybody, strict=True)]))
+    cost = float(np.mean([run.usd.sum() / usd for run, usd in zip(runs, ask_all_usd, strict=True)]))
     return Placed(float(np.mean([run.worth.mean() for run in runs])), cost, half, most)
 
 
-def show(title: str, runs: dict[str, list[ReplayResult]], everybody: Sequence[float]) -> Iterator[str]:
+def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[float]) -> Iterator[str]:
     """The lines of a table; all beside the best single endpoint, seed by seed."""
     yield f"| {title} | accuracy | above | gain | minus the best single | minus plurality | cost | p50 | p95 |"
     yield f"|{'---|' * 9}"
     best, vote = runs["best single"], runs["plurality"]
     gains = {}
     for weight, worth in itertools.product(COST_WEIGHTS, WORTH[1:]):
-        rewards = [_reward(runs[NAME.format(weight, at)], everybody, weight, worth) for at in (worth, 0)]
+        rewards = [_reward(runs[NAME.format(weight, at)], ask_all_usd, weight, worth) for at in (worth, 0)]
         gains[NAME.format(weight, worth)] = f"{100 * (rewards[0] - rewards[1]):+.1f}"
-    places = {name: placed(found, best, everybody) for name, found in runs.items()}
+    places = {name: placed(found, best, ask_all_usd) for name, found in runs.items()}
     for name, found in runs.items():
         at = places[name]
         below = [
@@ -138,10 +138,10 @@ def show(title: str, runs: dict[str, list[ReplayResult]], everybody: Sequence[fl
         yield f"| {' | '.join(told)} | {at.cost:.3f} | {at.half:.2f} | {at.most:.2f} |"
 
 
-def _reward(runs: Sequence[ReplayResult], everybody: Sequence[float], cost_weight: float, worth: float) -> float:
+def _reward(runs: Sequence[ReplayResult], ask_all_usd: Sequence[float], cost_weight: float, worth: float) -> float:
     """The mean worth of answers, less their cost and their seconds at these prices."""
     found = []
-    for run, usd in zip(runs, everybody, strict=True):
+    for run, usd in zip(runs, ask_all_usd, strict=True):
         seconds = 0.0 if run.seconds is None else run.seconds.mean()
         found.append(run.worth.mean() - cost_weight * run.usd.sum() / usd - worth * seconds)
     return float(np.mean(found))
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=3000, help="of a made-up log")
     given = parser.parse_args()
     runs: dict[str, list[ReplayResult]] = {}
-    everybody = []
+    ask_all_usd = []
     for seed in range(given.seeds):
         if given.log is None:
             table, policy = made_up(seed, given.size), cold()
@@ -181,8 +181,8 @@ def main() -> None:
         for cost_weight, worth in itertools.product(COST_WEIGHTS, WORTH):
             played = served(policy, table, parts, seed, cost_weight, worth)
             runs.setdefault(NAME.format(cost_weight, worth), []).append(played)
-        everybody.append(float(table.usd[parts[1]].sum()))
-    print("\n".join(show(given.log.name.split(".")[0] if given.log else "synthetic pools", runs, everybody)))
+        ask_all_usd.append(float(table.usd[parts[1]].sum()))
+    print("\n".join(show(given.log.name.split(".")[0] if given.log else "synthetic pools", runs, ask_all_usd)))
 
 
 def trained(table: LogTable, rows: I64, seed: int) -> Policy:

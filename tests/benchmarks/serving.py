@@ -25,7 +25,7 @@ from tests.benchmarks import harness
 from tests.benchmarks.harness import PROMPT, Section, Table, Target, p99, quartiles
 from tests.benchmarks.peers import Peer, peer
 from tests.benchmarks.server import floor_server
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 from tests.real.build import CACHE, LITELLM, LITELLM_VERSION, BuildError, build_environment
 
 HERE = Path(sys.executable)
@@ -166,7 +166,7 @@ def sync_beside_async() -> Target:
     """`Ensemble` beside `AsyncEnsemble`, which runs in the other's own loop: calls in turn, p50."""
     with tempfile.TemporaryDirectory() as name, floor_server() as url:
         folder = Path(name)
-        pool, policy = harness.endpoints(url, 1), ask_everybody(folder / "policy")
+        pool, policy = harness.endpoints(url, 1), ask_all(folder / "policy")
         with Ensemble(pool, policy=policy, store=folder / "sync.db", explore=False) as ours:
 
             async def inner(calls: int) -> list[float]:

@@ -64,9 +64,9 @@ def main() -> None:
             beside = seed.beside()
             ours = {name: seed.lives[name].played() for name in OURS}
             results.append({name: beside[name] for name in RIVALS} | ours)
-            everybody = float(seed.table.usd[seed.rows].sum())
+            ask_all_usd = float(seed.table.usd[seed.rows].sum())
         print(pool, *(file.stem for file in files), flush=True)
-        print(pool, *(f"{name} {_cell(run, everybody)}" for name, run in results[-1].items()), flush=True)
+        print(pool, *(f"{name} {_cell(run, ask_all_usd)}" for name, run in results[-1].items()), flush=True)
     print()
     head = ["pool", *RIVALS, *OURS, f"cold minus the best single, from {LEARNED} on"]
     print(markdown_table(Table(head, _rows(results))))
@@ -74,8 +74,8 @@ def main() -> None:
     print(markdown_table(Table(["points, mean of pools", *(f"minus {name}" for name in RIVALS)], _means(results))))
 
 
-def _cell(run: ReplayResult, everybody: float) -> str:
-    return f"{run.worth.mean():.3f} @ {run.usd.sum() / everybody:.3f}"
+def _cell(run: ReplayResult, ask_all_usd: float) -> str:
+    return f"{run.worth.mean():.3f} @ {run.usd.sum() / ask_all_usd:.3f}"
 
 
 def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:

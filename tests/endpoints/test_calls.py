@@ -14,7 +14,7 @@ from aiohttp import web
 
 from focalroute import Endpoint, Ensemble, PoolError
 from tests.loopback import Server, completion, json_reply, serving
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 Said = tuple[int, dict[str, str]]
 
@@ -92,7 +92,7 @@ def test_no_call_waits_beyond_the_deadline_or_for_more_than_a_minute(
 def calls_in_an_outage(members: int, attempts: int, folder: Path) -> tuple[int, Sequence[int]]:
     with saying(*[(500, {})] * 99) as server:
         pool = endpoints(server.url, members)
-        with Ensemble(pool, policy=ask_everybody(folder), explore=False, attempts=attempts) as ensemble:
+        with Ensemble(pool, policy=ask_all(folder), explore=False, attempts=attempts) as ensemble:
             with pytest.raises(PoolError) as caught:
                 ensemble.ask("?", answer="number")
             return len(server.received), [reply.attempts for reply in caught.value.replies]

@@ -21,7 +21,7 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.faults import KINDS
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ("32", "42", "44", "52")
@@ -109,7 +109,7 @@ def check_reply(reply: Reply, expected: FailureKind | None) -> None:
 @pytest.mark.parametrize("kind", OUTCOMES)
 def test_one_good_member_is_enough(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
     """From code without ``await``."""
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "attempts": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "attempts": 1}
     with Ensemble(members(pool, kind), **settings) as ensemble:
         check(ensemble.ask(QUESTION, choices=CHOICES), kind)
 
@@ -119,7 +119,7 @@ def test_checking_what_a_hostile_member_can_do_does_no_harm(pool: SimulatedPool,
     """The first closed question probes it; whatever comes back, the ask is answered, and what was learned is typed."""
     honest, hostile = members(pool, kind)
     unknown = replace(hostile, logprobs=None, top_logprobs=None, n=None, structured_choice=None, stream_usage=None)
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "attempts": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "attempts": 1}
     with Ensemble([honest, unknown], store=tmp_path / "s.db", **settings) as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         assert answer.text == "42"
@@ -131,7 +131,7 @@ def test_checking_what_a_hostile_member_can_do_does_no_harm(pool: SimulatedPool,
 def test_a_client_of_yours_is_not_a_way_in(pool: SimulatedPool, tmp_path: Path, kind: str) -> None:
     """The same with ``await``, through the openai library."""
     honest, hostile = members(pool, kind)
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "attempts": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "attempts": 1}
 
     async def run() -> Answer:
         async with openai.AsyncOpenAI(api_key="none", base_url=str(hostile.base_url)) as client:

@@ -18,7 +18,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
 from focalroute.endpoints.rate_limits import AdmittedCall, Rolling, Throttle, pause_of
 from tests.loopback import completion, json_reply, serving
-from tests.policies import ask_everybody, ask_the_cheapest
+from tests.policies import ask_all, ask_the_cheapest
 
 FULL = Failure("status", "HTTP 429", 429)
 
@@ -267,7 +267,7 @@ def test_an_endpoint_over_its_rate_is_left_out_and_the_answer_says_so(tmp_path: 
             Endpoint("a", base_url=server.url, model="a", requests_per_minute=3),
             Endpoint("b", base_url=server.url, model="b"),
         ]
-        with Ensemble(pool, policy=ask_everybody(tmp_path), explore=False) as ensemble:
+        with Ensemble(pool, policy=ask_all(tmp_path), explore=False) as ensemble:
             answers = [ensemble.ask("?", answer="number") for _ in range(5)]
         asked = [[call.endpoint for call in answer.receipt.calls] for answer in answers]
         assert [len(names) for names in asked] == [2, 2, 2, 1, 1]
@@ -305,7 +305,7 @@ def test_the_last_endpoint_left_is_waited_for(tmp_path: Path) -> None:
     said = iter([{}, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "3"}])  # not the first, which loads libraries
     with serving(handler) as server:
         pool = [Endpoint(name, base_url=server.url, model=name) for name in ("full", "fails")]
-        with Ensemble(pool, policy=ask_everybody(tmp_path), explore=False) as ensemble:
+        with Ensemble(pool, policy=ask_all(tmp_path), explore=False) as ensemble:
             answers = [ensemble.ask("?", answer="number") for _ in range(3)]
     assert [call.endpoint for call in answers[2].receipt.calls] == ["fails", "full"]
     assert answers[2].value == 42

@@ -21,7 +21,7 @@ from focalroute import Answer, AsyncEnsemble, Budget, DeadlineExceeded, Endpoint
 from focalroute.endpoints.round import RaceAllowance
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving, until
-from tests.policies import ask_everybody, ask_the_affordable, ask_the_cheapest
+from tests.policies import ask_all, ask_the_affordable, ask_the_cheapest
 
 LONG_S = 20.0
 DEADLINE_S = 5.0  # of asks that wait for it
@@ -135,7 +135,7 @@ def test_from_the_first_ask_on_a_hanging_member_is_given_up_once_another_has_ans
 ) -> None:
     """Nothing is known of how long they may take; five asks waited to their deadlines."""
     impatient()
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
         service.hanging.add("a")
         answer = ensemble.ask("?", answer="number", deadline_s=LONG_S)
@@ -283,7 +283,7 @@ def test_a_member_is_not_raced_for_time_in_which_the_event_loop_was_blocked(
 def test_a_member_that_hangs_while_another_answers_is_given_up(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
         for _ in range(5):
             ensemble.ask("?", answer="number")
@@ -299,7 +299,7 @@ def test_a_member_with_few_answers_may_take_longer_than_others(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
     """A model that thinks was given up as soon as others were known to be fast, so that it was never heard."""
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
     with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
         service.status["a"] = 500
         for _ in range(4):
@@ -315,7 +315,7 @@ def test_a_member_with_few_answers_may_take_longer_than_others(
 def test_a_query_on_which_all_are_slow_gives_none_up(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     with Ensemble(pool(server, "a", "b"), **settings) as ensemble:
         for _ in range(5):
             ensemble.ask("?", answer="number")
@@ -359,7 +359,7 @@ def test_if_all_endpoints_asked_for_a_pause_a_trial_call_finds_one_that_answers(
 def test_a_member_that_was_raced_in_vain_is_given_up_once_another_has_answered(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
     service.status["c"] = 500
     with Ensemble(pool(server, "a", "b", "c"), **settings) as ensemble:
         for _ in range(5):  # then c is out of use, and asked only to race one that is silent
@@ -411,7 +411,7 @@ def test_a_member_silent_until_a_deadline_is_ejected_if_that_is_long_for_it_and_
 ) -> None:
     """No deadline below 5 s counted, so that one that hung was asked again and again where its answers take a while."""
     monkeypatch.setattr("focalroute.endpoints.member._EVIDENCE_S", 600.0)  # beyond that any counts
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1, "attempts": 1}
 
     async def breaker() -> str:
         async with AsyncEnsemble(pool(server, "a", "b"), **settings) as ensemble:
@@ -436,7 +436,7 @@ def test_a_cancelled_calls_saving_and_bill_agree_everywhere(
     service: Service, server: Server, tmp_path: Path, rule: dict[str, Any], budget: Budget | None
 ) -> None:
     """Without a budget nothing bounds what the cancelled call can have cost, so it is unknown everywhere."""
-    late, policy, asks = ("c", ask_everybody, 1) if "early_stop" in rule else ("a", ask_the_cheapest, 20)
+    late, policy, asks = ("c", ask_all, 1) if "early_stop" in rule else ("a", ask_the_cheapest, 20)
     service.says |= {"a": "41", "b": "42", "c": "43"}  # so nobody is needless at first
     service.delays["c"] = 0.5
     path = tmp_path / "s.db"
@@ -483,7 +483,7 @@ def test_a_cancelled_calls_saving_and_bill_agree_everywhere(
 def test_a_member_that_cannot_change_the_answer_is_given_up(service: Service, server: Server, tmp_path: Path) -> None:
     service.hanging.add("c")
     members = pool(server, "a", "b", "c")
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     with Ensemble(members, early_stop=True, **settings) as ensemble:
         answer = ensemble.ask("?", answer="number", deadline_s=LONG_S, max_usd=1)
         assert kinds(answer) == {"a": "ok", "b": "ok", "c": "cancelled"}
@@ -500,7 +500,7 @@ def test_a_member_that_could_change_the_answer_is_waited_for(
     """With two that disagree the third decides; and so it does with only one reply there."""
     service.says["b"] = second
     members = pool(server, "a", "b", "c")
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     with Ensemble(members, early_stop=True, **settings) as ensemble:
         warm_up(ensemble)
         service.hanging |= {"c"} if second == "43" else {"b", "c"}
@@ -514,7 +514,7 @@ def test_with_choices_every_vote_and_every_mass_is_tried(service: Service, serve
     service.hanging.add("c")
     plain = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False, "stream_usage": False}
     members = [Endpoint(name, base_url=server.url, model=name, **plain) for name in "abc"]  # type: ignore[arg-type]
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     with Ensemble(members, early_stop=True, **settings) as ensemble:
         answer = ensemble.ask("?", choices=["red", "blue"], deadline_s=LONG_S)
     assert answer.choice == 0

@@ -26,7 +26,7 @@ BEFORE = {"a": 0.9, "b": 0.6, "c": 0.5, "d": 0.4}
 
 
 def believing_in(first: int, root: Path) -> Path:
-    """A policy that asks everybody and believes one endpoint, as if it had been trained where that one is right."""
+    """A policy that asks all and believes one endpoint, as if it had been trained where that one is right."""
     decider, fusion = linear_decider(), cold_fusion()
     decider.bias[:] += 30  # never less than everybody
     names, rng = tuple(PRICES), np.random.default_rng(0)
@@ -134,7 +134,7 @@ def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_the_benchmark_holds_its_cost_and_leaves_the_policy_as_it_was(tmp_path: Path, way: str) -> None:
-    """What `tests.benchmarks.online` compares: the same start, the same share of what asking everybody costs."""
+    """What `tests.benchmarks.online` compares: the same start, the same share of what asking all costs."""
     table = table_of(tmp_path, stream(700, dict.fromkeys(PRICES, 0.6)), PRICES)
     shipped, root = cold(), tmp_path / "policy"
     publish(root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=None)

@@ -17,13 +17,13 @@ def _played(worth: object, usd: float = 1.0, calls: int = 2) -> ReplayResult:
 
 
 def test_a_score_is_means_and_a_ratio_of_sums() -> None:
-    scored = score("m", [_played([1, 0, 0.5, 0.5], usd=0.25)], everybody_usd=4.0)
+    scored = score("m", [_played([1, 0, 0.5, 0.5], usd=0.25)], ask_all_usd=4.0)
     assert (scored.name, scored.accuracy, scored.cost_usd_per_query) == ("m", 0.5, 0.25)
     assert (scored.cost_ratio, scored.calls_per_query) == (0.25, 2.0)
 
 
 def test_a_free_pool_has_cost_ratio_zero() -> None:
-    assert score("m", [_played([1], usd=0.0)], everybody_usd=0.0).cost_ratio == 0
+    assert score("m", [_played([1], usd=0.0)], ask_all_usd=0.0).cost_ratio == 0
 
 
 def test_the_interval_of_independent_rows_is_the_normal_one() -> None:
@@ -74,7 +74,7 @@ def test_seeds_share_the_luck_of_their_rows() -> None:
 
 def test_scores_of_several_seeds_are_their_means() -> None:
     both = [_played([1, 1, 1, 0], usd=0.1, calls=1), _played([1, 0, 0, 0], usd=0.3, calls=3)]
-    scored = score("m", both, everybody_usd=4.0)
+    scored = score("m", both, ask_all_usd=4.0)
     assert (scored.accuracy, scored.calls_per_query) == (0.5, 2.0)
     assert scored.cost_ratio == pytest.approx(0.2)
     assert scored.cost_usd_per_query == pytest.approx(0.2)

@@ -35,7 +35,7 @@ from focalroute.policy.bundle import learner, load
 from focalroute.policy.publish import publish
 from tests.evaluate.logs import Line, output, stream, table_of
 from tests.learn.made import randomised
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 0.5, "e": 3.0}
 NAMES = tuple(PRICES)
@@ -176,7 +176,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         fusion,
         seen,
         cost_weight=np.full(len(log), PRICE_OF_MONEY, np.float32),
-        everybody=1.0,
+        ask_all_usd=1.0,
         rounds=2,
         samples=1,
         rng=None,
@@ -332,7 +332,7 @@ def test_many_good_endpoints_that_agree_on_free_answers_are_trained_and_served(t
     lines = [{"id": f"{n}", "label": "x", "outputs": {name: output("x") for name in names}} for n in range(60)]
     table = table_of(tmp_path, lines, dict.fromkeys(names, 1.0))
     publish_trained(tmp_path / "policy", train_on(table, np.arange(60), settings=SMALL), settings=SMALL)
-    for policy in (load(tmp_path / "policy"), load(ask_everybody(tmp_path / "everybody"))):
+    for policy in (load(tmp_path / "policy"), load(ask_all(tmp_path / "ask all"))):
         serving = Serving(policy, table.endpoints, seed=0)
         assert play(serving, table, np.arange(60)).worth.all()
         assert 0.5 < serving.confidence[-1] <= 1

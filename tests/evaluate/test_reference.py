@@ -58,9 +58,9 @@ def test_reference_figures(name: str, per_task: bool, expected: dict[str, float 
         strategy = best_in_hindsight(table, parts.test) if hindsight else BASELINES[method](training)
         return play(strategy, table, parts.test)
 
-    everybody = float(table.usd[parts.test].sum())
+    ask_all_usd = float(table.usd[parts.test].sum())
     for method, figure in expected.items():
         accuracy, *ratio = figure if isinstance(figure, tuple) else (figure,)
-        scored = score(method, [played(method)], everybody)
+        scored = score(method, [played(method)], ask_all_usd)
         assert scored.accuracy == pytest.approx(accuracy, abs=0.005 if method == "plurality" else 0.0006), method
         assert [scored.cost_ratio] * len(ratio) == pytest.approx(ratio, abs=0.0006), method

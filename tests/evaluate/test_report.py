@@ -23,7 +23,7 @@ from focalroute.policy.bundle import cold, load
 from focalroute.policy.references import load_reference
 from tests.evaluate.brief import brief_settings
 from tests.evaluate.logs import closed, stream, write_log, write_pool
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
 EVERY = sorted([*BASELINES, "best-single-hindsight", "shuffled", "oracle"])
@@ -142,8 +142,8 @@ def test_the_same_seed_gives_the_same_report(given: tuple[Path, Path], trained: 
 
 
 def test_a_policy_from_a_folder_is_served_as_it_is(given: tuple[Path, Path], tmp_path: Path) -> None:
-    """One that asks everybody, of which less is spent by asking the cheapest alone; by command and from Python."""
-    folder = ask_everybody(tmp_path / "policy")
+    """One that asks all, of which less is spent by asking the cheapest alone; by command and from Python."""
+    folder = ask_all(tmp_path / "policy")
     evaluate_command(
         *given,
         policy=load_reference(f"{folder}@1"),

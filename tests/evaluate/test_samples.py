@@ -30,7 +30,7 @@ from focalroute.policy.fallback import Guarded
 from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.loopback import Server, completion, json_reply, serving, until_checked
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 ABLE = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
 SAMPLING = Capabilities(logprobs=False, top_logprobs=0, n=True, structured_choice=False, stream_usage=False)
@@ -218,7 +218,7 @@ SETTINGS: dict[str, Any] = {"explore": False, "max_rounds": 1, "seed": 0}
 def test_samples_are_counted_and_billed_and_an_endpoint_without_them_gives_one(
     pool: SimulatedPool, tmp_path: Path
 ) -> None:
-    with Ensemble(pool.endpoints, policy=ask_everybody(tmp_path), **SETTINGS) as ensemble:
+    with Ensemble(pool.endpoints, policy=ask_all(tmp_path), **SETTINGS) as ensemble:
         ensemble.ask(QUESTION, answer="number", samples=5)  # finds out what they can do
         until_checked(ensemble)
         before = pool.stats()
@@ -312,7 +312,7 @@ def test_a_member_whose_mass_could_still_turn_the_answer_is_waited_for(
 
     with serving(reply) as server:
         endpoints = [able(name, server, input_usd_per_1m=1, output_usd_per_1m=1) for name in "abc"]
-        settings = {**SETTINGS, "policy": ask_everybody(tmp_path), "early_stop": True}
+        settings = {**SETTINGS, "policy": ask_all(tmp_path), "early_stop": True}
         with Ensemble(endpoints, **settings) as ensemble:
             settled = ensemble.ask("?", answer="number", samples=5, deadline_s=60)
             says["b"] = ["43", "43", "43", "42", "42"]

@@ -25,7 +25,7 @@ from focalroute.sim import Question, SimulatedPool
 from focalroute.sim import stream as questions
 from tests.by_hand import linear_decider
 from tests.evaluate.logs import Line, closed, output, stream, table_of, write_log
-from tests.policies import ask_everybody, ask_the_affordable
+from tests.policies import ask_all, ask_the_affordable
 
 PRICES = {"a": 1.0, "b": 2.0, "c": 4.0}
 SKILLS = {"a": 0.5, "b": 0.9, "c": 0.7}
@@ -107,7 +107,7 @@ def test_what_a_label_teaches_does_not_depend_on_when_it_comes(tmp_path: Path) -
     table = table_of(tmp_path, stream(60, SKILLS), PRICES)
     views = []
     for delay in (0, 30):
-        serving = Serving(load(ask_everybody(tmp_path / f"{delay}")), table.endpoints, seed=0, probe_share=0)
+        serving = Serving(load(ask_all(tmp_path / f"{delay}")), table.endpoints, seed=0, probe_share=0)
         feedback = FeedbackStream(FeedbackPlan(delay=delay))
         play(serving, table, np.arange(60), feedback=feedback)
         for _ in range(delay):
@@ -146,8 +146,8 @@ def test_free_form_answers_are_clustered_by_equal_text(tmp_path: Path) -> None:
     line = {"id": "1", "prompt": "?", "label": "X", "outputs": {e: output(text) for e, text in answers.items()}}
     empty = {"id": "2", "prompt": "?", "label": "", "outputs": {e: output("") for e in answers}}
     table = table_of(tmp_path, [line, empty], PRICES)
-    everybody = Serving(load(ask_everybody(tmp_path / "policy")), table.endpoints, seed=0, explore=False)
-    assert play(everybody, table, np.arange(2)).worth.tolist() == [1, 1]
+    serving = Serving(load(ask_all(tmp_path / "policy")), table.endpoints, seed=0, explore=False)
+    assert play(serving, table, np.arange(2)).worth.tolist() == [1, 1]
 
 
 def test_choices_of_equal_text_stay_apart(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_choices_of_equal_text_stay_apart(tmp_path: Path) -> None:
 def test_any_policy_plugs_in(tmp_path: Path) -> None:
     """A bundle, the fallback, and another one between two turns."""
     table = table_of(tmp_path, stream(20, SKILLS), PRICES)
-    serving = Serving(load(ask_everybody(tmp_path / "policy")), table.endpoints, seed=0, explore=False)
+    serving = Serving(load(ask_all(tmp_path / "policy")), table.endpoints, seed=0, explore=False)
     assert play(serving, table, np.arange(10)).asked.all()
     serving.policy = Fallback()
     assert play(serving, table, np.arange(10, 20)).asked.sum() == 30

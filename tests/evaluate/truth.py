@@ -98,13 +98,13 @@ class World:
     Attributes:
         serving: plays whatever policy is set.
         rows: (n,) all queries there are.
-        everybody: C, mean USD of asking all.
+        ask_all_usd: C, mean USD of asking all.
     """
 
     table: LogTable
     serving: Serving
     rows: NDArray[np.int64]
-    everybody: float
+    ask_all_usd: float
 
     @classmethod
     def of(cls, table: LogTable, *, warm: int, last: int, seed: int = 0) -> World:
@@ -139,7 +139,7 @@ class World:
         picked = ([i for round_ in rounds for i in round_] for rounds in self.serving.history)
         usd = np.array([self.table.usd[row, some].sum() for row, some in zip(rows, picked, strict=True)])
         accuracy = 100 * played.worth.reshape(samples, -1).mean(axis=1)
-        cost = usd.reshape(samples, -1).mean(axis=1) / self.everybody
+        cost = usd.reshape(samples, -1).mean(axis=1) / self.ask_all_usd
         return np.stack([accuracy, cost, accuracy - 50 * PRICE_OF_MONEY * cost])
 
 

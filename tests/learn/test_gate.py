@@ -105,7 +105,7 @@ def test_greedy_answers_that_both_decide_the_same_differ_only_by_the_fusion(new:
 
 def test_greedy_answers_are_evidence_on_another_decider_only_where_it_decides_the_same(old: Learner) -> None:
     """What it does otherwise was never tried, so it may be worth anything; in a trial it is tried."""
-    away = replace(old, decider=replace(old.decider, bias=old.decider.bias + 9))  # asks everybody
+    away = replace(old, decider=replace(old.decider, bias=old.decider.bias + 9))  # asks all
     alone = compared(old, away, play(old, 300, 0, version=1, explore=False))
     assert alone.low < -50 < 50 < alone.high
     truth = 50 * (value(away, 2000) - value(old, 2000))

@@ -87,7 +87,7 @@ def test_a_published_policy_loads_as_it_was_written(root: Path) -> None:
 
 
 def test_the_policy_served_at_a_weight_is_the_one_that_did_best_near_it(root: Path) -> None:
-    """Between two weights that serve different ways the nearer one; without a curve only asking everybody is out."""
+    """Between two weights that serve different ways the nearer one; without a curve only asking all is out."""
     policy = load(root)
     assert policy.served(0.02) == (0.02, False)
     assert policy.served(LOWEST_WEIGHT) == (COST_WEIGHT_RANGE[0], False)

@@ -11,7 +11,7 @@ import pytest
 
 from focalroute import Answer, AsyncEnsemble, Endpoint, Ensemble
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 from tests.real.servers import Server
 
 pytestmark = pytest.mark.real
@@ -47,15 +47,15 @@ def test_three_real_endpoints_answer_one_ask_sync_and_async(
     """A simulated one, llama.cpp's own server and one that refuses connections."""
     server = llama_server(0)
     llama = Endpoint("llama.cpp", base_url=server.base_url, model=server.model, dialect="llamacpp")
-    everybody = ask_everybody(tmp_path / "policy")
+    policy = ask_all(tmp_path / "policy")
 
     async def ask_async(endpoints: list[Endpoint]) -> Answer:
-        async with AsyncEnsemble(endpoints, policy=everybody, attempts=1, explore=False) as ensemble:
+        async with AsyncEnsemble(endpoints, policy=policy, attempts=1, explore=False) as ensemble:
             return await ensemble.ask(QUESTION, choices=CHOICES)
 
     with SimulatedPool([SimulatedModel("simulated")]) as pool:
         endpoints = [*pool.endpoints, llama, refused()]
-        with Ensemble(endpoints, policy=everybody, attempts=1, explore=False) as ensemble:
+        with Ensemble(endpoints, policy=policy, attempts=1, explore=False) as ensemble:
             check(ensemble.ask(QUESTION, choices=CHOICES))
         check(asyncio.run(ask_async(endpoints)))
 

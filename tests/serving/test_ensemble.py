@@ -61,7 +61,7 @@ from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 from tests.interruptible import heed_interrupts
 from tests.loopback import Server, completion, json_reply, serving, until
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 from tests.store.made import trajectory
 
 QUESTION = "What is 17 + 25?"
@@ -318,7 +318,7 @@ def test_a_store_that_stays_locked_past_the_deadline_is_not_the_endpoints_fault(
 
 
 def test_replies_that_arrived_by_the_deadline_are_fused(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"policy": ask_everybody(tmp_path), "explore": False, "max_rounds": 1}
+    settings: dict[str, Any] = {"policy": ask_all(tmp_path), "explore": False, "max_rounds": 1}
     models = [SimulatedModel("quick"), SimulatedModel("slow")]
     with SimulatedPool(models) as pool, Ensemble(pool.endpoints, **settings) as ensemble:
         ensemble.ask(QUESTION, answer="number")  # loads libraries, for which no deadline below shall pay
@@ -358,7 +358,7 @@ def test_when_an_ask_raises_no_member_is_left_running_and_all_is_in_the_ledger(t
 
     async def run(url: str) -> None:
         members = [plain("quick", url), plain("slow", url)]
-        async with AsyncEnsemble(members, policy=ask_everybody(tmp_path), explore=False) as ensemble:
+        async with AsyncEnsemble(members, policy=ask_all(tmp_path), explore=False) as ensemble:
             with pytest.raises(ConfigError, match="callable must give"):
                 await ensemble.ask(QUESTION, answer=number, max_usd=1)
             assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -589,7 +589,7 @@ def test_running_low_narrows_the_set_before_anything_is_refused(tmp_path: Path) 
     ]
     budget = Budget(usd_total="0.015")
     with SimulatedPool(models) as pool:
-        policy = ask_everybody(tmp_path)
+        policy = ask_all(tmp_path)
         with Ensemble(pool.endpoints, policy=policy, explore=False, max_rounds=1, budget=budget) as ensemble:
             asks = [ensemble.ask(question.text, answer="text") for question in stream(30, seed=1)]
     sizes = [len(answer.replies) for answer in asks]
@@ -650,7 +650,7 @@ def test_a_reply_in_which_no_answer_is_found_counts_as_wrong_and_one_that_failed
 
     with serving(handle) as server:
         pool = [plain(name, server.url) for name in ("good", "silent", "down")]
-        settings: dict[str, Any] = {"store": tmp_path / "s.db", "policy": ask_everybody(tmp_path / "policy")}
+        settings: dict[str, Any] = {"store": tmp_path / "s.db", "policy": ask_all(tmp_path / "policy")}
         with Ensemble(pool, explore=False, attempts=1, probe_share=0, **settings) as ensemble:
             for number in range(3):
                 answer = ensemble.ask(f"{QUESTION} ({number})", choices=CHOICES)

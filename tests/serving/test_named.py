@@ -21,7 +21,7 @@ from focalroute.policy.baselines import BASELINE_VERSION, SERVED_BASELINES
 from focalroute.policy.routers import ROUTERS
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.store import open_store
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 QUESTION = "What is 17 + 25?"
 CHOICES = ["32", "42", "44", "52"]
@@ -268,8 +268,8 @@ def test_a_folder_stays_a_folder(
 ) -> None:
     """Of any name as a path or where it exists; of a new name unless that is nearly a policy's."""
     monkeypatch.chdir(tmp_path)
-    ask_everybody(tmp_path / "plurality")
-    ask_everybody(tmp_path / "pluralty")
+    ask_all(tmp_path / "plurality")
+    ask_all(tmp_path / "pluralty")
     served = []
     for policy in (Path("plurality"), "./plurality", "pluralty", "policies/", "./random", "mean/", "plurality"):
         with Ensemble(pool.endpoints, policy=policy) as ensemble:

@@ -24,7 +24,7 @@ from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving
-from tests.policies import ask_everybody, ask_the_affordable
+from tests.policies import ask_all, ask_the_affordable
 
 NAMES = ("one", "two", "three", "four")
 
@@ -42,7 +42,7 @@ def pool() -> Iterator[SimulatedPool]:
 def writers(pool: SimulatedPool, tmp_path: Path) -> dict[str, Any]:
     """Settings of an ensemble in which the four are asked, always."""
     pool.reset()
-    return {"endpoints": pool.endpoints[:4], "policy": ask_everybody(tmp_path / "policy"), "explore": False}
+    return {"endpoints": pool.endpoints[:4], "policy": ask_all(tmp_path / "policy"), "explore": False}
 
 
 def quality(brief: Brief, answer: Answer) -> float:
@@ -66,7 +66,7 @@ def stored(path: Path) -> Any:
 
 
 def test_exactly_one_is_asked_and_its_reply_is_the_answer(writers: dict[str, Any], tmp_path: Path) -> None:
-    """By a policy that would ask everybody; what was decided is stored as such a decision."""
+    """By a policy that would ask all; what was decided is stored as such a decision."""
     (brief,) = prose_requests(1)
     with Ensemble(**{**writers, "explore": True}, store=tmp_path / "s.db", seed=0) as ensemble:
         asked = [ensemble.ask(brief.request, combine="pick") for _ in range(12)]
@@ -239,7 +239,7 @@ def three(server: Server, tmp_path: Path) -> dict[str, Any]:
         Endpoint(name, base_url=server.url, model=name, input_usd_per_1m=1, output_usd_per_1m=1)
         for name in ("one", "two", "three", "editor")
     ]
-    policy = ask_everybody(tmp_path / "policy")
+    policy = ask_all(tmp_path / "policy")
     return {"endpoints": pool, "policy": policy, "explore": False, "synthesiser": "editor", "attempts": 1}
 
 
@@ -436,8 +436,8 @@ def test_members_that_hang_leave_time_for_writing(three: dict[str, Any], service
 def test_without_replies_the_ask_fails_and_nothing_is_written(writers: dict[str, Any], pool: SimulatedPool) -> None:
     for name in NAMES:
         pool.set(name, faults=Fault("status", status=400))
-    everybody = [*writers["endpoints"], Endpoint("w", model="editor", base_url=pool.endpoints[4].base_url)]
-    with Ensemble(everybody, policy="plurality", synthesiser="w") as ensemble:
+    with_synthesiser = [*writers["endpoints"], Endpoint("w", model="editor", base_url=pool.endpoints[4].base_url)]
+    with Ensemble(with_synthesiser, policy="plurality", synthesiser="w") as ensemble:
         answer = ensemble.ask("What is 1 + 1?", combine="synthesise")
         assert answer.made_of == ("w",)
     with Ensemble(writers["endpoints"], synthesiser="one") as ensemble, pytest.raises(PoolError):

@@ -33,7 +33,7 @@ from focalroute.serving.query import ARGUMENTS
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving, sse, until
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 QUESTION = "Tell me of the moons of Saturn."
 USAGE = {"prompt_tokens": 30, "completion_tokens": 4, "total_tokens": 34}
@@ -198,7 +198,7 @@ def test_a_streamed_answer_is_followed_by_no_further_round(service: Service, ser
 
 
 def test_the_one_member_that_is_picked_is_streamed(service: Service, server: Server, tmp_path: Path) -> None:
-    members, policy = pool(server, *"abc"), ask_everybody(tmp_path / "policy")
+    members, policy = pool(server, *"abc"), ask_all(tmp_path / "policy")
     with Ensemble(members, policy=policy) as ensemble, ensemble.stream(QUESTION, combine="pick") as stream:
         assert "".join(stream) == "two pieces"
     assert [got.body["stream"] for got in server.received] == [True]

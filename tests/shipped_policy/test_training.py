@@ -21,14 +21,14 @@ PRICES = (0.03, 0.3)
 
 def played(nets: tuple[DeciderNet, FusionNet], views: Views, price: float) -> Rollout:
     """The queries of a world after the first ones, in windows of what these nets ask."""
-    everybody, rng = float(views.recorded.usd.sum() / QUERIES), np.random.default_rng(0)
+    ask_all_usd, rng = float(views.recorded.usd.sum() / QUERIES), np.random.default_rng(0)
     rows = np.arange(WARM, QUERIES)
-    views.renew(*nets, everybody, 3, rng)
+    views.renew(*nets, ask_all_usd, 3, rng)
     return roll(
         *nets,
         views.at(nearest(price), rows),
         cost_weight=np.full(len(rows), price, np.float32),
-        everybody=everybody,
+        ask_all_usd=ask_all_usd,
         rounds=3,
         samples=1,
         rng=rng,

@@ -19,7 +19,7 @@ from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
 from focalroute.store.sqlite.store import SqliteStore
 from tests.benchmarks.kills import run
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 
 QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44", "52"]
 
@@ -200,7 +200,7 @@ print(answer.receipt.policy_version, answer.text)
         disk = Path(name)
         (disk / "pool.toml").write_text(pool_toml(pool.endpoints))
         SqliteStore(disk / "s.db").close()
-        ask_everybody(disk / "policy")
+        ask_all(disk / "policy")
         (disk / "s.db").chmod(0o444)
         disk.chmod(0o555)
         command = [sys.executable, "-c", code, str(disk / "pool.toml"), name]

@@ -117,7 +117,7 @@ class PolicyGradient:
         views: the log.
         rows: its queries to learn from.
         fusion: the Fusion.
-        everybody: C, mean USD of asking all.
+        ask_all_usd: C, mean USD of asking all.
         settings: how to learn.
         passes: the engine that runs the networks.
         advance: called with 1 after every step.
@@ -126,7 +126,7 @@ class PolicyGradient:
     views: Views
     rows: I64
     fusion: FusionNet
-    everybody: float
+    ask_all_usd: float
     settings: OfflineSettings
     passes: Backend
     advance: Callable[[int], object]
@@ -167,7 +167,7 @@ class PolicyGradient:
             self.fusion,
             self.views.at(view, rows),
             cost_weight=np.full(len(rows), price, np.float32),
-            everybody=self.everybody,
+            ask_all_usd=self.ask_all_usd,
             rounds=self.settings.rounds,
             samples=samples,
             rng=rng,
@@ -192,7 +192,7 @@ class PolicyGradient:
                 one = self.roll(decider, nearest(price), rows, price, 1, None, alone=True)
                 if _surely(_reward(one, price) - _reward(played, price)) > 2:
                     played, alone = one, True
-            paid = float(played.shares.sum()) * self.everybody
+            paid = float(played.shares.sum()) * self.ask_all_usd
             calls = float((played.first | played.later).sum(axis=1).mean())
             cost_ratio = paid / everything if everything else 0.0
             worths.append(played.worth)

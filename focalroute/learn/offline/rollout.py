@@ -225,7 +225,7 @@ def roll(
     seen: LogView,
     *,
     cost_weight: F32,
-    everybody: float,
+    ask_all_usd: float,
     rounds: int,
     samples: int,
     rng: np.random.Generator | None,
@@ -239,7 +239,7 @@ def roll(
         fusion: the Fusion.
         seen: B queries.
         cost_weight: (B,) lambda of each query.
-        everybody: C, mean USD of asking all; 0 if all are free.
+        ask_all_usd: C, mean USD of asking all; 0 if all are free.
         rounds: most rounds; a query without an answer by then continues until it has one.
         samples: S.
         rng: samples the decisions; None: greedy.
@@ -275,7 +275,7 @@ def roll(
         steps.append(RolloutStep(active, context, endpoints, logits, heads, vjp))
         (first if number == 0 else later)[active] |= picked
         shares.append(np.zeros(size, np.float32))
-        shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (everybody or 1.0)
+        shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (ask_all_usd or 1.0)
         active = active[picked.any(axis=1)]
         if not len(active):  # all have stopped, so there is no new reply
             break

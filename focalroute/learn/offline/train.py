@@ -127,7 +127,7 @@ def train(
         fusion=neutral(progress.fusion, len(recorded.names)),
         critic=progress.critic,
         experience=_experience(recorded),
-        usd_per_query=training.everybody,
+        usd_per_query=training.ask_all_usd,
         trust=progress.trust,
         curve=progress.curve,
         score=progress.score,
@@ -169,14 +169,14 @@ class _Training:
 
     Attributes:
         rows: the queries to learn from; ``held``: the validation part, after them.
-        everybody: C, mean USD of asking all.
+        ask_all_usd: C, mean USD of asking all.
     """
 
     recorded: RecordedLog
     rows: I64
     held: I64
     views: Views
-    everybody: float
+    ask_all_usd: float
     settings: OfflineSettings
     passes: Backend
     advance: Callable[[int], object]
@@ -193,11 +193,11 @@ class _Training:
 
     def gradient(self, fusion: FusionNet, rows: I64) -> PolicyGradient:
         """Return the policy gradient with this Fusion."""
-        return PolicyGradient(self.views, rows, fusion, self.everybody, self.settings, self.passes, self.advance)
+        return PolicyGradient(self.views, rows, fusion, self.ask_all_usd, self.settings, self.passes, self.advance)
 
     def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[ValidationPoint, ...]:
         """Measure a Decider on the validation queries, after renewing the windows with what it asks."""
-        self.views.renew(decider, fusion, self.everybody, self.settings.rounds, rng)
+        self.views.renew(decider, fusion, self.ask_all_usd, self.settings.rounds, rng)
         return self.gradient(fusion, self.rows).curve(decider, self.judges)
 
 
@@ -215,8 +215,8 @@ def _training(
     _, prior = long_run(recorded, rows)
     ids = np.zeros(len(recorded.names), np.int64)
     views = Views(recorded, prior, ids, progress.masks, window=settings.window, probed=settings.probed)
-    everybody = float(recorded.usd[rows].sum() / len(rows))
-    return _Training(recorded, rows, held, views, everybody, settings, passes, advance)
+    ask_all_usd = float(recorded.usd[rows].sum() / len(rows))
+    return _Training(recorded, rows, held, views, ask_all_usd, settings, passes, advance)
 
 
 def _fuse(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:

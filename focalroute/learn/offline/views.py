@@ -99,7 +99,7 @@ class Views:
         return log_view(self.recorded, self._prior_stats[view], self._expected, rows, self.ids, self._calibration)
 
     def renew(
-        self, decider: DeciderNet, fusion: FusionNet, everybody: float, rounds: int, rng: np.random.Generator
+        self, decider: DeciderNet, fusion: FusionNet, ask_all_usd: float, rounds: int, rng: np.random.Generator
     ) -> None:
         """Compute the windows from what these nets ask, given the present windows."""
         for view, price in enumerate(PRICES):
@@ -111,7 +111,7 @@ class Views:
                     fusion,
                     self.at(view, rows),
                     cost_weight=np.full(len(rows), price, np.float32),
-                    everybody=everybody,
+                    ask_all_usd=ask_all_usd,
                     rounds=rounds,
                     samples=1,
                     rng=rng,

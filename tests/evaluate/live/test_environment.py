@@ -25,7 +25,7 @@ FIRST, SECOND = (0, 1), (2, 0)  # by kind of query: who starts it right, and who
 
 
 class Relay:
-    """Two kinds of queries; each needs two endpoints in its own order, and asking costs a tenth of asking everybody."""
+    """Two kinds of queries; each needs two endpoints in its own order, and asking costs a tenth of asking all."""
 
     def __init__(self) -> None:
         self.asked: list[ChainCall] = []

@@ -14,7 +14,7 @@ from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.store.redis.address import RedisAddress
 from focalroute.store.redis.store import RedisStore
 from tests.benchmarks.fleet import run
-from tests.policies import ask_everybody
+from tests.policies import ask_all
 from tests.redis_server import RedisServer, place
 
 QUESTION, CHOICES = "What is 17 + 25?", ["32", "42", "44", "52"]
@@ -44,7 +44,7 @@ def test_an_ensemble_asks_gets_feedback_and_learns_through_redis(redis_server: R
 
 def test_commands_that_read_a_store_take_a_redis_address(redis_server: RedisServer, tmp_path: Path) -> None:
     where, file, page = place(redis_server.url), tmp_path / "pool.toml", tmp_path / "page.html"
-    other = str(ask_everybody(tmp_path / "everybody"))
+    other = str(ask_all(tmp_path / "ask all"))
     with SimulatedPool([SimulatedModel("a"), SimulatedModel("b")]) as pool:
         file.write_text("".join(map(_listed, pool.endpoints)))
         with Ensemble(pool.endpoints, store=where, seed=0) as ensemble:

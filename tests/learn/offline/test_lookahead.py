@@ -76,7 +76,7 @@ def test_it_asks_the_endpoints_that_are_worth_their_price() -> None:
         floor,
         seen,
         cost_weight=np.full(200, 0.2, np.float32),
-        everybody=3.0,
+        ask_all_usd=3.0,
         rounds=3,
         samples=1,
         rng=None,

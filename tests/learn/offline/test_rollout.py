@@ -43,10 +43,10 @@ def _rolled(
     rounds: int = 3,
     samples: int = 1,
     rng: np.random.Generator | None = None,
-    everybody: float = 2.0,
+    ask_all_usd: float = 2.0,
 ) -> Rollout:
     prices = np.full(len(seen.recorded), 0.1, np.float32)
-    return roll(*nets, seen, cost_weight=prices, everybody=everybody, rounds=rounds, samples=samples, rng=rng)
+    return roll(*nets, seen, cost_weight=prices, ask_all_usd=ask_all_usd, rounds=rounds, samples=samples, rng=rng)
 
 
 def _one(log: RecordedLog, row: int) -> LogView:
@@ -168,5 +168,5 @@ def test_steep_logits_and_a_free_pool_stay_finite() -> None:
     steep = replace(decider, bias=np.full(1, -500, np.float32))
     free = replace(log, usd=np.zeros_like(log.usd))
     with np.errstate(all="raise", under="ignore"):
-        played = _rolled(_seen(free), (steep, fusion), rng=np.random.default_rng(0), everybody=0.0)
+        played = _rolled(_seen(free), (steep, fusion), rng=np.random.default_rng(0), ask_all_usd=0.0)
     assert not played.shares.any()

@@ -73,14 +73,14 @@ def asked_of(log: RecordedLog, decider: DeciderNet, fusion: FusionNet, price: fl
         window=100,
         probed=0.0,
     )
-    everybody = float(log.usd.sum(axis=1).mean())
-    views.renew(decider, fusion, everybody, 3, np.random.default_rng(1))
+    ask_all_usd = float(log.usd.sum(axis=1).mean())
+    views.renew(decider, fusion, ask_all_usd, 3, np.random.default_rng(1))
     return roll(
         decider,
         fusion,
         views.at(2, np.arange(len(log))),
         cost_weight=np.full(len(log), price, np.float32),
-        everybody=everybody,
+        ask_all_usd=ask_all_usd,
         rounds=3,
         samples=1,
         rng=None,
@@ -369,9 +369,9 @@ def _gradient(log: RecordedLog, **changed: Any) -> PolicyGradient:
     masks: tuple[Masks, ...] = random_masks(log, np.random.default_rng(0))
     views = Views(log, prior, np.arange(1, n + 1), masks, window=40, probed=0.0)
     fusion = grown(cold_fusion(), n, np.random.default_rng(0))
-    everybody = float(log.usd.sum(axis=1).mean())
+    ask_all_usd = float(log.usd.sum(axis=1).mean())
     return replace(
-        PolicyGradient(views, np.arange(len(log)), fusion, everybody, SMALL, NUMPY, lambda _: None), **changed
+        PolicyGradient(views, np.arange(len(log)), fusion, ask_all_usd, SMALL, NUMPY, lambda _: None), **changed
     )
 
 
