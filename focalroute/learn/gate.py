@@ -30,7 +30,7 @@ import numpy as np
 
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64, Bools
 from focalroute.learn.losses import likelihood, log_posterior
-from focalroute.learn.nets import DeciderNet, Floats, FusionNet, decider_pass
+from focalroute.learn.nets import DeciderNet, Floats, FusionNet, decider_pass, fusion_pass
 from focalroute.learn.trajectory import Batch, Decisions, Episode, Fusions, batch, vocabulary
 from focalroute.learn.update_report import Comparison
 from focalroute.observe import layout
@@ -232,7 +232,8 @@ def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:
 
 def log_q(net: FusionNet, fusions: Fusions) -> F64:
     """Return the log posterior over the candidates, (B, K)."""
-    return log_posterior(net.forward(fusions.members, fusions.candidates, fusions.ids), fusions.offered)
+    logits, _ = fusion_pass(net, fusions.members, fusions.candidates, fusions.ids)
+    return log_posterior(logits, fusions.offered)
 
 
 def worth(fusions: Fusions, log_q: Floats) -> F64:
@@ -321,7 +322,7 @@ class _Seen:
 
     def shown(self, fusion: FusionNet) -> F32:
         """Return the context's columns of a Fusion's posterior, (S, 6), as `AskView.see` computes them."""
-        logits = fusion.forward(self._members, self._candidates, self._ids)
+        logits, _ = fusion_pass(fusion, self._members, self._candidates, self._ids)
         p = np.where(self._offered, np.exp(log_posterior(logits, self._offered)), 0)
         odds = np.where(self._offered, odds_of(self._members[..., _EVIDENCE].sum(axis=2)), 0).sum(axis=1)
         unseen = np.where(self._closed, 0, np.maximum(OPEN_CHOICES - self._size, 1))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import F32, I64, Evidence, Observation
+from focalroute.core.records import F32, Evidence, Observation
 from focalroute.observe import layout
 
 if TYPE_CHECKING:
@@ -82,16 +82,6 @@ class DeciderNet:
             hidden_bias=_zeros(hidden),
             out=_zeros(hidden),
         )
-
-    def forward(self, context: F32, endpoints: F32, ids: I64) -> F32:
-        """Return logits (B, N) of ``context`` (B, Dc), ``endpoints`` (B, N, De) and their table rows ``ids`` (N,)."""
-        names = self.names[ids]
-        shared = context @ self.hidden_context + self.hidden_bias
-        hidden = _dense(endpoints, self.hidden_endpoint) + shared[:, None, :] + names @ self.hidden_name
-        np.maximum(hidden, 0, out=hidden)
-        linear = endpoints @ self.skip_endpoint + (context @ self.skip_context)[:, None] + names @ self.skip_name
-        logits: F32 = hidden @ self.out + linear + self.bias
-        return logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +141,6 @@ class FusionNet:
             out=_zeros(hidden),
         )
 
-    def forward(self, members: F32, candidates: F32, ids: I64) -> F32:
-        """Return logits (B, K) of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and their ``ids`` (B, m)."""
-        present, vote = members[..., _MEMBER["present"]], members[..., _MEMBER["vote"]]
-        named = (self.names[ids] @ self.phi_name + self.phi_bias)[:, None]
-        phi = _dense(members, self.phi_member) + present * named
-        np.maximum(phi, 0, out=phi)
-        hidden = phi.sum(axis=2) @ self.hidden_pool + candidates @ self.hidden_candidate + self.hidden_bias
-        np.maximum(hidden, 0, out=hidden)
-        linear = (members @ self.skip_member + vote[..., 0] * self.vote[ids][:, None]).sum(axis=2)
-        logits: F32 = hidden @ self.out + linear + candidates @ self.skip_candidate
-        return logits
-
 
 _Arrays = TypeVar("_Arrays", bound="DataclassInstance")
 #: Either of the policy's nets.
@@ -210,7 +188,8 @@ def _zeros(*shape: int) -> F32:
 def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
     """Return logits (B, P) and vjp, of ``context`` (B, Dc), ``endpoints`` (B, P, De) and table rows ``ids`` (B, P).
 
-    Each row of the batch may have different endpoints, in any order, as the heads share one network.
+    Each row of the batch may have different endpoints, in any order, as the heads share one network. If all have the
+    same and only the logits are wanted, ``ids`` may be (P,).
     """
     shared = context @ net.hidden_context + net.hidden_bias
     hidden = _dense(endpoints, net.hidden_endpoint)
@@ -286,8 +265,7 @@ def _flat(x: Floats) -> Floats:
 
 def _dense(x: Floats, weights: Floats) -> Floats:
     """Return ``x @ weights`` over the last axis, as one matrix product."""
-    product: Floats = (_flat(x) @ weights).reshape(*x.shape[:-1], *weights.shape[1:])
-    return product
+    return (_flat(x) @ weights).reshape(*x.shape[:-1], *weights.shape[1:])
 
 
 def _member(ids: NDArray[np.int64], rows: int, dtype: np.dtype[Any]) -> Floats:

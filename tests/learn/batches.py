@@ -9,7 +9,7 @@ import numpy as np
 
 from focalroute.learn.losses import likelihood
 from focalroute.learn.mappo import Learner
-from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet
+from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet, decider_pass
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, HeadBatch, StepBatch
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from tests.learn.made import randomised
@@ -42,7 +42,7 @@ def random_batch(
     rng = np.random.default_rng(seed)
     decisions = _decisions(rng, episodes, rounds, pool)
     if learner is not None:
-        logits = learner.decider.forward(decisions.context, decisions.endpoints, np.arange(1, pool + 1))
+        logits, _ = decider_pass(learner.decider, decisions.context, decisions.endpoints, np.arange(1, pool + 1))
         picked = _picks(rng, 1 / (1 + np.exp(-logits)), decisions.heads)
         decisions = replace(decisions, heads=replace(decisions.heads, picked=picked))
         log_mu = likelihood(logits, decisions.heads).log_pi + 0.2 * rng.standard_normal(len(logits))

@@ -16,7 +16,7 @@ from examples.shipped_policy.training import cold_fusion
 from focalroute.core.records import Decision, Evidence, Feedback, Member, Observation, Trajectory
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, update
-from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, Gradients
+from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, Gradients, decider_pass, fusion_pass
 from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.policy.decider import decide
@@ -159,7 +159,7 @@ def play(
     for i in range(number):
         x, right = rng.choice([-1, 1]), rng.randrange(4)
         seen = Observation(context(x), np.zeros((3, width(ENDPOINT)), np.float32))
-        logits = learner.decider.forward(seen.context[None], seen.endpoints[None], ids)[0]
+        logits = decider_pass(learner.decider, seen.context[None], seen.endpoints[None], ids)[0][0]
         made = decide(
             logits,
             round=1,
@@ -172,7 +172,8 @@ def play(
         off = [(right + rng.randrange(1, 4)) % 4 for _ in NAMES]
         votes = {j: right if (x < 0, x > 0, False)[j] else off[j] for j in made.picked}
         shown = evidence(votes)
-        q = learner.fusion.forward(shown.members[None], shown.candidates[None], ids[list(made.picked)][None])[0]
+        named = ids[list(made.picked)][None]
+        q = fusion_pass(learner.fusion, shown.members[None], shown.candidates[None], named)[0][0]
         answered = int(q.argmax())
         members = {
             NAMES[j]: Member(1, candidate, 5, 0.1, Decimal(str(USD[NAMES[j]]))) for j, candidate in votes.items()

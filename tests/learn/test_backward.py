@@ -44,19 +44,6 @@ def test_the_fusions_gradients_are_those_of_finite_differences(seed: int) -> Non
     check_gradients(f, parameters(net), fusion_pass(net, members, candidates, ids)[1](weights))
 
 
-def test_the_passes_give_what_serving_gives() -> None:
-    """The logits are those of the nets' own forward pass, with one pool for all rows."""
-    rng, chooser, fuser = np.random.default_rng(1), decider(), fusion()
-    seen, shown = rng.standard_normal((3, width(CONTEXT))), rng.standard_normal((3, 5, width(ENDPOINT)))
-    ids = rng.permutation(6)[:5]
-    served = chooser.forward(seen, shown, ids)  # type: ignore[arg-type]
-    np.testing.assert_allclose(decider_pass(chooser, seen, shown, np.tile(ids, (3, 1)))[0], served, rtol=1e-12)
-    members, candidates = rng.standard_normal((3, 4, 2, width(MEMBER))), rng.standard_normal((3, 4, width(CANDIDATE)))
-    rows = rng.integers(0, 6, (3, 2))
-    served = fuser.forward(members, candidates, rows)  # type: ignore[arg-type]
-    np.testing.assert_allclose(fusion_pass(fuser, members, candidates, rows)[0], served, rtol=1e-12)
-
-
 def test_float32_stays_float32() -> None:
     """Neither logits nor gradients grow to float64 on the way."""
     net = randomised(DeciderNet.initial(np.random.default_rng(0), vocabulary=2), 0, np.float32)

@@ -9,7 +9,7 @@ import pytest
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import F32
 from focalroute.learn.export import decider_model, decider_net, der_model, fusion_model, fusion_net
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, decider_pass, fusion_pass, parameters
 from focalroute.observe import layout
 from focalroute.policy.bundle import DECIDER, FUSION
 from focalroute.policy.onnx_model import OPERATORS, Session
@@ -41,7 +41,7 @@ def test_decider_model_computes_what_the_net_does(seed: int) -> None:
     for b, n in ((1, 1), (1, 12), (3, 2), (7, 64), (2, 0)):
         context, endpoints, ids = normal(rng, b, DC), normal(rng, b, n, DE), rng.integers(0, 7, n)
         served = session.run({"context": context, "endpoints": endpoints, "ids": ids})
-        np.testing.assert_allclose(served, net.forward(context, endpoints, ids), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(served, decider_pass(net, context, endpoints, ids)[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -54,7 +54,7 @@ def test_fusion_model_computes_what_the_net_does(seed: int) -> None:
         members[..., 0] = 1
         members[:, :, 3:5] = 0
         served = session.run({"members": members, "candidates": candidates, "ids": ids})
-        np.testing.assert_allclose(served, net.forward(members, candidates, ids), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(served, fusion_pass(net, members, candidates, ids)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_equal_nets_give_equal_bytes() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import F32
-from focalroute.learn.nets import DeciderNet, FusionNet, parameters
+from focalroute.learn.nets import DeciderNet, FusionNet, decider_pass, fusion_pass, parameters
 from focalroute.observe import layout
 
 DC, DE = layout.width(layout.CONTEXT), layout.width(layout.ENDPOINT)
@@ -34,13 +34,13 @@ def random_members(rng: np.random.Generator, *shape: int) -> F32:
     return members
 
 
-def test_decider_forward_is_its_formula_one_endpoint_at_a_time() -> None:
+def test_decider_pass_is_its_formula_one_endpoint_at_a_time() -> None:
     rng = np.random.default_rng(0)
     net = random_decider(rng)
     context, endpoints, ids = normal(rng, 3, DC), normal(rng, 3, 4, DE), np.array([2, 0, 5, 1])
     hidden = np.concatenate([net.hidden_context, net.hidden_endpoint, net.hidden_name])
     skip = np.concatenate([net.skip_context, net.skip_endpoint, net.skip_name])
-    logits = net.forward(context, endpoints, ids)
+    logits, _ = decider_pass(net, context, endpoints, ids)
     assert logits.shape == (3, 4)
     assert logits.dtype == np.float32
     for b in range(3):
@@ -50,11 +50,11 @@ def test_decider_forward_is_its_formula_one_endpoint_at_a_time() -> None:
             assert logits[b, i] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_fusion_forward_is_its_formula_one_candidate_at_a_time() -> None:
+def test_fusion_pass_is_its_formula_one_candidate_at_a_time() -> None:
     rng = np.random.default_rng(1)
     net = random_fusion(rng)
     members, candidates, ids = random_members(rng, 2, 3, 4), normal(rng, 2, 3, FC), rng.integers(0, 6, (2, 4))
-    logits = net.forward(members, candidates, ids)
+    logits, _ = fusion_pass(net, members, candidates, ids)
     assert logits.shape == (2, 3)
     assert logits.dtype == np.float32
     for b in range(2):
@@ -74,11 +74,13 @@ def test_a_row_of_a_batch_does_not_depend_on_the_others() -> None:
     context, endpoints, ids = normal(rng, 5, DC), normal(rng, 5, 3, DE), np.array([1, 2, 3])
     members, candidates, names = random_members(rng, 5, 2, 3), normal(rng, 5, 2, FC), rng.integers(0, 6, (5, 3))
     np.testing.assert_allclose(
-        decider.forward(context, endpoints, ids)[2:3], decider.forward(context[2:3], endpoints[2:3], ids), atol=1e-5
+        decider_pass(decider, context, endpoints, ids)[0][2:3],
+        decider_pass(decider, context[2:3], endpoints[2:3], ids)[0],
+        atol=1e-5,
     )
     np.testing.assert_allclose(
-        fusion.forward(members, candidates, names)[2:3],
-        fusion.forward(members[2:3], candidates[2:3], names[2:3]),
+        fusion_pass(fusion, members, candidates, names)[0][2:3],
+        fusion_pass(fusion, members[2:3], candidates[2:3], names[2:3])[0],
         atol=1e-5,
     )
 
@@ -87,8 +89,8 @@ def test_fusion_does_not_depend_on_the_order_of_the_members() -> None:
     rng = np.random.default_rng(3)
     net, order = random_fusion(rng), np.array([3, 1, 0, 2])
     members, candidates, ids = random_members(rng, 2, 3, 4), normal(rng, 2, 3, FC), rng.integers(0, 6, (2, 4))
-    shuffled = net.forward(members[:, :, order], candidates, ids[:, order])
-    np.testing.assert_allclose(net.forward(members, candidates, ids), shuffled, atol=1e-5)
+    shuffled, _ = fusion_pass(net, members[:, :, order], candidates, ids[:, order])
+    np.testing.assert_allclose(fusion_pass(net, members, candidates, ids)[0], shuffled, atol=1e-5)
 
 
 def test_padding_with_zero_members_changes_nothing_whatever_their_name() -> None:
@@ -97,9 +99,8 @@ def test_padding_with_zero_members_changes_nothing_whatever_their_name() -> None
     members, candidates, ids = random_members(rng, 2, 3, 4), normal(rng, 2, 3, FC), rng.integers(0, 6, (2, 4))
     padded = np.concatenate([members, np.zeros((2, 3, 2, FM), np.float32)], axis=2)
     padded_ids = np.concatenate([ids, np.array([[1, 5], [2, 0]])], axis=1)
-    np.testing.assert_allclose(
-        net.forward(members, candidates, ids), net.forward(padded, candidates, padded_ids), atol=1e-5
-    )
+    logits, _ = fusion_pass(net, members, candidates, ids)
+    np.testing.assert_allclose(logits, fusion_pass(net, padded, candidates, padded_ids)[0], atol=1e-5)
 
 
 def test_a_new_net_scores_everything_zero_and_is_the_same_for_the_same_seed() -> None:
@@ -107,9 +108,10 @@ def test_a_new_net_scores_everything_zero_and_is_the_same_for_the_same_seed() ->
     for name, array in parameters(first).items():
         np.testing.assert_array_equal(array, parameters(second)[name])
     rng = np.random.default_rng(5)
-    assert not first.forward(normal(rng, 2, DC), normal(rng, 2, 3, DE), np.arange(3)).any()
+    assert not decider_pass(first, normal(rng, 2, DC), normal(rng, 2, 3, DE), np.arange(3))[0].any()
     fusion = FusionNet.initial(rng, vocabulary=2)
-    assert not fusion.forward(random_members(rng, 2, 3, 2), normal(rng, 2, 3, FC), np.ones((2, 2), int)).any()
+    members, candidates = random_members(rng, 2, 3, 2), normal(rng, 2, 3, FC)
+    assert not fusion_pass(fusion, members, candidates, np.ones((2, 2), int))[0].any()
     assert first.out.shape == (32,)
     assert first.hidden_context.any()
     assert fusion.hidden_pool.any()

@@ -15,7 +15,7 @@ from focalroute.core.records import F32, I64, Bools
 from focalroute.learn.adam import Adam, Moments
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
-from focalroute.learn.nets import FusionNet, parameters
+from focalroute.learn.nets import FusionNet, fusion_pass, parameters
 from focalroute.learn.offline.rollout import LogView, evidence
 from focalroute.observe import layout
 
@@ -120,7 +120,7 @@ def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple
     """Return the mean negative log-likelihood of right candidates that were offered (0: none was), and the accuracy."""
     rows = np.arange(len(seen.recorded))
     members, candidates, ids, offered = gathered(seen, rows, first, later)
-    log_q = log_posterior(net.forward(members, candidates, ids), offered)
+    log_q = log_posterior(fusion_pass(net, members, candidates, ids)[0], offered)
     target = seen.recorded.worth * offered
     told = target.sum(axis=1)
     losses = -(target * np.where(offered, log_q, 0)).sum(axis=1)[told > 0] / told[told > 0]

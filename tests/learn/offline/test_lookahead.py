@@ -8,7 +8,7 @@ import numpy as np
 
 from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.backend import NUMPY
-from focalroute.learn.nets import DeciderNet, parameters
+from focalroute.learn.nets import DeciderNet, fusion_pass, parameters
 from focalroute.learn.offline.lookahead import gains, look_ahead
 from focalroute.learn.offline.rollout import roll
 from focalroute.learn.offline.stacking import gathered
@@ -30,7 +30,7 @@ def test_gains_are_what_asking_one_more_adds() -> None:
 
     def worth(row: int, first: np.ndarray, later: np.ndarray) -> float:
         members, candidates, ids, some = gathered(seen, np.array([row]), first[None], later[None])
-        score = np.where(some, net.forward(members, candidates, ids), -np.inf)[0]
+        score = np.where(some, fusion_pass(net, members, candidates, ids)[0], -np.inf)[0]
         return float(log.worth[row, score.argmax()]) if some.any() else 0.0
 
     for row in range(60):
