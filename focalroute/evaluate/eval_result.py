@@ -107,8 +107,7 @@ def asked_by_round(replayed: EvaluationRuns) -> F64:
             for number, picked in enumerate(plan):
                 found[number, list(picked)] += 1
     last = int(np.flatnonzero(found.any(axis=1)).max(initial=0))  # trailing rounds that asked no endpoints are dropped
-    share: F64 = found[: last + 1] / (len(runs) * len(replayed.test))
-    return share
+    return found[: last + 1] / (len(runs) * len(replayed.test))
 
 
 def asked_by_task(replayed: EvaluationRuns) -> tuple[drawings.Heatmap | None, int]:

@@ -261,8 +261,7 @@ def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
     first = steps.taken.argmax(axis=1)
     start = value[:, np.arange(len(first)), first]
     added = np.stack([corrections(r, v, ratio, steps.taken) for r, v in zip(rewards, value, strict=True)])
-    robust: F64 = start + added
-    return robust
+    return start + added
 
 
 def _estimates(values: F64) -> Estimates:
@@ -278,8 +277,7 @@ def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64
     logits, _ = decider_pass(net, decisions.context, decisions.endpoints, decisions.ids)
     log_ratio = np.zeros(shape)
     log_ratio[decisions.episode, decisions.step] = likelihood(logits, decisions.heads).log_pi - decisions.log_mu
-    found: F64 = np.exp(np.cumsum(log_ratio, axis=1))
-    return found
+    return np.exp(np.cumsum(log_ratio, axis=1))
 
 
 def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64:

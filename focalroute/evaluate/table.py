@@ -198,8 +198,7 @@ def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) 
     chance = np.random.default_rng(0)
     factor = np.exp(chance.normal(0, _SPREAD, tokens.shape))
     factor *= np.where(chance.random(tokens.shape) < _LATE_SHARE, _LATE, 1.0)
-    seconds: F64 = slowness * (_FIRST_S + tokens / _TOKENS_A_SECOND) * factor
-    return seconds
+    return slowness * (_FIRST_S + tokens / _TOKENS_A_SECOND) * factor
 
 
 def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:

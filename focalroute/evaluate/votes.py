@@ -267,8 +267,7 @@ def plurality_accuracies(table: LogTable, rows: I64, chosen: F64, rank: Sequence
         votes = chosen @ backs.astype(np.float64)
         best_backer = np.stack([(chosen * bonus[:, c]).max(axis=1) for c in range(len(given))], axis=1)
         total += worth[(votes + best_backer).argmax(axis=1)] * (votes.sum(axis=1) > 0)
-    mean: F64 = total / len(rows)
-    return mean
+    return total / len(rows)
 
 
 def focal_diversities(fails: Floats, pools: Floats) -> Floats:
@@ -351,8 +350,7 @@ class QueryWeights:
 
     def _logits(self, texts: F32) -> F32:
         weights, bias = (np.asarray(self._adam.parameters[name], np.float32) for name in ("weights", "bias"))
-        logits: F32 = texts @ weights + bias
-        return logits
+        return texts @ weights + bias
 
     def _step(self, texts: F32, masses: F32, worth: F32) -> None:
         """Learn from B queries: features of their texts (B, F), masses (B, N, C), worth of each candidate (B, C)."""
@@ -513,5 +511,4 @@ class CascadeReplay:
 
     def _worth(self, scores: F64, backed: Bools) -> F64:
         leader = np.where(backed, scores, -np.inf).argmax(axis=1)
-        worth: F64 = np.where(backed.any(axis=1), self._worths[np.arange(len(leader)), leader], 0)
-        return worth
+        return np.where(backed.any(axis=1), self._worths[np.arange(len(leader)), leader], 0)

@@ -86,8 +86,7 @@ def _of_one(logits: Floats, heads: HeadBatch) -> Likelihood:
 def _log_odds(logits: Floats, visited: Bools) -> Floats:
     """Return ln(sum of e^z) over the heads visited, (S, 1); 0 if there are none."""
     log_sum = np.logaddexp.reduce(logits, axis=1, where=visited, initial=-np.inf)
-    found: Floats = np.where(visited.any(axis=1), log_sum, 0)[:, None]
-    return found
+    return np.where(visited.any(axis=1), log_sum, 0)[:, None]
 
 
 def _of_several(logits: Floats, heads: HeadBatch) -> Likelihood:
@@ -120,15 +119,13 @@ def raised(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
 
 def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
     """Return ln(sum of e^z) over the heads visited, (S, 1); 0 where none need be picked."""
-    found: Floats = np.where(must_pick[:, None], _log_odds(logits, visited), 0)
-    return found
+    return np.where(must_pick[:, None], _log_odds(logits, visited), 0)
 
 
 def _share(logits: Floats, heads: HeadBatch) -> Floats:
     """Return by how much each logit lowers the raised ones, (S, P): its share of the odds; 0 if nothing was raised."""
     log_sum = _log_sum(logits, heads.visited, heads.must_pick)
-    share: Floats = np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
-    return share
+    return np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
 
 
 def _lowered(gradient: Floats, share: Floats) -> Floats:

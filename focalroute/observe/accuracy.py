@@ -73,8 +73,7 @@ def _posterior_mean(n: F64, right: F64, level: F64, offsets: F64, strengths: F64
 
 
 def _within_bounds(accuracy: F64) -> F64:
-    bounded: F64 = np.minimum(np.maximum(accuracy, 0.02), 0.98)  # half the time of `clip`
-    return bounded
+    return np.minimum(np.maximum(accuracy, 0.02), 0.98)  # half the time of `clip`
 
 
 def departures(relative: F64, offsets: F64, strengths: F64) -> F64:
@@ -83,8 +82,7 @@ def departures(relative: F64, offsets: F64, strengths: F64) -> F64:
     Args:
         relative: (..., N) see `mixed`; the rest as for `shrunk_accuracy`.
     """
-    departure: F64 = np.where(strengths > PRIOR_ASKS, relative - offsets, 0.0)
-    return departure
+    return np.where(strengths > PRIOR_ASKS, relative - offsets, 0.0)
 
 
 def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:

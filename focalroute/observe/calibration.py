@@ -121,14 +121,12 @@ def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64
     logs = np.log(np.clip(mass, LEAST_MASS, 1).astype(np.float64))
     real = ~np.isnan(logs) & (np.arange(logs.shape[-1]) < size[..., None])[..., None, :]
     logs = np.where(real, logs, 0)
-    centred: F64 = np.where(real, logs - logs.sum(axis=-1, keepdims=True) / size[..., None, None], 0)
-    return centred
+    return np.where(real, logs - logs.sum(axis=-1, keepdims=True) / size[..., None, None], 0)
 
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
     """Return the log-likelihood ratios (..., K) of centred log-masses (..., K), clipped to -8..8."""
-    found: F64 = (weights[..., None] * (log_mass - means)).clip(-_STRONGEST, _STRONGEST)
-    return found
+    return (weights[..., None] * (log_mass - means)).clip(-_STRONGEST, _STRONGEST)
 
 
 def totals_of(log_mass: F64, given: NDArray[np.bool_], label: NDArray[np.int64], size: NDArray[np.int64]) -> Totals:

@@ -76,8 +76,7 @@ def pair_focal_diversity(rows: Any, failed: Any, partner_failed: Any, both_faile
     few = np.asarray(rows) < MIN_ROWS
     both = both_failed + few * (PRIOR_FAILURES // 2)
     first, second = (_independence(alone + few * PRIOR_FAILURES, both) for alone in (failed, partner_failed))
-    diversity: F64 = (first + second) / 2
-    return diversity
+    return (first + second) / 2
 
 
 def _independence(alone: Any, both: Any) -> F64:

@@ -55,14 +55,12 @@ def spread(size: int) -> NDArray[np.int64]:
 def kernel(cosine: F32) -> F32:
     """Return w of these cosines."""
     positive = np.maximum(cosine, 0)
-    cubed: F32 = positive * positive * positive
-    return cubed
+    return positive * positive * positive
 
 
 def mean_text(total: NDArray[np.float64], count: int | I64) -> F32:
     """Return the mean (..., D) of this many texts (...) with this sum (..., D), shrunk by `MEAN_PRIOR`."""
-    mean: F32 = (total / (np.asarray(count)[..., None] + MEAN_PRIOR)).astype(np.float32)
-    return mean
+    return (total / (np.asarray(count)[..., None] + MEAN_PRIOR)).astype(np.float32)
 
 
 def cosines(some: F32, others: F32, mean: F32) -> F32:
@@ -93,8 +91,7 @@ def shrunk(weighted: F32, known: F32, mean: F32, strength: float | F32) -> F32:
 def relative_costs(right: NDArray[Any], costs: NDArray[Any]) -> F32:
     """Return the relative costs (..., N) to remember: clipped, 1 where unknown, 0 where ``right`` is unknown."""
     bounded = np.where(np.isnan(costs), 1.0, costs).clip(1 / MOST_COST, MOST_COST)
-    known: F32 = np.where(np.isnan(right), 0.0, bounded).astype(np.float32)
-    return known
+    return np.where(np.isnan(right), 0.0, bounded).astype(np.float32)
 
 
 def cost_factors(weighted: F32, known: F32, costs: NDArray[Any], count: NDArray[Any], strength: float | F32) -> F32:

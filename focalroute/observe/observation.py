@@ -103,8 +103,7 @@ def accuracy_alone(similar: F32, departure: F64) -> F64:
         similar: (..., N) the column "similar".
         departure: (..., N) see `focalroute.observe.accuracy.departures`.
     """
-    accuracy: F64 = similar.astype(np.float64) / 4 + departure / 2
-    return accuracy
+    return similar.astype(np.float64) / 4 + departure / 2
 
 
 def worth_cheapest(accuracy: F64, shares: Any) -> F64:
@@ -115,8 +114,7 @@ def worth_cheapest(accuracy: F64, shares: Any) -> F64:
         shares: (..., N) c / C, the cost of a typical call relative to asking all.
     """
     as_cheap = shares <= _AS_CHEAP * np.min(shares, axis=-1, keepdims=True)
-    worth: F64 = np.where(as_cheap, accuracy, -3 - shares)
-    return worth
+    return np.where(as_cheap, accuracy, -3 - shares)
 
 
 def signal_column(signal: F64) -> F32:
@@ -194,8 +192,7 @@ def member_features(rows: F32, places: I64) -> F32:
         rows: (2, M, Fm), see `member_rows`.
         places: (..., K, N) index of the member's row among the M, plus M where it votes for the candidate.
     """
-    features: F32 = rows.reshape(-1, rows.shape[-1]).take(places, axis=0)
-    return features
+    return rows.reshape(-1, rows.shape[-1]).take(places, axis=0)
 
 
 def write_mass(features: F32, mass: NDArray[Any], least_mass: Any = LEAST_MASS, weights: F64 | None = None) -> None:

@@ -240,8 +240,7 @@ class PoolStats:
         """Return costs of waiting (N,), USD, relative to asking all once, or to waiting for all if calls are free."""
         known = [usd for usd in self.expected_cost if usd is not None]
         asking_all = sum(known) * len(self.names) / max(len(known), 1)
-        shares: F64 = waits / max(asking_all or float(waits.sum()), _LEAST)
-        return shares
+        return waits / max(asking_all or float(waits.sum()), _LEAST)
 
     def member_rows(self, choices: int) -> F32:
         """Return a copy of the rows of `focalroute.observe.observation.member_rows` for this many choices.
@@ -338,8 +337,7 @@ def typical_shares(prices: F64) -> F64:
     """Return the price of a typical call to each endpoint relative to asking all once, (N,); NaN counts as the mean."""
     known = ~np.isnan(prices)
     paid = np.where(known, prices, prices[known].mean() if known.any() else 1.0)
-    shares: F64 = paid / max(float(paid.sum()), _LEAST)
-    return shares
+    return paid / max(float(paid.sum()), _LEAST)
 
 
 def _where_known(values: F64, known: NDArray[Any]) -> list[float | None]:

@@ -248,8 +248,7 @@ class Referees:
         """Return the standard error of `bias`, (N,); FLATTERY without labels."""
         rows, errors, squares = self._error_sums
         spread = np.maximum(squares - errors**2 / np.maximum(rows, 1), 0)
-        deviation: F64 = np.sqrt(spread + (_BIAS_PRIOR * FLATTERY) ** 2) / (rows + _BIAS_PRIOR)
-        return deviation
+        return np.sqrt(spread + (_BIAS_PRIOR * FLATTERY) ** 2) / (rows + _BIAS_PRIOR)
 
     def comparisons(self) -> tuple[F64, F64]:
         """Return each pair's verdicts as an equivalent number of labelled rows, and i's lead over j in these; (N, N).
@@ -275,5 +274,4 @@ def _powers(errors: F64) -> F64:
 
 def _exact(values: F64) -> F64:
     """Round to multiples of 2^-20, so that adding and subtracting the same values is exact."""
-    rounded: F64 = np.rint(values * 2**20) / 2**20
-    return rounded
+    return np.rint(values * 2**20) / 2**20

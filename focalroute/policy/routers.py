@@ -448,8 +448,7 @@ class Thompson(LinUcb):
     _alpha = 0.1
 
     def _bonus(self, deviation: F64) -> F64:
-        drawn: F64 = self._alpha * deviation * self._rng.standard_normal(self._n)
-        return drawn
+        return self._alpha * deviation * self._rng.standard_normal(self._n)
 
 
 class ParetoBandit(LinUcb):
@@ -517,8 +516,7 @@ def _alike(known: NDArray[np.bool_]) -> list[tuple[NDArray[np.intp], NDArray[np.
 
 
 def _sigmoid(z: F64) -> F64:
-    found: F64 = 1 / (1 + np.exp(-np.clip(z, -30, 30)))
-    return found
+    return 1 / (1 + np.exp(-np.clip(z, -30, 30)))
 
 
 _KINDS = (AvengersPro, CarrotKnn, CarrotLinear, IrtRouter, LinUcb, ParetoBandit, Thompson)

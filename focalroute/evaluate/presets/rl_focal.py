@@ -97,8 +97,7 @@ def pair_statistics(both: F32, rows: int) -> F32:
 
 
 def _ratio(above: F32, below: F32, undefined: float) -> F32:
-    ratio: F32 = np.where(below > 0, above / np.where(below > 0, below, 1), undefined).astype(np.float32)
-    return ratio
+    return np.where(below > 0, above / np.where(below > 0, below, 1), undefined).astype(np.float32)
 
 
 @cache
@@ -291,8 +290,7 @@ def _flat(x: NDArray[Any]) -> NDArray[Any]:
 
 def _probabilities(z: Floats) -> NDArray[np.floating[Any]]:
     least = EXPLORATION / z.shape[1]
-    p: NDArray[np.floating[Any]] = np.clip(1 / (1 + np.exp(-z)), least, 1 - least)
-    return p
+    return np.clip(1 / (1 + np.exp(-z)), least, 1 - least)
 
 
 def _team(picked: Bools, p: NDArray[np.floating[Any]]) -> F32:

@@ -83,8 +83,7 @@ class PriorStats:
 
     def pairs_at(self, rows: NDArray[np.int64]) -> F32:
         """Return the focal diversity of pairs before these rows, (len(rows), N, N)."""
-        found: F32 = self.pairs[rows // self.every]
-        return found
+        return self.pairs[rows // self.every]
 
 
 def compute_prior_stats(
@@ -164,8 +163,7 @@ def expected(recorded: RecordedLog) -> Expectation:
 def relative_usd(recorded: RecordedLog) -> F32:
     """Return each call's cost relative to the endpoint's mean, (T, N); NaN if that is unknown or 0."""
     mean = (recorded.usd * recorded.there).sum(axis=0) / np.maximum(recorded.there.sum(axis=0), 1)
-    usd: F32 = np.where(mean > 0, recorded.usd / np.maximum(mean, 1e-12), np.nan).astype(np.float32)
-    return usd
+    return np.where(mean > 0, recorded.usd / np.maximum(mean, 1e-12), np.nan).astype(np.float32)
 
 
 def _mean_texts(vectors: F32, has_text: Bools) -> F32:

@@ -306,8 +306,7 @@ def _in_place(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: 
     best = np.where(eligible, worth, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
     one = np.where(best & must[:, None], SURE, -SURE)
     bounded = np.where((cost_weight <= LOWEST_WEIGHT)[:, None], SURE, logits)
-    found: F32 = np.where(lone[:, None], one, bounded).astype(logits.dtype)
-    return found
+    return np.where(lone[:, None], one, bounded).astype(logits.dtype)
 
 
 def observed(
