@@ -23,7 +23,7 @@ from focalroute.evaluate.replay import (
     play,
 )
 from focalroute.evaluate.table import LogTable
-from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.adam import Adam
 from focalroute.learn.nets import Floats
 from focalroute.observe.features import unit_vector
 from focalroute.policy.decider import posterior
@@ -311,7 +311,7 @@ class QueryWeights:
         texts = np.stack([self._features(table.texts[row]) for row in rows.tolist()])
         shapes = {"weights": (texts.shape[1], len(table.endpoints)), "bias": (len(table.endpoints),)}
         parts = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        self._adam = Adam(parts, Moments.zero(parts), learning_rate=rate, max_norm=1.0)
+        self._adam = Adam(parts, learning_rate=rate, max_norm=1.0)
         for _ in range(_PASSES):
             order = self._rng.permutation(len(rows))
             for chosen in np.array_split(order, max(1, round(len(rows) / _BATCH))):

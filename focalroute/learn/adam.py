@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.learn.nets import Floats, Gradients
+from focalroute.learn.nets import Floats, Gradients, parameters
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -46,7 +46,7 @@ class Adam:
 
     Args:
         parameters: where to start.
-        moments: the state after an earlier update, of the same names and shapes.
+        moments: the state after an earlier update, of the same names and shapes; None: there was none.
         learning_rate: eta of the next step; may be changed between steps.
         max_norm: longer gradients are scaled down to this length.
 
@@ -55,8 +55,9 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Floats], moments: Moments, *, learning_rate: float, max_norm: float
+        self, parameters: Mapping[str, Floats], moments: Moments | None = None, *, learning_rate: float, max_norm: float
     ) -> None:
+        moments = moments or Moments.zero(parameters)
         self._shapes = {key: value.shape for key, value in parameters.items()}
         self._ends = np.cumsum([value.size for value in parameters.values()]).tolist()
         self._at = self._vector(parameters)
@@ -117,7 +118,6 @@ class MinibatchSettings(Protocol):
 
 def fit_minibatches(
     net: _Net,
-    parameters: Mapping[str, Floats],
     moments: Moments,
     gradients: Callable[[_Net, NDArray[np.intp]], Gradients | None],
     count: int,
@@ -129,14 +129,13 @@ def fit_minibatches(
 
     Args:
         net: where to start, a dataclass of its parameters.
-        parameters: the arrays of ``net`` to be learned, by field.
         gradients: returns the gradients of a net on these rows; None ends the learning.
         rng: shuffles the rows.
 
     Returns:
         The last net, and Adam's state.
     """
-    adam = Adam(parameters, moments, learning_rate=learning_rate, max_norm=settings.max_norm)
+    adam = Adam(parameters(net), moments, learning_rate=learning_rate, max_norm=settings.max_norm)
     parts = max(1, round(count / settings.minibatch))
     for _ in range(settings.epochs):
         for rows in np.array_split(rng.permutation(count), parts):

@@ -93,12 +93,8 @@ class Learner:
     @classmethod
     def fresh(cls, decider: DeciderNet, fusion: FusionNet, critic: CriticNet) -> Learner:
         """Return the state before the first update."""
-        nets: dict[str, Mapping[str, Floats]] = {
-            "decider": parameters(decider),
-            "fusion": parameters(fusion),
-            "critic": parameters(critic),
-        }
-        return cls(decider, fusion, critic, {name: Moments.zero(arrays) for name, arrays in nets.items()})
+        arrays = {"decider": parameters(decider), "fusion": parameters(fusion), "critic": parameters(critic)}
+        return cls(decider, fusion, critic, {name: Moments.zero(own) for name, own in arrays.items()})
 
 
 def update(
@@ -178,9 +174,7 @@ def _learn_to_decide(
             "entropy": float(now.entropy.mean()),
         }
 
-    far, moments = fit_minibatches(
-        net, parameters(net), moments, gradients, len(all_rows), settings, settings.decider_rate, rng
-    )
+    far, moments = fit_minibatches(net, moments, gradients, len(all_rows), settings, settings.decider_rate, rng)
     net, end = _within(net, far, figures, "approx_kl", settings.target_kl)
     return net, moments, {**end, "effective_sample_size": float(weights.sum() ** 2 / (weights**2).sum())}
 
@@ -201,7 +195,7 @@ def _learn_to_value(
         return vjp((now - targets[rows]) / np.float32(len(rows)))
 
     net, moments = learner.critic, learner.moments["critic"]
-    return fit_minibatches(net, parameters(net), moments, gradients, len(targets), settings, settings.critic_rate, rng)
+    return fit_minibatches(net, moments, gradients, len(targets), settings, settings.critic_rate, rng)
 
 
 def _learn_to_fuse(
@@ -225,9 +219,7 @@ def _learn_to_fuse(
         return {"fusion_loss_after": end.loss, "fusion_kl": end.kl}
 
     moments = learner.moments["fusion"]
-    far, moments = fit_minibatches(
-        net, parameters(net), moments, gradients, len(all_rows), settings, settings.fusion_rate, rng
-    )
+    far, moments = fit_minibatches(net, moments, gradients, len(all_rows), settings, settings.fusion_rate, rng)
     net, end = _within(net, far, figures, "fusion_kl", settings.fusion_target_kl)
     return net, moments, {"fusion_loss": start.loss, **end}
 

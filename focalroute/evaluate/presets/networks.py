@@ -173,8 +173,7 @@ def regress(learned: Learned, x: Floats, targets: Floats, settings: Ppo, rng: np
 def _fit(
     learned: Learned, gradients: Callable[[Mlp, _Rows], Gradients], count: int, settings: Ppo, rng: np.random.Generator
 ) -> Learned:
-    net, moments = learned.net, learned.moments
-    return Learned(*fit_minibatches(net, parameters(net), moments, gradients, count, settings, settings.rate, rng))
+    return Learned(*fit_minibatches(learned.net, learned.moments, gradients, count, settings, settings.rate, rng))
 
 
 def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.adam import Adam
 from focalroute.learn.backend import Backend
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, sharpened, zeroed
 from focalroute.learn.offline.rollout import LogView, fused, members_of, observed
@@ -77,7 +77,7 @@ def look_ahead(
         passes: the engine that runs the networks.
         advance: called with 1 after every step.
     """
-    adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=1.0)
+    adam = Adam(parameters(net), learning_rate=rate, max_norm=1.0)
     for step in range(steps):
         views, rows = logs[int(rng.integers(len(logs)))]
         at = rng.choice(rows, min(batch, len(rows)), replace=False)

@@ -347,7 +347,7 @@ def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng
         parts.append(valued(learner.roll(decider, view, at, price, _SAMPLES, rng), learner.views.at(view, at), price))
     states, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     total = learner.settings.critic_steps if len(states) else 0  # a log without any answer has no states
-    adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=_RATE, max_norm=1.0)
+    adam = Adam(parameters(net), learning_rate=_RATE, max_norm=1.0)
     for step in range(total):
         some = rng.integers(len(states), size=_MINIBATCH)
         values, vjp = learner.passes.critic(net, states[some])

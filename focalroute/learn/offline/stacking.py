@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.adam import Adam
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import FusionNet, fusion_pass, parameters
@@ -102,7 +102,7 @@ def descend(
     net: FusionNet, lessons: Iterable[Lesson], *, steps: int, rate: float, passes: Backend = NUMPY
 ) -> FusionNet:
     """Take one step of Adam for each lesson, with the learning rate of `fit`."""
-    adam = Adam(parameters(net), Moments.zero(parameters(net)), learning_rate=rate, max_norm=5.0)
+    adam = Adam(parameters(net), learning_rate=rate, max_norm=5.0)
     for step, (seen, at, asked) in enumerate(lessons):
         members, candidates, ids, offered = gathered(seen, at, *asked)
         logits, vjp = passes.fusion(net, members, candidates, ids)
