@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,25 +43,10 @@ from focalroute.policy.sequential import DER_SLICES, Der, load_any_folder, load_
 FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})
 
 
-def publish(
-    root: str | Path,
-    *,
-    decider: bytes,
-    fusion: bytes,
-    names: Sequence[str],
-    parent: int | None,
-    hyperparameters: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    experience: Experience | None = None,
-    learner: Mapping[str, ArrayLike] | None = None,
-    trained_on: Iterable[str] = (),
-    keep: int = 10,
-    on_trial: bool = False,
-) -> int:
-    """Write a new version and make it the current one.
+class BundleContent(TypedDict):
+    """The content of a bundle, as arguments of `publish`.
 
-    Args:
-        root: the folder of bundles; made if missing.
+    Attributes:
         decider: ``decider.onnx``.
         fusion: ``fusion.onnx``.
         names: the endpoints in the order of the embeddings.
@@ -71,29 +56,36 @@ def publish(
         experience: its record of the past.
         learner: the learner's state.
         trained_on: digests of the recorded questions it was trained on, so that evaluating on them can be detected.
+    """
+
+    decider: bytes
+    fusion: bytes
+    names: Sequence[str]
+    parent: int | None
+    hyperparameters: NotRequired[Mapping[str, Any]]
+    metrics: NotRequired[Mapping[str, Any]]
+    experience: NotRequired[Experience | None]
+    learner: NotRequired[Mapping[str, ArrayLike] | None]
+    trained_on: NotRequired[Iterable[str]]
+
+
+def publish(root: str | Path, *, keep: int = 10, on_trial: bool = False, **content: Unpack[BundleContent]) -> int:
+    """Write a new version and make it the current one.
+
+    Args:
+        root: the folder of bundles; made if missing.
         keep: how many of the latest versions to keep, besides the new one and its parent.
         on_trial: make it the challenger instead; the current one stays.
+        content: see `BundleContent`.
 
     Raises:
         PolicyError: the bundle fails a check or cannot be written; the current policy stays.
     """
 
     def files(version: int) -> dict[str, bytes]:
-        return bundle_files(
-            version=version,
-            parent=parent,
-            created_at=time.time(),
-            decider=decider,
-            fusion=fusion,
-            names=names,
-            hyperparameters=hyperparameters or {},
-            metrics=metrics or {},
-            experience=experience,
-            learner=learner,
-            trained_on=trained_on,
-        )
+        return bundle_files(version, time.time(), **content)
 
-    return _publish(Path(root), files, parent, keep, CHALLENGER if on_trial else CURRENT)
+    return _publish(Path(root), files, content["parent"], keep, CHALLENGER if on_trial else CURRENT)
 
 
 def publish_der(
@@ -211,22 +203,10 @@ def make_current(root: str | Path, version: int | None) -> int:
     return version
 
 
-def bundle_files(
-    *,
-    version: int,
-    parent: int | None,
-    created_at: float,
-    decider: bytes,
-    fusion: bytes,
-    names: Sequence[str],
-    hyperparameters: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    experience: Experience | None = None,
-    learner: Mapping[str, ArrayLike] | None = None,
-    trained_on: Iterable[str] = (),
-) -> dict[str, bytes]:
+def bundle_files(version: int, created_at: float, **content: Unpack[BundleContent]) -> dict[str, bytes]:
     """Return the files of a bundle by name; PolicyError if the manifest's values are not plain, finite JSON."""
-    files = {"decider.onnx": decider, "fusion.onnx": fusion}
+    files = {"decider.onnx": content["decider"], "fusion.onnx": content["fusion"]}
+    experience, learner = content.get("experience"), content.get("learner")
     if experience is not None:
         files["experience.npz"] = _archive(experience.arrays())
     if learner is not None:
@@ -234,13 +214,13 @@ def bundle_files(
     return _with_manifest(
         files,
         version=version,
-        parent=parent,
+        parent=content["parent"],
         created_at=created_at,
-        names=list(names),
+        names=list(content["names"]),
         layout=SLICES,
-        hyperparameters=dict(hyperparameters),
-        metrics=dict(metrics),
-        trained_on=" ".join(sorted(trained_on)),
+        hyperparameters=dict(content.get("hyperparameters", {})),
+        metrics=dict(content.get("metrics", {})),
+        trained_on=" ".join(sorted(content.get("trained_on", ()))),
     )
 
 
