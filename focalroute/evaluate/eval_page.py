@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from focalroute.evaluate.baselines import IN_HINDSIGHT
-from focalroute.evaluate.eval_result import Figures, OperatingPoint, Report, Row, beside
+from focalroute.evaluate.eval_result import Figures, OperatingPoint, Report, Row, row_comparisons
 from focalroute.evaluate.metrics import BLOCK, span
 from focalroute.evaluate.output import trained_on_test
 from focalroute.evaluate.report_page import drawings
@@ -191,7 +191,7 @@ def _figures(report: Report) -> Section:
 
 
 def _cells(row: Row, shown: OperatingPoint) -> Iterator[str]:
-    error, *differences = beside(row, shown)
+    error, *differences = row_comparisons(row, shown)
     yield from (row.title, *row.cells(), error)
     for found in differences:
         yield from found.cells() if found else ("", "")

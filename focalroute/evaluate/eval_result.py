@@ -247,7 +247,7 @@ class Report(ReplayOptions):
         return found
 
 
-def beside(row: Row, shown: OperatingPoint) -> tuple[str, PairedDifference | None, PairedDifference | None]:
+def row_comparisons(row: Row, shown: OperatingPoint) -> tuple[str, PairedDifference | None, PairedDifference | None]:
     """The last cells of a row: its calibration error, and the shown point and the curve minus the row."""
     if isinstance(row, Method):
         return "", shown.minus.get(row.name), row.curve_minus

@@ -223,7 +223,7 @@ def live_command(
     title = f"{queries} on {pool}"
     with progress_bar("playing", _steps(asked, options, pool), shown=True) as advance:
         report = evaluate_live(pool, asked, title=title, options=options, advance=advance)
-    output.put_out(asdict(report), partial(show_live, report), json_file)
+    output.write_and_show(asdict(report), partial(show_live, report), json_file)
 
 
 def evaluate_live(

@@ -55,7 +55,7 @@ def write_file(file: Path, content: str | bytes) -> None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def put_out(report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None) -> None:
+def write_and_show(report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None) -> None:
     """Write a report as JSON, then show its table, unless the JSON goes to standard output.
 
     Raises:

@@ -153,10 +153,10 @@ class TrainingJob:
         if self.folder is None:
             return None
         key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)
-        return Checkpoint(_kept(self.folder, seed), key)
+        return Checkpoint(_checkpoint_path(self.folder, seed), key)
 
 
-def _kept(folder: Path, seed: int) -> Path:
+def _checkpoint_path(folder: Path, seed: int) -> Path:
     return folder / f".training-{seed}.npz"
 
 
@@ -243,7 +243,7 @@ def publish_best(job: TrainingJob, table: LogTable, folder: Path, found: Sequenc
     for one in found:
         curve = [asdict(point) for point in one.curve]
         seeds.append({"seed": one.seed, "score": one.score, "trust": one.trust, "curve": curve})
-        _kept(folder, one.seed).unlink(missing_ok=True)
+        _checkpoint_path(folder, one.seed).unlink(missing_ok=True)
     return {
         "version": version,
         "seed": best.seed,

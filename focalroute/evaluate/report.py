@@ -24,10 +24,10 @@ from focalroute.evaluate.eval_result import (
     ReplayOptions,
     Report,
     Row,
-    beside,
     calibration,
     figures,
     nearest,
+    row_comparisons,
 )
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, beside_curve, compare, score
@@ -244,7 +244,7 @@ def evaluate_command(
         if html_file is not None:
             output.write_file(html_file, html(eval_page(report)))
     finally:
-        output.put_out(report.to_dict(), partial(show, report), json_file)
+        output.write_and_show(report.to_dict(), partial(show, report), json_file)
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:
@@ -295,7 +295,7 @@ def show(report: Report) -> None:
 
 
 def _cells(row: Row, shown: OperatingPoint) -> tuple[str, ...]:
-    error, minus, curve = beside(row, shown)
+    error, minus, curve = row_comparisons(row, shown)
     return row.title, *row.cells(), error, _difference(minus), _difference(curve)
 
 

@@ -122,7 +122,7 @@ class Weighted(Vote):
         self._accuracies = Accuracies(training)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Count."""
+        """Count the worth of the members' answers."""
         self._accuracies.learn(revealed)
 
     def _weight(self, endpoint: int, turn: Turn) -> float:
@@ -188,11 +188,11 @@ class LogLinear(Vote):
 
 def log_linear_online(training: Training) -> LogLinear:
     """``log-linear-online`` after one pass over the training part, with its rate chosen on the last fifth of that."""
-    rate = best_setting(training, (0.03, 0.01, 0.003), _passed)
-    return _passed(training, rate)
+    rate = best_setting(training, (0.03, 0.01, 0.003), _after_one_pass)
+    return _after_one_pass(training, rate)
 
 
-def _passed(training: Training, rate: float) -> LogLinear:
+def _after_one_pass(training: Training, rate: float) -> LogLinear:
     model = LogLinear(training.rank, len(training.table.endpoints), rate)
     play(model, training.table, training.rows, feedback="label")
     return model
@@ -341,7 +341,7 @@ class QueryWeights:
         self._seen.append((text, mass, worth))
         if len(self._seen) == _ONLINE:
             width = max(len(one[2]) for one in self._seen)
-            padded = [(text, _wide(mass, width), _wide(worth, width)) for text, mass, worth in self._seen]
+            padded = [(text, _padded(mass, width), _padded(worth, width)) for text, mass, worth in self._seen]
             self._step(*(np.stack(column) for column in zip(*padded, strict=True)))
             self._seen = []
 
@@ -389,7 +389,7 @@ def _softmax(z: F32) -> F32:
     return q
 
 
-def _wide(x: F32, width: int) -> F32:
+def _padded(x: F32, width: int) -> F32:
     return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
 
@@ -428,7 +428,7 @@ class TrainedCascade(Strategy):
         return elect(scores, turn.replies, self._rank)
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Count."""
+        """Count the worth of the members' answers."""
         self._accuracies.learn(revealed)
 
 

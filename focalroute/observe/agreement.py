@@ -89,7 +89,7 @@ def shared(members: F32, alike: F32 | None) -> F32:
     return soft
 
 
-def gathered(posterior: Sequence[float], leader: int, alike: F32) -> list[float]:
+def moved_to_leader(posterior: Sequence[float], leader: int, alike: F32) -> list[float]:
     """Return the posterior (K,) after moving mass to the leader from candidates similar to it; the sum is unchanged."""
     taken = [p * float(alike[leader, k]) for k, p in enumerate(posterior)]
     left = [p - t for p, t in zip(posterior, taken, strict=True)]

@@ -14,7 +14,7 @@ from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply
 from focalroute.observe import observation
-from focalroute.observe.agreement import Agreement, gathered, shared
+from focalroute.observe.agreement import Agreement, moved_to_leader, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.observe.memory import Expectation
@@ -283,7 +283,7 @@ class AskView:
         self._agrees = []
         if self.agreement is not None and len(p) > 1:
             alike = self._alike(self.agreement)
-            p = gathered(p, self._leader, alike)
+            p = moved_to_leader(p, self._leader, alike)
             self._agrees = (2 * alike[self._leader] - 1).tolist()
         none = self.none_of_these()
         if none:

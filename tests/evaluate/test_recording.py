@@ -23,7 +23,7 @@ from focalroute.learn.offline.prior_stats import PriorStats, calibration, comput
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, valued
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
-from focalroute.learn.offline.stacking import gathered
+from focalroute.learn.offline.stacking import fusion_inputs
 from focalroute.learn.offline.views import long_run
 from focalroute.learn.online import unpack
 from focalroute.money.cost import typical_cost
@@ -227,7 +227,7 @@ def test_observations_of_every_round_are_those_of_service(both: Both) -> None:
 def test_evidence_is_that_of_service(both: Both) -> None:
     for row, one in enumerate(both.steps):
         first, later = (mask[row : row + 1] for mask in _masks(both.asked, 5))
-        members, candidates, ids, offered = gathered(both.seen, np.array([row]), first, later)
+        members, candidates, ids, offered = fusion_inputs(both.seen, np.array([row]), first, later)
         met = list(both.candidates[row])
         assert sorted(np.flatnonzero(offered[0]).tolist()) == sorted(met)
         assert (ids[0] - 1).tolist() == list(one.evidence.endpoints)

@@ -18,7 +18,7 @@ from aiohttp import web
 from focalroute import Answer, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.core.records import Feedback, Query, Reply
 from focalroute.observe import Observer
-from focalroute.observe.agreement import Agreement, gathered, shared
+from focalroute.observe.agreement import Agreement, moved_to_leader, shared
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
@@ -141,8 +141,8 @@ def test_votes_are_shared_by_similarity_from_not_at_all_to_equally() -> None:
 
 def test_the_decider_sees_similar_replies_as_agreement() -> None:
     alike = np.array([[1, 1, 0.25], [1, 1, 0.25], [0.25, 0.25, 1]], np.float32)
-    assert gathered([0.5, 0.3, 0.2], 0, alike) == pytest.approx([0.85, 0.0, 0.15])
-    assert gathered([0.5, 0.3, 0.2], 0, np.eye(3, dtype=np.float32)) == pytest.approx([0.5, 0.3, 0.2])
+    assert moved_to_leader([0.5, 0.3, 0.2], 0, alike) == pytest.approx([0.85, 0.0, 0.15])
+    assert moved_to_leader([0.5, 0.3, 0.2], 0, np.eye(3, dtype=np.float32)) == pytest.approx([0.5, 0.3, 0.2])
 
 
 def test_the_decider_sees_a_lone_text_as_no_surer_than_its_writer_and_agreement_as_surer() -> None:

@@ -81,20 +81,15 @@ class Routes(Protocol):
 
 
 class Environment(Protocol):
-    """Training queries, and the endpoints' answers to them.
-
-    Attributes:
-        shape: (queries, endpoints, width of the state).
-        unit: the cost of asking every endpoint once, in the unit of `Routes.ask`.
-    """
+    """Training queries, and the endpoints' answers to them."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """See above."""
+        """Queries, endpoints, width of the state."""
 
     @property
     def unit(self) -> float:
-        """See above."""
+        """The cost of asking every endpoint once, in the unit of `Routes.ask`."""
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> Routes:
         """Start routes for these queries; ``rng`` adds noise to the state in training."""
@@ -302,7 +297,7 @@ class _UnderWay:
         self._last = np.full(len(data.there), -1)
 
     def state(self, step: int) -> F32:
-        """See `state`."""
+        """Return the policy's input before this step, see the function `state`."""
         data, rows = self._data, self._rows
         answered, member = (self._last >= 0).astype(np.float32), np.maximum(self._last, 0)
         answer = data.candidate[rows, member]

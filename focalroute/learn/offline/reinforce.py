@@ -21,7 +21,7 @@ from focalroute.learn.backend import Backend
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.rollout import LogView, Rollout, roll
-from focalroute.learn.offline.stacking import gathered
+from focalroute.learn.offline.stacking import fusion_inputs
 from focalroute.learn.offline.views import Views, drawn_price, nearest
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout
@@ -320,7 +320,7 @@ def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32
 def _fused(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
     """Return the states before the answer, as `focalroute.learn.nets.fusion_state` does."""
     of = rows // (len(played.answer) // len(seen.recorded))
-    members, candidates, _, offered = gathered(seen, of, played.first[rows], played.later[rows])
+    members, candidates, _, offered = fusion_inputs(seen, of, played.first[rows], played.later[rows])
     count = ((played.first | played.later)[rows] & seen.recorded.usable[of]).sum(axis=1) * offered.sum(axis=1)
     states = last.copy()
     shown = (members * offered[:, :, None, None]).sum(axis=(1, 2)) / np.maximum(count, 1)[:, None]

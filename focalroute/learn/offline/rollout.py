@@ -269,7 +269,7 @@ def roll(
         # if no endpoint can be asked, STOP is forced, and nothing is decided
         must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
         row = of[active]
-        logits = _in_place(logits, cost_weight[row], worth_alone[row], lone[row], eligible, must)
+        logits = _overridden(logits, cost_weight[row], worth_alone[row], lone[row], eligible, must)
         picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
         heads = HeadBatch(eligible, eligible, picked, must, np.full(len(active), n))
         steps.append(RolloutStep(active, context, endpoints, logits, heads, vjp))
@@ -301,7 +301,7 @@ def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]
     return np.where(cheapest[:, None], least, worth), cheapest | (similar.any(axis=1) & alone)
 
 
-def _in_place(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: Bools, must: Bools) -> F32:
+def _overridden(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: Bools, must: Bools) -> F32:
     """Replace logits as `Ask.decide` does: all endpoints at the lowest cost weight, or the best one if one is asked."""
     best = np.where(eligible, worth, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
     one = np.where(best & must[:, None], SURE, -SURE)

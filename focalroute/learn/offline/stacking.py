@@ -45,7 +45,7 @@ def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
     return draw
 
 
-def gathered(seen: LogView, at: I64, first: Bools, later: Bools) -> tuple[F32, F32, I64, Bools]:
+def fusion_inputs(seen: LogView, at: I64, first: Bools, later: Bools) -> tuple[F32, F32, I64, Bools]:
     """Return the Fusion's input for sets: members (B, K, m, Fm), candidates (B, K, Fc), ids (B, m), offered (B, K)."""
     answered = (first | later) & seen.recorded.usable[at]
     width = max(int(answered.sum(axis=1).max(initial=0)), 1)
@@ -104,7 +104,7 @@ def descend(
     """Take one step of Adam for each lesson, with the learning rate of `fit`."""
     adam = Adam(parameters(net), learning_rate=rate, max_norm=5.0)
     for step, (seen, at, asked) in enumerate(lessons):
-        members, candidates, ids, offered = gathered(seen, at, *asked)
+        members, candidates, ids, offered = fusion_inputs(seen, at, *asked)
         logits, vjp = passes.fusion(net, members, candidates, ids)
         target = seen.recorded.worth[at] * offered
         told = target.sum(axis=1, keepdims=True)
@@ -119,7 +119,7 @@ def descend(
 def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[float, float]:
     """Return the mean negative log-likelihood of right candidates that were offered (0: none was), and the accuracy."""
     rows = np.arange(len(seen.recorded))
-    members, candidates, ids, offered = gathered(seen, rows, first, later)
+    members, candidates, ids, offered = fusion_inputs(seen, rows, first, later)
     log_q = log_posterior(fusion_pass(net, members, candidates, ids)[0], offered)
     target = seen.recorded.worth * offered
     told = target.sum(axis=1)

@@ -112,10 +112,10 @@ def train(
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
         rng = np.random.default_rng(seed)
         if progress is None:
-            progress = _begun(recorded, seed, rng)
+            progress = _initial_progress(recorded, seed, rng)
         else:
             rng.bit_generator.state = progress.rng
-            advance(_done(progress, settings))
+            advance(_units_done(progress, settings))
         training = _training(recorded, progress, settings, passes, advance)
         while progress.phase < len(_PHASES):
             after = _PHASES[progress.phase](training, progress, rng)
@@ -134,7 +134,7 @@ def train(
     )
 
 
-def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progress:
+def _initial_progress(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progress:
     """Return the state before training: the shipped nets, and random members asked."""
     masks = random_masks(recorded, rng)
     shipped = bundle.cold()
@@ -155,7 +155,7 @@ def _begun(recorded: RecordedLog, seed: int, rng: np.random.Generator) -> Progre
     )
 
 
-def _done(progress: Progress, settings: OfflineSettings) -> int:
+def _units_done(progress: Progress, settings: OfflineSettings) -> int:
     """Return the units of progress made."""
     improving = (settings.iterations, settings.finish, settings.critic_steps)
     units = (settings.fusion_epochs, 0, settings.lookahead_steps, *improving)

@@ -11,7 +11,7 @@ from focalroute.learn.backend import NUMPY
 from focalroute.learn.nets import DeciderNet, fusion_pass, parameters
 from focalroute.learn.offline.lookahead import gains, look_ahead
 from focalroute.learn.offline.rollout import roll
-from focalroute.learn.offline.stacking import gathered
+from focalroute.learn.offline.stacking import fusion_inputs
 from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown
 from tests.learn.offline.histories import Kind, history, random_history
@@ -29,7 +29,7 @@ def test_gains_are_what_asking_one_more_adds() -> None:
     gain, posterior, offered = gains(net, seen, first, later)
 
     def worth(row: int, first: np.ndarray, later: np.ndarray) -> float:
-        members, candidates, ids, some = gathered(seen, np.array([row]), first[None], later[None])
+        members, candidates, ids, some = fusion_inputs(seen, np.array([row]), first[None], later[None])
         score = np.where(some, fusion_pass(net, members, candidates, ids)[0], -np.inf)[0]
         return float(log.worth[row, score.argmax()]) if some.any() else 0.0
 

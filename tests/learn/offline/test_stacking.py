@@ -14,7 +14,7 @@ from focalroute.learn.nets import Floats, FusionNet, Gradients, Vjp, fusion_pass
 from focalroute.learn.offline.prior_stats import LongRun
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView
-from focalroute.learn.offline.stacking import fit, gathered, log_loss, random_sets
+from focalroute.learn.offline.stacking import fit, fusion_inputs, log_loss, random_sets
 from focalroute.learn.offline.views import Views, long_run, random_masks
 from focalroute.learn.trajectory import grown
 from tests.learn.made import check_gradients, randomised
@@ -40,7 +40,7 @@ def fusion(n: int, seed: int = 1, dtype: type = np.float32) -> FusionNet:
 
 def _told(seen: LogView, first: np.ndarray, later: np.ndarray) -> float:
     """Share of the rows in which somebody in the set knew the answer."""
-    *_, offered = gathered(seen, np.arange(len(first)), first, later)
+    *_, offered = fusion_inputs(seen, np.arange(len(first)), first, later)
     return float(((seen.recorded.worth * offered).sum(axis=1) > 0).mean())
 
 
