@@ -167,13 +167,14 @@ class Windows(Views):
         """What the networks may see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
 
-    def _put(self, view: int, mask: Masks) -> None:
-        if self._full:
-            every = np.ones_like(mask[0])
-            super()._put(view, (every, ~every))
-            self.masks[view] = (mask[0] & self.recorded.there, mask[1] & self.recorded.there)
-        else:
-            super()._put(view, mask)
+    def see(self, masks: Sequence[Masks]) -> None:
+        """Compute the windows from the endpoints asked, or from all."""
+        if not self._full:
+            super().see(masks)
+            return
+        super().see([(np.ones_like(first), np.zeros_like(first)) for first, _ in masks])
+        there = self.recorded.there
+        self.masks = [(first & there, later & there) for first, later in masks]
 
 
 def train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, Policy]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32, I64, Bools
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.nets import DeciderNet, FusionNet
-from focalroute.learn.offline.prior_stats import LongRun, PriorStats, calibration, compute_prior_stats, expected
+from focalroute.learn.offline.prior_stats import LongRun, calibration, compute_prior_stats, expected
 from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.accuracy import PRIOR_LONG_RUN
@@ -85,14 +85,15 @@ class Views:
         self._expected = expected(recorded)
         self._calibration = calibration(recorded)
         self._rows = np.arange(len(recorded))
-        self.masks: list[Masks] = []
-        self._prior_stats: list[PriorStats] = []
         self.see(masks)
 
     def see(self, masks: Sequence[Masks]) -> None:
         """Compute each view's windows from the endpoints asked."""
-        for view, mask in enumerate(masks):
-            self._put(view, mask)
+        there = self.recorded.there
+        self.masks = [(first & there, later & there) for first, later in masks]
+        self._prior_stats = [
+            compute_prior_stats(self.recorded, *asked, self._prior, window=self._window) for asked in self.masks
+        ]
 
     def at(self, view: int, rows: I64) -> LogView:
         """Return these queries with the statistics before each, in this view."""
@@ -102,6 +103,7 @@ class Views:
         self, decider: DeciderNet, fusion: FusionNet, ask_all_usd: float, rounds: int, rng: np.random.Generator
     ) -> None:
         """Compute the windows from what these nets ask, given the present windows."""
+        masks = []
         for view, price in enumerate(PRICES):
             first, later = (asked.copy() for asked in self.masks[view])
             for at in range(0, len(self._rows), _CHUNK):
@@ -119,16 +121,8 @@ class Views:
                 )
                 first[rows], later[rows] = played.first, played.later
             probes = (rng.random(first.shape) < self._probed) & ~first & ~later
-            self._put(view, (first | probes, later))
-
-    def _put(self, view: int, mask: Masks) -> None:
-        first, later = (asked & self.recorded.there for asked in mask)
-        prior_stats = compute_prior_stats(self.recorded, first, later, self._prior, window=self._window)
-        if view == len(self.masks):
-            self.masks.append((first, later))
-            self._prior_stats.append(prior_stats)
-        else:
-            self.masks[view], self._prior_stats[view] = (first, later), prior_stats
+            masks.append((first | probes, later))
+        self.see(masks)
 
 
 def nearest(cost_weight: float) -> int:
