@@ -114,9 +114,7 @@ def caught(said: Said, act: Callable[[], Any]) -> BaseException:
 def test_an_ensemble_at_work_leaks_nothing(said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks, feedback, probes, an update that publishes a bundle, statistics, receipts and the ledger."""
     monkeypatch.setattr("focalroute.learn.online.LEAST", 10)  # whatever was learned is tried
-    monkeypatch.setattr(
-        "focalroute.learn.subprocess_update.can_start", lambda: False
-    )  # it updates here, where these hold
+    monkeypatch.setattr("focalroute.serving.updates.can_start", lambda: False)  # it updates here, where these hold
     models = [SimulatedModel(name, skill=skill) for name, skill in (("a", 0.6), ("b", 0.75), ("c", 0.9))]
     keys = dict.fromkeys("abc", "PLANTED_KEY")
     settings: dict[str, Any] = {"store": tmp_path / "s.db", "policy": tmp_path / "policy", "seed": 0}

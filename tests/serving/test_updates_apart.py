@@ -9,8 +9,8 @@ import pytest
 
 from focalroute.core.errors import PolicyError
 from focalroute.learn.online import update_policy
-from focalroute.learn.subprocess_update import can_start, update_in_subprocess
 from focalroute.policy import bundle
+from focalroute.serving.updates import can_start, update_in_subprocess
 from focalroute.store import open_store
 from tests.learn.made import linear_learner, play
 from tests.learn.test_online import fill, put
@@ -41,7 +41,7 @@ def test_a_process_that_has_another_learn_does_not_load_the_learner(tmp_path: Pa
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
     code = (
         "import sys\n"
-        "from focalroute.learn.subprocess_update import update_in_subprocess\n"
+        "from focalroute.serving.updates import update_in_subprocess\n"
         f"assert update_in_subprocess({file!r}, {policy!r}, seed=3).episodes > 0\n"
         "assert not {'onnx', 'focalroute.learn.mappo', 'focalroute.learn.online'} & sys.modules.keys()"
     )
