@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +132,7 @@ def play(
     answers: list[Answer | None] = []
     for start in range(0, len(queries), _BATCH):
         batch = queries[start : start + _BATCH]
-        asks = [{"query": list(q.query.messages), "choices": q.query.choices, "answer": q.query.answer} for q in batch]
+        asks = [_arguments(live.query) for live in batch]
         given = ensemble.ask_many(asks, concurrency=_BATCH, return_exceptions=True)
         for live, answer in zip(batch, given, strict=True):
             if not isinstance(answer, Answer):
@@ -145,6 +145,11 @@ def play(
                 ensemble.feedback(answer, reward=2 * live.of(answer) - 1)
         advance(len(batch))
     return answers
+
+
+def _arguments(query: Query) -> dict[str, Any]:
+    """Return the arguments of `focalroute.Ensemble.ask` that ask this query."""
+    return {"query": list(query.messages), "choices": query.choices, "answer": query.answer}
 
 
 def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: int | None = None) -> LiveResult:
@@ -337,12 +342,8 @@ def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> It
             found: dict[ChainCall, ChainReply] = {}
             for i, ensemble in enumerate(alone):
                 mine = [call for call in calls if call.endpoint == i]
-                asked = [_query_of(queries[call.query], call.shown) for call in mine]
-                answers = ensemble.ask_many(
-                    [{"query": list(q.messages), "choices": q.choices, "answer": q.answer} for q in asked],
-                    concurrency=_AT_A_TIME,
-                    return_exceptions=True,
-                )
+                asks = [_arguments(_query_of(queries[call.query], call.shown)) for call in mine]
+                answers = ensemble.ask_many(asks, concurrency=_AT_A_TIME, return_exceptions=True)
                 for call, answer in zip(mine, answers, strict=True):
                     reply = answer.replies[-1] if isinstance(answer, Answer) else Reply(endpoints[i].name)
                     found[call] = _reply_of(queries[call.query], reply)

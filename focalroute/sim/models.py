@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import struct
 import tomllib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
@@ -217,12 +219,8 @@ def _shares(confidence: float, n: int) -> list[float]:
 
 
 def _pick(probabilities: Sequence[float], u: float) -> int:
-    reached = 0.0
-    for i, probability in enumerate(probabilities):
-        reached += probability
-        if u < reached:
-            return i
-    return len(probabilities) - 1
+    """Return the index at which the sum of the probabilities exceeds ``u``; the last one if rounding keeps it below."""
+    return min(bisect_right(list(accumulate(probabilities)), u), len(probabilities) - 1)
 
 
 def _powered(mass: Sequence[float], power: float) -> tuple[float, ...]:

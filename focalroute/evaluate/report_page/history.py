@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from statistics import multimode
 from typing import Any, Literal
 
 import numpy as np
@@ -210,9 +211,7 @@ def _members(rated: _Rated, names: Sequence[str]) -> tuple[Bools, Bools, Bools]:
 def _vote(answer: StoredAnswer, said: Feedback) -> float:
     if not _has_label(answer, said):
         return math.nan
-    votes = Counter(member.candidate for member in answer.members.values() if member.candidate is not None)
-    most = max(votes.values(), default=0)
-    tied = [candidate for candidate, count in votes.items() if count == most]
+    tied = multimode(member.candidate for member in answer.members.values() if member.candidate is not None)
     return sum(answer.keys[candidate] == said.right for candidate in tied) / max(len(tied), 1)
 
 
