@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32
-from focalroute.evaluate.presets.networks import categorical, draw
+from focalroute.evaluate.presets import categorical, draw
 from focalroute.evaluate.presets.rl_focal import BranchingHead
 from focalroute.learn.losses import Likelihood
 from focalroute.learn.nets import Floats

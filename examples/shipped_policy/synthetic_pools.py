@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 
 F64 = NDArray[np.float64]
 

@@ -97,7 +97,7 @@ def roll_back(
     as_json: JsonOption = False,
 ) -> None:
     """Make an earlier version serve again; processes that serve it, or the whole fleet, notice within a second."""
-    from focalroute.learn.fleet.follower import rollback_fleet_command
+    from focalroute.learn.fleet import rollback_fleet_command
     from focalroute.store import is_redis
 
     if is_redis(folder):

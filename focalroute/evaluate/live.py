@@ -33,8 +33,8 @@ from focalroute.evaluate.live_environment import (
     read_queries,
 )
 from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
+from focalroute.evaluate.presets import Mlp
 from focalroute.evaluate.presets.der import DerSettings, train_routes
-from focalroute.evaluate.presets.networks import Mlp
 from focalroute.evaluate.quality import metric
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.learn.export import der_model

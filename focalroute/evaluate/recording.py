@@ -19,8 +19,8 @@ from focalroute.evaluate.table import LogTable, join
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.mappo import Learner
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Checkpoint, made_for
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import Trained, train
 from focalroute.learn.online import pack

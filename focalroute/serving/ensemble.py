@@ -28,7 +28,7 @@ from focalroute.core.spelling import by_keyword
 from focalroute.endpoints.calls import StreamSink
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
-from focalroute.learn.fleet.follower import Follower, fetch
+from focalroute.learn.fleet import Follower, fetch
 from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard, log_lost
 from focalroute.money.cost import typical_cost

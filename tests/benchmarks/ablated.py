@@ -36,9 +36,9 @@ from focalroute.learn.nets import (
     sharpened,
     values,
 )
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
 from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets

@@ -37,7 +37,7 @@ from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import join
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.rollout import roll
 from focalroute.learn.offline.views import long_run, nearest, random_masks

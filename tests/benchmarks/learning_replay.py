@@ -18,7 +18,7 @@ from focalroute.core.records import F32, I64, Bools
 from focalroute.evaluate.replay import Revealed, Turn
 from focalroute.evaluate.serving import Serving, feedback_on
 from focalroute.learn.export import fusion_model, fusion_net
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.rollout import LogView
 from focalroute.learn.offline.stacking import Sets, fit
 from focalroute.learn.online import update_policy

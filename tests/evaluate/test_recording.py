@@ -19,8 +19,8 @@ from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet, decider_state, fusion_state
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import PriorStats, calibration, compute_prior_stats
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, valued
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.stacking import fusion_inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.shipped_policy.synthetic_pools import synthetic_pool
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 
 SIZE = 120
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.evaluate.presets.networks import (
+from focalroute.evaluate.presets import (
     Learned,
     Mlp,
     Ppo,

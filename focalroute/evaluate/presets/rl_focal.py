@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.evaluate.presets.networks import Learned, Mlp, Ppo, bernoulli, categorical, draw, eq6, improve, regress
+from focalroute.evaluate.presets import Learned, Mlp, Ppo, bernoulli, categorical, draw, eq6, improve, regress
 from focalroute.evaluate.replay import Revealed, Training, TrainingArrays, Turn, best_setting
 from focalroute.evaluate.votes import elect, focal_diversities
 from focalroute.learn.losses import Likelihood, log_posterior

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from focalroute.core.errors import ConfigError
 from focalroute.learn.adam import Moments
 from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, parameters, restored
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, ValidationPoint
 from focalroute.learn.offline.views import Masks
 from focalroute.policy.publish import lock_folder, replace_file

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32, F64, I64, Bools
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 from focalroute.observe.accuracy import departures, evidence, log_losses, mixed, relative_accuracies, window_lengths
 from focalroute.observe.calibration import (
     MOST_CHOICES,

@@ -15,8 +15,8 @@ from focalroute.core.records import F32, F64, I64, Bools
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import raised
 from focalroute.learn.nets import DeciderNet, FusionNet, Vjp
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import PriorStats, log_masses
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.trajectory import HeadBatch
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout, observation

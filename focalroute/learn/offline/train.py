@@ -34,10 +34,10 @@ from focalroute.learn.adam import Moments
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, between, parameters, sharpened
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import book, relative_usd
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import (
     OfflineSettings,
     PolicyGradient,

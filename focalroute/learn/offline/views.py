@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32, I64, Bools
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import LongRun, calibration, compute_prior_stats, expected
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.accuracy import PRIOR_LONG_RUN
 

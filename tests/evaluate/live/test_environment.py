@@ -13,8 +13,8 @@ from focalroute import Ensemble
 from focalroute.core.records import F32, Observation
 from focalroute.evaluate.live import environment_of, publish_routes
 from focalroute.evaluate.live_environment import ChainCall, ChainReply, LiveEnvironment, in_process, of_questions
+from focalroute.evaluate.presets import Mlp, Ppo, der_bonus, der_reward, mlp_pass
 from focalroute.evaluate.presets.der import DerSettings, roll, train_routes
-from focalroute.evaluate.presets.networks import Mlp, Ppo, der_bonus, der_reward, mlp_pass
 from focalroute.observe.layout import width
 from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT, flat, load_served
 from focalroute.sim import SimulatedPool, relay_models, stream

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from focalroute.evaluate.presets import Ppo
 from focalroute.evaluate.presets.der import RECORDED, der
-from focalroute.evaluate.presets.networks import Ppo
 from focalroute.evaluate.replay import play
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import parts, sees_only_what_it_asked, sure_or_not, two_topics

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.networks import (
+from focalroute.evaluate.presets import (
     Learned,
     Mlp,
     Ppo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from focalroute.evaluate.presets.networks import der_bonus, der_reward, eq6
+from focalroute.evaluate.presets import der_bonus, der_reward, eq6
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from examples.paper.single_head import SingleHead, teams
-from focalroute.evaluate.presets.networks import Learned, Ppo
+from focalroute.evaluate.presets import Learned, Ppo
 from focalroute.evaluate.presets.rl_focal import (
     METRICS,
     Agents,

@@ -21,7 +21,7 @@ from focalroute import Endpoint, Ensemble
 from focalroute.cli.app import app
 from focalroute.core.errors import PolicyError
 from focalroute.core.records import Usage
-from focalroute.learn.fleet.follower import Follower, fetch
+from focalroute.learn.fleet import Follower, fetch
 from focalroute.learn.fleet.learner import Archive, FleetLearner
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 
 __all__ = ["Kind", "history", "random_history"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from focalroute.evaluate.recording import recorded
 from focalroute.learn.nets import DeciderNet, parameters
-from focalroute.learn.offline.recorded import RecordedLog
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.train import (
     train,

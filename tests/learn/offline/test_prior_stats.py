@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline import prior_stats as prior_stats
 from focalroute.learn.offline.prior_stats import LongRun, compute_prior_stats, relative_usd
 from focalroute.learn.offline.prior_stats import expected as expected_on
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.views import long_run
 from focalroute.observe.accuracy import RecentOutcomes
 from focalroute.observe.diversity import pair_focal_diversity

@@ -12,8 +12,8 @@ import pytest
 
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, FusionNet
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import compute_prior_stats, expected
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.views import long_run
 from focalroute.learn.trajectory import HeadBatch

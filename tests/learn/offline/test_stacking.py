@@ -11,8 +11,8 @@ import pytest
 from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.backend import NUMPY, open_backend
 from focalroute.learn.nets import Floats, FusionNet, Gradients, Vjp, fusion_pass, parameters
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.rollout import LogView
 from focalroute.learn.offline.stacking import fit, fusion_inputs, log_loss, random_sets
 from focalroute.learn.offline.views import Views, long_run, random_masks

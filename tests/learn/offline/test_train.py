@@ -16,9 +16,9 @@ from examples.shipped_policy.training import cold_fusion
 from focalroute.core.errors import ConfigError
 from focalroute.learn.backend import NUMPY, open_backend
 from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, parameters, values
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, valued
 from focalroute.learn.offline.rollout import Rollout, roll
 from focalroute.learn.offline.train import (

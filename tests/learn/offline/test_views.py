@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from examples.shipped_policy.training import cold_fusion
+from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats
-from focalroute.learn.offline.recorded import RecordedLog
 from focalroute.learn.offline.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
 from focalroute.learn.trajectory import grown
 from focalroute.observe.layout import ENDPOINT, slices
