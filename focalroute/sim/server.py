@@ -14,6 +14,7 @@ import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -57,8 +58,8 @@ class PoolServer:
         """Listen on 127.0.0.1 within the context; yields the port."""
         app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[_refusing])
         app.add_routes([
-            web.post("/{dialect}/v1/chat/completions", self._chat),
-            web.post("/{dialect}/v1/embeddings", self._embed),
+            web.post("/{dialect}/v1/chat/completions", partial(self._call, make=_completion)),
+            web.post("/{dialect}/v1/embeddings", partial(self._call, make=_embeddings)),
             web.get("/{dialect}/v1/models", self._models),
             web.get("/sim/stats", self._stats),
             web.post("/sim/model/{name}", self._switch),
@@ -76,13 +77,7 @@ class PoolServer:
 
     # the services
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._call(request, _completion)
-
-    async def _embed(self, request: web.Request) -> web.StreamResponse:
-        return await self._call(request, _embeddings)
-
-    async def _call(self, request: web.Request, make: Make) -> web.StreamResponse:
+    async def _call(self, request: web.Request, *, make: Make) -> web.StreamResponse:
         dialect = _dialect(request)
         body = _parsed(await request.read())
         served = self._find(body.get("model"), dialect)
