@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, Protocol, TypedDict, Unpack
 from uuid import UUID
 
 import numpy as np
@@ -124,30 +124,22 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     return candidate_key(form)
 
 
-def judged(
-    answer: StoredAnswer,
-    *,
-    reward: float | bool | None = None,
-    label: Label | None = None,
-    label_index: int | None = None,
-    preferred: Label | None = None,
-    score: float | None = None,
-) -> tuple[float, str | None]:
+def judged(answer: StoredAnswer, **said: Unpack[Said]) -> tuple[float, str | None]:
     """Return feedback as the reward and label of a `Feedback`.
 
     Raises:
         FeedbackError: none or several arguments are given, or one is out of range.
         BadLabel: see `label_key`; or ``preferred`` is not among the candidates.
     """
-    if sum(one is not None for one in (reward, label, label_index, preferred, score)) != 1:
+    if sum(one is not None for one in said.values()) != 1:
         advice = '; the right answer None is label="null"' if answer.kind == "structured" else ""
         raise FeedbackError(f"feedback: give one of reward, label, label_index, preferred and score{advice}")
-    if reward is not None:
+    if (reward := said.get("reward")) is not None:
         return reward_of(reward), None
-    if score is not None:
+    if (score := said.get("score")) is not None:
         return score_reward(score), None
     given = answer.keys[answer.answered]
-    if preferred is not None:
+    if (preferred := said.get("preferred")) is not None:
         unknown = BadLabel("preferred: is not among the candidates of this answer; give one of two or more")
         try:
             better, other = label_key(preferred, answer), _runner_up(answer)
@@ -158,7 +150,8 @@ def judged(
         if better == given:
             return 1.0, preference(better, other)
         return -1.0, preference(better, given)
-    key = _key_at(label_index, answer) if label is None else label_key(label, answer)
+    label = said.get("label")
+    key = _key_at(said.get("label_index"), answer) if label is None else label_key(label, answer)
     if key == given:
         return 1.0, key
     return -1.0, key
