@@ -255,14 +255,6 @@ def thinned_indices(size: int) -> I64:
     return np.unique(np.linspace(0, size - 1, min(size, _MOST_POINTS)).round().astype(np.int64))
 
 
-def rolling_series(methods: Mapping[str, F64], width: int) -> tuple[tuple[float, ...], tuple[Series, ...]]:
-    """Return thinned rolling means of (n,) values, after their positions."""
-    size = len(next(iter(methods.values()))) - width + 1
-    kept = thinned_indices(size)
-    lines = tuple(Series(name, plain_values(rolling_means(found, width)[kept])) for name, found in methods.items())
-    return tuple((kept + width).tolist()), lines
-
-
 def measure_over_time(
     methods: Mapping[str, F64],
     cost: F64,
@@ -281,8 +273,9 @@ def measure_over_time(
         seconds: (n,) seconds until focalroute's answers.
     """
     width = rolling_width(len(seconds))
-    at, lines = rolling_series(methods, width)
     kept = thinned_indices(len(cost))
+    at = tuple((kept + width).tolist())
+    lines = tuple(Series(name, plain_values(rolling_means(worth, width)[kept])) for name, worth in methods.items())
     costs, waits = plain_values(cost[kept]), plain_values(rolling_means(seconds, width)[kept])
     return OverTime(width, at, lines, costs, waits, scored, axis, along, marks)
 

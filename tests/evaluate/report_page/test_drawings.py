@@ -21,8 +21,8 @@ from focalroute.evaluate.report_page.drawings import (
     Heatmap,
     MethodPoint,
     Timelines,
+    measure_over_time,
     rolling_means,
-    rolling_series,
     thinned_indices,
 )
 from focalroute.evaluate.report_page.page import as_svg
@@ -32,9 +32,12 @@ def test_a_long_stream_is_thinned_to_what_can_be_told_apart() -> None:
     assert thinned_indices(3).tolist() == [0, 1, 2]
     kept = thinned_indices(5000)
     assert (kept[0], kept[-1], len(kept)) == (0, 4999, 400)
-    at, (line,) = rolling_series({"x": np.arange(2000.0)}, 101)
-    assert (at[0], at[-1], len(at)) == (101, 2000, 400)
-    assert (line.values[0], line.values[-1]) == (50, 1949)
+    methods, cost, seconds = {"x": np.arange(2000.0)}, np.zeros(1801), np.zeros(2000)
+    drawn = measure_over_time(methods, cost, seconds, (), scored="accuracy", axis="share", along="queries")
+    assert (drawn.width, drawn.at[0], drawn.at[-1], len(drawn.at)) == (200, 200, 2000, 400)
+    (line,) = drawn.lines
+    assert (line.values[0], line.values[-1]) == (99.5, 1899.5)
+    assert len(drawn.cost) == len(drawn.seconds) == 400
 
 
 def test_a_rolling_mean_has_a_full_window_everywhere() -> None:
