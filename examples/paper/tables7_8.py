@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 
 from examples.paper.common import Benchmark, benchmarks, options, show
 from focalroute.evaluate.presets.rl_focal import RlFocal, rl_focal
-from focalroute.evaluate.recording import train_on
 from focalroute.evaluate.replay import Strategy, Training, Turn
+from focalroute.evaluate.training import train_on
 from focalroute.evaluate.votes import query_weights, static_subset
 from focalroute.learn.nets import parameters
 from focalroute.money.price_library import installed, look_up

@@ -14,8 +14,8 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 
 if TYPE_CHECKING:
-    from focalroute.evaluate.recording import TrainingJob
     from focalroute.evaluate.table import LogTable
+    from focalroute.evaluate.training import TrainingJob
     from focalroute.learn.offline.train import Trained
 
 
@@ -54,8 +54,8 @@ def train(
     import numpy as np
 
     from focalroute.evaluate.job_engine import open_engine, shares_files
-    from focalroute.evaluate.recording import TrainingJob, publish_best, read_table, recorded, train_each
     from focalroute.evaluate.table import learning_order
+    from focalroute.evaluate.training import TrainingJob, publish_best, read_table, recorded, train_each
     from focalroute.learn.backend import open_backend
     from focalroute.learn.offline.reinforce import OfflineSettings
 
@@ -111,7 +111,7 @@ def _show(
     from rich.console import Console
 
     from focalroute.evaluate import output
-    from focalroute.evaluate.recording import best_of
+    from focalroute.evaluate.training import best_of
 
     console = Console(highlight=False, soft_wrap=True)
     best = best_of(found)

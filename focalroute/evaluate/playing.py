@@ -14,10 +14,10 @@ from focalroute.core.records import F64, I64, Bools
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.presets.rl_focal import RlFocal
-from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackStream, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import EVERYTHING, LogTable, Split
+from focalroute.evaluate.training import publish_trained, train_on
 from focalroute.learn.offline.reinforce import GRID, OfflineSettings
 from focalroute.money.pacing import LOWEST_WEIGHT
 from focalroute.observe.drift import Change

@@ -33,10 +33,10 @@ from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.metrics import PairedDifference, beside_curve, compare, score
 from focalroute.evaluate.outcomes import digest
 from focalroute.evaluate.playing import EvaluationRuns, Stage
-from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import Training
 from focalroute.evaluate.report_page.page import check_extra, html
 from focalroute.evaluate.table import EVERYTHING, LogTable, Split, SplitKind, learning_order, split
+from focalroute.evaluate.training import read_table
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.observe.features import name_of
 from focalroute.policy.bundle import Policy
@@ -64,7 +64,7 @@ class EvalOptions(ReplayOptions):
         presets: the papers' methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: the settings of training; None: the defaults.
         embedder: embeds texts for training and serving; None: the pool file's embedder, or the built-in one.
-        skip_bad_rows: see `focalroute.evaluate.recording.read_table`.
+        skip_bad_rows: see `focalroute.evaluate.training.read_table`.
 
     Raises:
         ConfigError: a value is invalid.

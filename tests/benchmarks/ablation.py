@@ -35,8 +35,8 @@ from focalroute.core.pool import load_pool
 from focalroute.evaluate.job_engine import open_engine
 from focalroute.evaluate.metrics import BLOCK
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import join
+from focalroute.evaluate.training import recorded
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.offline.rollout import roll

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from focalroute.core.pool import load_pool
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
 from focalroute.evaluate.outcomes import read_log
-from focalroute.evaluate.recording import TrainingJob, recorded, train_each
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import join
+from focalroute.evaluate.training import TrainingJob, recorded, train_each
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.offline.reinforce import OfflineSettings
 from tests.benchmarks.harness import machine

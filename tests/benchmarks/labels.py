@@ -18,10 +18,10 @@ import numpy as np
 
 from focalroute.core.records import F64
 from focalroute.evaluate.playing import PolicyReplay
-from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import FeedbackPlan, Training, play
 from focalroute.evaluate.report_page.drawings import measure_calibration
 from focalroute.evaluate.table import LogTable, Split
+from focalroute.evaluate.training import read_table
 from focalroute.evaluate.votes import Vote
 from focalroute.policy.bundle import cold
 

@@ -37,10 +37,10 @@ from focalroute.core.records import I64
 from focalroute.evaluate.metrics import compare, interval
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import price_at
-from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, split
+from focalroute.evaluate.training import publish_trained, train_on
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.learn.trial import read_trial
 from focalroute.policy.bundle import cold, current, load

@@ -30,10 +30,10 @@ from focalroute.core.records import I64
 from focalroute.evaluate.metrics import compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import price_at
-from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import ReplayResult, Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
+from focalroute.evaluate.training import publish_trained, train_on
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.money.pacing import Pacer
 from focalroute.policy.bundle import Policy, load

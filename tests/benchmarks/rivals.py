@@ -18,9 +18,9 @@ from focalroute.evaluate.baselines import First, fitted, routed
 from focalroute.evaluate.job_engine import HERE
 from focalroute.evaluate.metrics import beside_curve, compare, score
 from focalroute.evaluate.playing import Stage
-from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
 from focalroute.evaluate.table import learning_order, split
+from focalroute.evaluate.training import read_table
 from focalroute.evaluate.votes import cascade
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.routers import ROUTERS, TextRouter

@@ -27,10 +27,10 @@ from focalroute.core.records import I64
 from focalroute.evaluate.baselines import First
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
-from focalroute.evaluate.recording import publish_trained, train_on
 from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
+from focalroute.evaluate.training import publish_trained, train_on
 from focalroute.evaluate.votes import Vote, cascade
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy, cold, load

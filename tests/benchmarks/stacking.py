@@ -22,10 +22,10 @@ from sklearn.exceptions import ConvergenceWarning
 
 from examples.paper.generated import MODELS, TEST, TRAIN, biased_log
 from focalroute.evaluate.playing import PolicyReplay, trained
-from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.replay import ReplayResult, Training
 from focalroute.evaluate.serving import Shuffled
 from focalroute.evaluate.table import LogTable, Split, learning_order, split
+from focalroute.evaluate.training import recorded
 from focalroute.learn.offline.prior_stats import log_masses
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy, cold

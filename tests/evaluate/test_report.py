@@ -16,9 +16,9 @@ from focalroute.core.errors import ConfigError
 from focalroute.evaluate.baselines import BASELINES
 from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import Report, read_eval
-from focalroute.evaluate.recording import read_table
 from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate, evaluate_command, show
 from focalroute.evaluate.table import split
+from focalroute.evaluate.training import read_table
 from focalroute.policy.bundle import cold, load
 from focalroute.policy.references import load_reference
 from tests.evaluate.brief import brief_settings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from focalroute.evaluate.recording import recorded
+from focalroute.evaluate.training import recorded
 from focalroute.learn.nets import DeciderNet, parameters
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.reinforce import OfflineSettings

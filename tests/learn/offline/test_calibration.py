@@ -9,8 +9,8 @@ import pytest
 
 from examples.paper.generated import MODELS, Shape, biased_log
 from focalroute.core.records import Masses, Outcome, Query, Reply
-from focalroute.evaluate.recording import recorded
 from focalroute.evaluate.table import LogTable
+from focalroute.evaluate.training import recorded
 from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats, expected
 from focalroute.learn.offline.rollout import log_view
 from focalroute.learn.offline.views import long_run

@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 
 from focalroute import ConfigError, Endpoint, PoolError
-from focalroute.evaluate.recording import recorded, with_embedder
 from focalroute.evaluate.report import evaluate
+from focalroute.evaluate.training import recorded, with_embedder
 from focalroute.policy.bundle import cold, load
 from focalroute.serving.embedders.embedding import embed_log
 from focalroute.sim.compose import embeddings, vector

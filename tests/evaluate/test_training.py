@@ -13,10 +13,10 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Bools, Trajectory
-from focalroute.evaluate.recording import TrainingJob, best_of, publish_trained, recorded, train_each, train_on
 from focalroute.evaluate.replay import Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable
+from focalroute.evaluate.training import TrainingJob, best_of, publish_trained, recorded, train_each, train_on
 from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet, decider_state, fusion_state
 from focalroute.learn.offline import RecordedLog
