@@ -288,7 +288,11 @@ class RoundCalls:
         return wait_s > (patience_s if patience_s < math.inf else _COLD_SHARE * self._began_left_s)
 
     def _worth(self, member: _AskedMember, wait_s: float) -> bool:
-        """Whether a member may wait this long for its next attempt; if it is long, another endpoint is asked too."""
+        """Whether a member may wait this long, or for a pause, for its next attempt.
+
+        If that is long, another endpoint is asked too.
+        """
+        wait_s = max(wait_s, member.pool_member.throttle.wait_s)
         long = self._controller is not None and self._long(wait_s, self._patience_s(member))
         if long and self._answered:
             return False

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from focalroute import AsyncEnsemble, Endpoint, Ensemble
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
+from focalroute.endpoints import round as rounds
 from focalroute.endpoints.rate_limits import AdmittedCall, Rolling, Throttle, pause_of
 from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_all, ask_the_cheapest
@@ -323,6 +324,29 @@ def test_alone_an_endpoint_is_waited_for() -> None:
         answers = [ensemble.ask("?", answer="number") for _ in range(2)]
         assert time.monotonic() - began >= 0.3
         assert [answer.degraded for answer in answers] == [(), ()]
+
+
+def test_beside_another_answer_no_pause_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two endpoints refuses its seventh call; by then it is known how long an answer takes.
+
+    The pause is a second, and a member is silent after 0.9 at the least.
+    """
+    monkeypatch.setattr(rounds, "_SHORTEST_S", 0.9)
+    calls = 0
+
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        nonlocal calls
+        calls += body["model"] == "a"
+        return json_reply({}, 429) if calls == 7 and body["model"] == "a" else json_reply(completion("42"))
+
+    with serving(handler) as server:
+        plain: Any = {"base_url": server.url, "logprobs": False, "top_logprobs": 0, "n": False}
+        pool = [Endpoint(name, model=name, **plain) for name in "ab"]
+        with Ensemble(pool, policy="plurality", probe_share=0) as ensemble:
+            *_, last = [ensemble.ask(f"? {i}", answer="number") for i in range(7)]
+    (refused,) = (call for call in last.receipt.calls if call.endpoint == "a")
+    assert (refused.attempts, refused.error is None) == (1, False)
+    assert last.latency_s < 0.8
 
 
 def test_a_service_that_takes_four_at_a_time_is_not_asked_for_more_for_long(tmp_path: Path) -> None:
