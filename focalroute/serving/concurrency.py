@@ -1,31 +1,19 @@
-"""Runs many asks at once: admission to their event loop, writes to the store, `ask_many`, and closing.
-
-A few asks are admitted per event-loop iteration. Store writes made in one iteration are committed together at its end.
-While iterations have one write each, it is committed at once: in the loop's thread if the store can, else in the
-store's.
-"""
+"""Runs many asks at once: a few are admitted per event-loop iteration, and `ask_many` is bounded and in order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
-import threading
-import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
 from typing import Any
 
 from focalroute.core.errors import ConfigError, FocalrouteError
-from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.query import INSTEAD, Prompt
-from focalroute.store.base import Outcomes, Row, Store
 
 #: A question, or the arguments of an ask with it.
 Item = Prompt | Mapping[str, Any]
@@ -35,11 +23,6 @@ Item = Prompt | Mapping[str, Any]
 MOST_ADMITTED = 8
 #: Workers at a time. A million of them take a minute and a gigabyte before any asks.
 _MOST_WORKERS = 10_000
-
-Waiters = list[asyncio.Future[None]]
-
-
-# -- admission ---------------------------------------------------------------------------------------------------------
 
 
 class StartGate:
@@ -92,65 +75,6 @@ class StartGate:
         if self._admitted:
             self._admitted = MOST_ADMITTED  # asks that come in this iteration must not overtake them
             self._loop.call_soon(self._next)
-
-
-# -- writes ------------------------------------------------------------------------------------------------------------
-
-
-class WriteBatcher:
-    """Batches the writes that an ensemble's asks make in one event loop."""
-
-    def __init__(self, store: Store) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._store = store
-        self._pending: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
-        self._written = 0  # in this iteration of the loop
-        self._alone = True  # whether the last iteration with writes had a single one
-
-    def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
-        """Commit rows, even if the caller stops waiting; the future fails as that of `Store.write` does."""
-        waiter = self._loop.create_future()
-        self._pending.append((rows, waiter))
-        self._written += 1
-        if self._written == 1:
-            self._loop.call_soon(self._end_iteration)
-            if self._alone:
-                self._commit()
-        return waiter
-
-    def _end_iteration(self) -> None:
-        self._alone, self._written = self._written == 1, 0
-        if self._pending:
-            self._commit()
-
-    def _commit(self) -> None:
-        pending, self._pending = self._pending, []
-        waiters = [waiter for _, waiter in pending]
-        written = self._store.write_calls([rows for rows, _ in pending])
-        if written.done():
-            _settle(waiters, written)
-        else:
-            written.add_done_callback(partial(self._on_commit, waiters))
-
-    def _on_commit(self, waiters: Waiters, written: Future[Outcomes]) -> None:
-        """Settle the waiters in their loop, unless it was closed meanwhile; called on the store's thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_settle, waiters, written)
-
-
-def _settle(waiters: Waiters, written: Future[Outcomes]) -> None:
-    failure = written.exception()
-    outcomes = written.result() if failure is None else [failure] * len(waiters)
-    for waiter, error in zip(waiters, outcomes, strict=True):
-        if waiter.done():  # its caller was cancelled
-            continue
-        if error is None:
-            waiter.set_result(None)
-        else:
-            waiter.set_exception(error)
-
-
-# -- many queries ------------------------------------------------------------------------------------------------------
 
 
 async def ask_all(
@@ -228,66 +152,3 @@ def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:
             what = f"unknown key {unknown[0]!r}; {did_you_mean(unknown[0], known, INSTEAD)} Give"
         raise ConfigError(f"queries[{number}]: {what} arguments of ask, or a list of messages for a conversation")
     return item
-
-
-# -- closing -----------------------------------------------------------------------------------------------------------
-
-_CLOSING_S = 5.0  # for asks under way
-
-_dropped = Background()  # what is being closed in loops that still run
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """The open resources of an ensemble. They do not refer to the ensemble, which may be dropped.
-
-    Attributes:
-        closers: close all but the store, in this order; what one of them returns is awaited.
-        gates: those of the asks, which are then waited for.
-    """
-
-    closers: Sequence[Callable[[], Awaitable[None] | None]]
-    gates: PerLoop[StartGate]
-    store: Store
-
-    async def aclose(self) -> None:
-        """Close everything, the store last, once it has all costs. Idempotent."""
-        try:
-            for close in self.closers:
-                closing = close()
-                if closing is not None:
-                    await closing
-            await self.gates.here().wait_idle(_CLOSING_S)
-        finally:
-            self.store.close()
-
-
-def warn_unclosed(name: str, remedy: str) -> None:
-    """Warn that an ensemble was dropped open."""
-    warnings.warn(f"an {name} was never closed; use {remedy}", ResourceWarning, stacklevel=2)
-
-
-def close_dropped(resources: Resources) -> None:
-    """Close a dropped ensemble's resources, in one of its loops that still runs, else on a thread.
-
-    The garbage collector may call this anywhere in the program, so it waits for nothing.
-    """
-    for loop in resources.gates.loops():
-        if loop.is_running():
-            with contextlib.suppress(RuntimeError):  # it was closed just now
-                loop.call_soon_threadsafe(_close_here, resources)
-                return
-    _close_on_thread(resources)
-
-
-def _close_here(resources: Resources) -> None:
-    def on_done(task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # its loop ends
-            _close_on_thread(resources)
-
-    _dropped.start(resources.aclose()).add_done_callback(on_done)
-
-
-def _close_on_thread(resources: Resources) -> None:
-    """Close on a daemon thread: the program's end does not wait for it, only for the store's own thread."""
-    threading.Thread(target=lambda: asyncio.run(resources.aclose()), name="focalroute-closing", daemon=True).start()

@@ -23,7 +23,8 @@ from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import by_keyword
 from focalroute.learn.reward import USER, Said
-from focalroute.serving.concurrency import Item, warn_unclosed
+from focalroute.serving.closing import warn_unclosed
+from focalroute.serving.concurrency import Item
 from focalroute.serving.ensemble import CLOSED, FORKED, NO_COPY, AsyncEnsemble
 from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind
 from focalroute.serving.settings import Settings, takes_settings

@@ -141,7 +141,7 @@ def test_the_interpreter_ends_silently_and_at_once(pool: SimulatedPool, tmp_path
     """With ensembles still held, by a module and in a knot, and all warnings on; no ask under way is waited for."""
     code = f"""
 import asyncio, time
-from focalroute.serving import concurrency
+from focalroute.serving import closing
 from focalroute import AsyncEnsemble, Ensemble, Endpoint
 endpoint = Endpoint("e", model="e", base_url={pool.endpoints[0].base_url!r})
 ensemble = {made}([endpoint], store={str(tmp_path / "s.db")!r})
@@ -150,7 +150,7 @@ if {used}:
     done = ensemble.ask("q", choices=["a", "b"])
     if {made == "AsyncEnsemble"}:
         asyncio.run(done)
-concurrency._CLOSING_S = 50.0
+closing._CLOSING_S = 50.0
 print(time.time())
 """
     done = subprocess.run(

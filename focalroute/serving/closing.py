@@ -1,0 +1,74 @@
+"""Closes an ensemble's resources, also those of an ensemble that was dropped open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from focalroute.core.event_loops import Background, PerLoop
+from focalroute.serving.concurrency import StartGate
+from focalroute.store.base import Store
+
+_CLOSING_S = 5.0  # for asks under way
+
+_dropped = Background()  # what is being closed in loops that still run
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The open resources of an ensemble. They do not refer to the ensemble, which may be dropped.
+
+    Attributes:
+        closers: close all but the store, in this order; what one of them returns is awaited.
+        gates: those of the asks, which are then waited for.
+    """
+
+    closers: Sequence[Callable[[], Awaitable[None] | None]]
+    gates: PerLoop[StartGate]
+    store: Store
+
+    async def aclose(self) -> None:
+        """Close everything, the store last, once it has all costs. Idempotent."""
+        try:
+            for close in self.closers:
+                closing = close()
+                if closing is not None:
+                    await closing
+            await self.gates.here().wait_idle(_CLOSING_S)
+        finally:
+            self.store.close()
+
+
+def warn_unclosed(name: str, remedy: str) -> None:
+    """Warn that an ensemble was dropped open."""
+    warnings.warn(f"an {name} was never closed; use {remedy}", ResourceWarning, stacklevel=2)
+
+
+def close_dropped(resources: Resources) -> None:
+    """Close a dropped ensemble's resources, in one of its loops that still runs, else on a thread.
+
+    The garbage collector may call this anywhere in the program, so it waits for nothing.
+    """
+    for loop in resources.gates.loops():
+        if loop.is_running():
+            with suppress(RuntimeError):  # it was closed just now
+                loop.call_soon_threadsafe(_close_here, resources)
+                return
+    _close_on_thread(resources)
+
+
+def _close_here(resources: Resources) -> None:
+    def on_done(task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # its loop ends
+            _close_on_thread(resources)
+
+    _dropped.start(resources.aclose()).add_done_callback(on_done)
+
+
+def _close_on_thread(resources: Resources) -> None:
+    """Close on a daemon thread: the program's end does not wait for it, only for the store's own thread."""
+    threading.Thread(target=lambda: asyncio.run(resources.aclose()), name="focalroute-closing", daemon=True).start()
