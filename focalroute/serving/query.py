@@ -164,12 +164,8 @@ def make_query(
     Raises:
         ConfigError: something is wrong with an argument; the message names it.
     """
-    given = (
-        temperature, top_p, max_tokens, max_completion_tokens, seed, stop, tools, tool_choice, parallel_tool_calls,
-        response_format, reasoning_effort, verbosity, frequency_penalty, presence_penalty, logit_bias, user,
-        prompt_cache_key, extra_body, extra_headers,
-    )  # fmt: skip
-    params = _merged(params, {name: one for name, one in zip(_MODEL_PARAMS, given, strict=True) if one is not None})
+    given = locals()
+    params = _merged(params, {name: given[name] for name in _MODEL_PARAMS if given[name] is not None})
     if choices is not None and answer is not None:
         raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
     if answer is not None:
