@@ -1,6 +1,6 @@
 """Other draws of the pool: trained policies and published routers for a few of a log's endpoints, as a Markdown table.
 
-    python -m tests.benchmarks.draws [--whole] [--draws 12] [--data ../shared/data] [--rows 3000]
+    python -m tests.benchmarks.draws [--whole | --cold] [--draws 12] [--data ../shared/data] [--rows 3000]
 
 Of each log's training part as many queries, evenly drawn and in its order, with 3 to 6 of its endpoints: the first 80 %
 are learned from, the rest is played, each answered before its label is shown. With ``--whole`` a draw has all endpoints
@@ -11,6 +11,10 @@ which a method is above a mixture that knows the part that is played: of all mix
 asked alone, at the method's cost the one that is right the most. Bold is surely above focalroute on the same draws, ↓
 surely below: by a permutation test of the signs of the differences at 5 %, divided by the number of cells. Runs in two
 processes.
+
+With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries: without
+feedback and with every label, beside the vote of all (of equals the best backer wins), the best single endpoint of the
+same queries, and the mixtures. Intervals are Student's over draws; logs without comparable answers are left out.
 """
 
 from __future__ import annotations
@@ -29,13 +33,18 @@ from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import F64
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import PolicyReplay, trained
-from focalroute.evaluate.replay import ReplayResult, Training, play
+from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Training, play
+from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, learning_order, split
+from focalroute.evaluate.votes import Vote
 from focalroute.learn.offline.reinforce import OfflineSettings
-from tests.benchmarks.harness import Table, markdown_table
+from focalroute.policy.bundle import cold
+from tests.benchmarks.harness import Table, markdown_table, student_points
 from tests.benchmarks.rivals import OURS, WARM, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
+COMPARABLE = LOGS[:3]
+FEEDBACK: Mapping[str, FeedbackKind] = {"no feedback": "none", "every label": "label"}
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
 _QUARTERS = 4
@@ -105,6 +114,38 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
     return {name: float(np.mean(each)) for name, each in differences.items()}
 
 
+def cold_start(data: Path, log: str, seed: int, rows: int, feedback: FeedbackKind) -> tuple[float, ...]:
+    """Accuracy and cost ratio of the cold start on a draw; what it is ahead of the vote, best single and mixtures."""
+    table = draw(data, log, seed, rows)
+    every = np.arange(len(table.queries))
+    costs, right = table.single_cost_ratios(every), table.accuracy(every)
+    found = play(Serving(cold(), table.endpoints, seed=seed), table, every, feedback=feedback)
+    vote = play(Vote(table.rank(every)), table, every, feedback="none").worth.mean()
+    accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
+    beside = (float(vote), float(right.max()), mixture(costs, right, cost))
+    return (accuracy, cost, *(accuracy - other for other in beside))
+
+
+def show_cold_start(data: Path, logs: Sequence[str], draws: int, rows: int) -> None:
+    """Print what the cold start does with its default settings."""
+    jobs = [(log, seed) for log in logs if log in COMPARABLE for seed in range(draws)]
+    table = []
+    with ProcessPoolExecutor(2) as pool:
+        for name, kind in FEEDBACK.items():
+            runs = [pool.submit(cold_start, data, log, seed, rows, kind) for log, seed in jobs]
+            accuracy, cost, *ahead = np.array([run.result() for run in runs]).T
+            cells = [student_points(one) for one in ahead]
+            table.append([name, f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
+    head = [
+        "the cold start",
+        "accuracy @ cost",
+        "minus plurality of all",
+        "minus the best single",
+        "above the mixtures",
+    ]
+    print(markdown_table(Table(head, table)))
+
+
 def rows_of(drawn: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[list[str]]:
     """A row for each method, a cell for each log and one for all, of what each draw of it found."""
     groups = [*drawn.values(), [one for each in drawn.values() for one in each]]
@@ -134,12 +175,17 @@ def chance(differences: F64) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw, train, play and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.draws")
-    parser.add_argument("--whole", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--whole", action="store_true")
+    which.add_argument("--cold", action="store_true")
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--rows", type=int, default=3000)
     given = parser.parse_args(arguments)
     logs = [log for log in LOGS if (given.data / f"{log}.jsonl.gz").exists()]
+    if given.cold:
+        show_cold_start(given.data, logs, given.draws, given.rows)
+        return
     rows = None if given.whole else given.rows
     with ProcessPoolExecutor(2) as pool:
         runs = {log: [pool.submit(played, given.data, log, seed, rows) for seed in range(given.draws)] for log in logs}
