@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from focalroute.core.errors import ConfigError, FocalrouteError, PolicyError
-from focalroute.learn.update_report import REACH, UpdateReport
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import Store, is_shared
 
 if TYPE_CHECKING:
     from focalroute.learn.fleet.learner import FleetLearner
+    from focalroute.learn.update_report import UpdateReport
     from focalroute.store.redis.store import RedisStore
 
 _CLOSING_S = 10.0  # for an update under way to end
@@ -93,6 +93,7 @@ class Updater:
             ConfigError: there is no policy folder, or a named policy serves.
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
+        from focalroute.learn.update_report import REACH
         from focalroute.store.sqlite.store import SqliteStore
 
         root = learned_folder(self._policy)
@@ -223,4 +224,6 @@ def update_in_subprocess(
 
 @cache
 def _reports() -> TypeAdapter[UpdateReport]:
+    from focalroute.learn.update_report import UpdateReport  # not before, as only updates need it
+
     return TypeAdapter(UpdateReport)
