@@ -36,10 +36,10 @@ from focalroute.evaluate.playing import PolicyReplay, trained
 from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Training, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, learning_order, split
-from focalroute.evaluate.votes import Vote
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import cold
 from tests.benchmarks.harness import Table, markdown_table, student_points
+from tests.benchmarks.labels import vote_of_all
 from tests.benchmarks.rivals import OURS, WARM, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
@@ -120,9 +120,8 @@ def cold_start(data: Path, log: str, seed: int, rows: int, feedback: FeedbackKin
     every = np.arange(len(table.queries))
     costs, right = table.single_cost_ratios(every), table.accuracy(every)
     found = play(Serving(cold(), table.endpoints, seed=seed), table, every, feedback=feedback)
-    vote = play(Vote(table.rank(every)), table, every, feedback="none").worth.mean()
     accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
-    beside = (float(vote), float(right.max()), mixture(costs, right, cost))
+    beside = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
     return (accuracy, cost, *(accuracy - other for other in beside))
 
 

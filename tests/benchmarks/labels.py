@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from focalroute.core.records import F64
+from focalroute.core.records import F64, I64
 from focalroute.evaluate.playing import PolicyReplay
 from focalroute.evaluate.replay import FeedbackPlan, Training, play
 from focalroute.evaluate.report_page.drawings import measure_calibration
@@ -60,9 +60,13 @@ def played(data: Path, log: str, rows: int, plan: str, cost: float, seed: int) -
 
 
 def plurality(data: Path, log: str, rows: int) -> float:
+    """See `vote_of_all`."""
+    return vote_of_all(*_table(data, log, rows))
+
+
+def vote_of_all(table: LogTable, rows: I64) -> float:
     """How often the vote of all is right on the same rows; of equals the best backer wins."""
-    table, last = _table(data, log, rows)
-    return float(play(Vote(table.rank(last)), table, last, feedback="none").worth.mean())
+    return float(play(Vote(table.rank(rows)), table, rows, feedback="none").worth.mean())
 
 
 def _table(data: Path, log: str, rows: int) -> tuple[LogTable, np.ndarray[tuple[int], np.dtype[np.int64]]]:
