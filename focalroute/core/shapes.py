@@ -43,4 +43,4 @@ def objects_in(value: object) -> list[Mapping[str, Any]]:
     >>> objects_in([{"a": 1}, None, "b"]), objects_in("b")
     ([{'a': 1}], [])
     """
-    return [item for item in value if isinstance(item, _OBJECT)] if isinstance(value, _LIST) else []
+    return [item for item in as_list(value) if isinstance(item, _OBJECT)]

@@ -107,8 +107,8 @@ class Learned:
 
 def bernoulli(logits: Floats, picked: Bools) -> Likelihood:
     """The likelihood of picks (B, N) by N independent heads: one joint probability per row, clipped as in service."""
-    free, nobody = np.ones_like(picked), np.zeros(len(picked), bool)
-    return likelihood(logits, HeadBatch(free, free, picked, nobody, np.full(len(picked), picked.shape[1])))
+    free, must_pick = np.ones_like(picked), np.zeros(len(picked), bool)
+    return likelihood(logits, HeadBatch(free, free, picked, must_pick, np.full(len(picked), picked.shape[1])))
 
 
 def categorical(logits: Floats, offered: Bools, chosen: NDArray[np.int64]) -> Likelihood:

@@ -294,7 +294,7 @@ class CommitLog:
             mode = self._path.stat().st_mode & 0o777
             self._file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
             if os.fstat(self._file).st_size < _ENTRIES * _ENTRY.size:
-                os.fchmod(self._file, mode)  # whoever may write the database may write this
+                os.fchmod(self._file, mode)  # it may be written by those who may write the database
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, bytes(_ENTRIES * _ENTRY.size), 0)
         except OSError as error:
