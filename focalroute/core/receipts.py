@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     T_co = TypeVar("T_co", default=Any, covariant=True)
+    E = TypeVar("E", bound="Answer | BaseException", default="Answer")
 else:
     from typing import TypeVar
 
     T_co = TypeVar("T_co", covariant=True)
+    E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,16 +345,16 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-class Answers(list[Answer | BaseException]):
+class Answers(list[E]):
     """Answers in the order of the queries; a failed query has its exception instead. A slice has these methods, too."""
 
     @overload
-    def __getitem__(self, index: SupportsIndex, /) -> Answer | BaseException: ...
+    def __getitem__(self, index: SupportsIndex, /) -> E: ...
 
     @overload
-    def __getitem__(self, index: slice, /) -> Answers: ...
+    def __getitem__(self, index: slice, /) -> Answers[E]: ...
 
-    def __getitem__(self, index: SupportsIndex | slice, /) -> Answer | BaseException | Answers:
+    def __getitem__(self, index: SupportsIndex | slice, /) -> E | Answers[E]:
         return Answers(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def rows(self) -> list[dict[str, Any]]:

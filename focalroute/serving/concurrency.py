@@ -85,7 +85,7 @@ async def ask_all(
     concurrency: int,
     progress: bool,
     return_exceptions: bool,
-) -> Answers:
+) -> Answers[Answer | BaseException]:
     """Run ``ask`` over the queries with ``concurrency`` workers that share one iterator.
 
     Raises:

@@ -44,7 +44,7 @@ from focalroute.policy.slot import PolicySlot
 from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
-from focalroute.serving.concurrency import StartGate, ask_all
+from focalroute.serving.concurrency import Item, StartGate, ask_all
 from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
@@ -432,16 +432,38 @@ class AsyncEnsemble:
         self._judge.on_answer(ask, answer)
         return True
 
+    @overload
+    async def ask_many(
+        self,
+        queries: Iterable[Item],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: Literal[False] = False,
+        **common: Unpack[AskArguments],
+    ) -> Answers: ...
+
+    @overload
+    async def ask_many(
+        self,
+        queries: Iterable[Item],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: bool,
+        **common: Unpack[AskArguments],
+    ) -> Answers[Answer | BaseException]: ...
+
     @takes_arguments
     async def ask_many(
         self,
-        queries: Iterable[Prompt | Mapping[str, Any]],
+        queries: Iterable[Item],
         *,
         concurrency: int = 16,
         progress: bool = False,
         return_exceptions: bool = False,
         **common: Unpack[AskArguments],
-    ) -> Answers:
+    ) -> Answers | Answers[Answer | BaseException]:
         """Ask many queries, at most ``concurrency`` at a time; answers in the order of the queries.
 
         An exception's ``index`` (and note) is its query's. `Answers` is a list that can also be made into a table.

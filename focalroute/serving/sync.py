@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
@@ -281,6 +281,28 @@ class Ensemble:
         """See `AsyncEnsemble.ask`."""
         return self._run(lambda: self._async.ask(query, **options))
 
+    @overload
+    def ask_many(
+        self,
+        queries: Iterable[Item],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: Literal[False] = False,
+        **common: Unpack[AskArguments],
+    ) -> Answers: ...
+
+    @overload
+    def ask_many(
+        self,
+        queries: Iterable[Item],
+        *,
+        concurrency: int = 16,
+        progress: bool = False,
+        return_exceptions: bool,
+        **common: Unpack[AskArguments],
+    ) -> Answers[Answer | BaseException]: ...
+
     @_as(AsyncEnsemble.ask_many)
     def ask_many(
         self,
@@ -290,7 +312,7 @@ class Ensemble:
         progress: bool = False,
         return_exceptions: bool = False,
         **common: Unpack[AskArguments],
-    ) -> Answers:
+    ) -> Answers | Answers[Answer | BaseException]:
         """See `AsyncEnsemble.ask_many`."""
         return self._run(
             lambda: self._async.ask_many(

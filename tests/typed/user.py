@@ -98,8 +98,12 @@ def right(endpoint: Endpoint) -> None:
         ensemble.feedback(answer, label={1, 2})
         ensemble.feedback(answer, label="a")
         ensemble.feedback(answer.id, reward=1.0, source="review")
-        assert_type(ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}]), Answers)
-        ensemble.ask_many(["?"], concurrency=4, progress=True, return_exceptions=True, answer=int, max_usd="0.01")
+        many = ensemble.ask_many(["?", {"query": "?", "choices": ["a", "b"]}])
+        assert_type(many, Answers[Answer[Any]])
+        assert_type(many[0].text, str)
+        assert_type(many[1:], Answers)
+        whole = ensemble.ask_many(["?"], concurrency=4, progress=True, return_exceptions=True, answer=int)
+        assert_type(whole[0], Answer[Any] | BaseException)
         assert_type(
             ensemble.update().status, Literal["published", "on trial", "dropped", "rolled back", "insufficient"]
         )
@@ -143,9 +147,9 @@ def wrong(ensemble: Ensemble, asynchronous: AsyncEnsemble) -> None:
     ensemble.ask("?", combine="vote")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     ensemble.ask(42)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     ensemble.ask("?", temperatur=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-    ensemble.ask_many(["?"], temperatur=0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ensemble.ask_many(["?"], temperatur=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     ensemble.stream("?", temperatur=0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    asynchronous.ask_many(["?"], max_usd=[])  # type: ignore[arg-type, unused-coroutine]  # pyright: ignore
+    asynchronous.ask_many(["?"], max_usd=[])  # type: ignore[call-overload]  # pyright: ignore
     asynchronous.stream("?", choice=["a"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ensemble.feedback(ensemble.ask("?"), reward="good")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     asynchronous.ask("?").text  # type: ignore[attr-defined]  # pyright: ignore  # noqa: B018
