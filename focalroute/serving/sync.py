@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack
 
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted
@@ -281,7 +281,7 @@ class Ensemble:
         """See `AsyncEnsemble.ask`."""
         return self._run(lambda: self._async.ask(query, **options))
 
-    @overload
+    @typing.overload
     def ask_many(
         self,
         queries: Iterable[Item],
@@ -292,7 +292,7 @@ class Ensemble:
         **common: Unpack[AskArguments],
     ) -> Answers: ...
 
-    @overload
+    @typing.overload
     def ask_many(
         self,
         queries: Iterable[Item],
