@@ -49,7 +49,15 @@ from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.judge import BackgroundJudge, judging_endpoints
-from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind, make_query, takes_arguments
+from focalroute.serving.query import (
+    AskArguments,
+    AskManyArguments,
+    AskOptions,
+    Prompt,
+    TextKind,
+    make_query,
+    takes_arguments,
+)
 from focalroute.serving.recording import make_answer
 from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import open_ask
@@ -437,21 +445,13 @@ class AsyncEnsemble:
         self,
         queries: Iterable[Item],
         *,
-        concurrency: int = 16,
-        progress: bool = False,
         return_exceptions: Literal[False] = False,
-        **common: Unpack[AskArguments],
+        **options: Unpack[AskManyArguments],
     ) -> Answers: ...
 
     @overload
     async def ask_many(
-        self,
-        queries: Iterable[Item],
-        *,
-        concurrency: int = 16,
-        progress: bool = False,
-        return_exceptions: bool,
-        **common: Unpack[AskArguments],
+        self, queries: Iterable[Item], *, return_exceptions: bool, **options: Unpack[AskManyArguments]
     ) -> Answers[Answer | BaseException]: ...
 
     @takes_arguments

@@ -97,6 +97,13 @@ class AskArguments(AskOptions, total=False):
     answer: AnswerKind | Wanted | None
 
 
+class AskManyArguments(AskArguments, total=False):
+    """The keyword options of `AsyncEnsemble.ask_many` besides ``return_exceptions``."""
+
+    concurrency: int
+    progress: bool
+
+
 #: What others call an argument -> its name here, or what to do.
 INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("prompt", "question", "input", "text", "content"), "query"),

@@ -26,7 +26,7 @@ from focalroute.learn.reward import USER, Said
 from focalroute.serving.closing import warn_unclosed
 from focalroute.serving.concurrency import Item
 from focalroute.serving.ensemble import CLOSED, FORKED, NO_COPY, AsyncEnsemble
-from focalroute.serving.query import AskArguments, AskOptions, Prompt, TextKind
+from focalroute.serving.query import AskArguments, AskManyArguments, AskOptions, Prompt, TextKind
 from focalroute.serving.settings import Settings, takes_settings
 from focalroute.serving.stats import Stats
 from focalroute.serving.streaming import AsyncAnswerStream
@@ -286,43 +286,19 @@ class Ensemble:
         self,
         queries: Iterable[Item],
         *,
-        concurrency: int = 16,
-        progress: bool = False,
         return_exceptions: Literal[False] = False,
-        **common: Unpack[AskArguments],
+        **options: Unpack[AskManyArguments],
     ) -> Answers: ...
 
     @typing.overload
     def ask_many(
-        self,
-        queries: Iterable[Item],
-        *,
-        concurrency: int = 16,
-        progress: bool = False,
-        return_exceptions: bool,
-        **common: Unpack[AskArguments],
+        self, queries: Iterable[Item], *, return_exceptions: bool, **options: Unpack[AskManyArguments]
     ) -> Answers[Answer | BaseException]: ...
 
     @_as(AsyncEnsemble.ask_many)
-    def ask_many(
-        self,
-        queries: Iterable[Item],
-        *,
-        concurrency: int = 16,
-        progress: bool = False,
-        return_exceptions: bool = False,
-        **common: Unpack[AskArguments],
-    ) -> Answers | Answers[Answer | BaseException]:
+    def ask_many(self, queries: Iterable[Item], **options: Any) -> Answers[Any]:
         """See `AsyncEnsemble.ask_many`."""
-        return self._run(
-            lambda: self._async.ask_many(
-                queries,
-                concurrency=concurrency,
-                progress=progress,
-                return_exceptions=return_exceptions,
-                **common,
-            )
-        )
+        return self._run(lambda: self._async.ask_many(queries, **options))
 
     @_as(AsyncEnsemble.stream)
     def stream(self, query: Prompt | None = None, **options: Unpack[AskArguments]) -> AnswerStream:

@@ -102,7 +102,9 @@ def right(endpoint: Endpoint) -> None:
         assert_type(many, Answers[Answer[Any]])
         assert_type(many[0].text, str)
         assert_type(many[1:], Answers)
-        whole = ensemble.ask_many(["?"], concurrency=4, progress=True, return_exceptions=True, answer=int)
+        whole = ensemble.ask_many(
+            ["?"], concurrency=4, progress=True, return_exceptions=True, answer=int, max_usd="0.01"
+        )
         assert_type(whole[0], Answer[Any] | BaseException)
         assert_type(
             ensemble.update().status, Literal["published", "on trial", "dropped", "rolled back", "insufficient"]
