@@ -266,9 +266,10 @@ class Store(Protocol):
     def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
         """Call ``on_feedback`` with each feedback of any process and its answer, in the order of commits.
 
-        The ``last`` latest feedbacks are delivered before this returns, then every new one. Feedback written by this
-        process is delivered before its `write` future resolves. Feedback is delivered again when a probe of its answer
-        is committed later. ``on_feedback`` is called on the store's thread and must be quick.
+        All feedback on the ``last`` answers that got some last is delivered before this returns, then every new one.
+        Feedback written by this process is delivered before its `write` future resolves. Feedback is delivered again
+        when a probe of its answer is committed later. ``on_feedback`` is called on the store's thread and must be
+        quick.
         """
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:

@@ -247,7 +247,7 @@ class EngineReads(Protocol[ReadConnectionT]):
         """The position after the newest feedback and the newest probe."""
 
     def latest_feedback(self, connection: ReadConnectionT, last: int, position: Position, /) -> FeedbackRows:
-        """The latest ``last`` feedbacks up to a position."""
+        """All feedback up to a position on the ``last`` answers that got some last."""
 
     def feedback_after(self, connection: ReadConnectionT, position: Position, /) -> tuple[FeedbackRows, Position]:
         """Older feedback on answers probed since the position, then newer feedback; and the new position."""

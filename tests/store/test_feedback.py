@@ -65,6 +65,23 @@ def test_a_listener_gets_the_latest_feedback_first_and_then_all_new(engine: Engi
     assert none == ["e/user"]
 
 
+def test_a_listener_begins_with_all_feedback_on_the_latest_answers(engine: Engine) -> None:
+    """Second thoughts and judges displace no other answer, and a judge is heard after the user that it cannot replace.
+
+    Else a restart would forget what was known before it.
+    """
+    heard: Heard = []
+    with closing(engine.open()) as store:
+        fill(store, "a", "b", "c", "d")
+        said = [judge("b", -1.0), judge("c", source="judge"), judge("d", source="judge"), judge("b", source="judge")]
+        for one in (*said, judge("b", 0.5)):
+            store.write(one).result(10)
+        store.subscribe(listener(heard), last=2)
+        assert heard == ["b/user", "d/user", "b/user", "d/judge", "b/judge", "b/user"]
+        fill(store, "e")
+    assert heard[6:] == ["e/user"]
+
+
 def test_a_late_listener_gets_feedback_of_another_process_only_once(engine: Engine) -> None:
     """Feedback that came from elsewhere and was not yet looked for is among its last ones, and only there."""
     first: Heard = []

@@ -94,6 +94,11 @@ def latest_ids(connection: RedisConnection, limit: int) -> list[str]:
     return [_id_of(fields) for _, fields in found]
 
 
+def _ids_of(found: Entries) -> list[str]:
+    """The ids of the answers these entries are about, each once."""
+    return list(dict.fromkeys(_id_of(fields) for _, fields in found))
+
+
 def _id_of(fields: Mapping[bytes, bytes]) -> str:
     """The id of the answer that a stream's entry is about; for an entry of something else one that no answer has."""
     return fields.get(b"id", b"").decode(errors="replace")
@@ -133,10 +138,16 @@ def _last(found: Entries, otherwise: bytes) -> bytes:
 
 def latest_feedback(connection: RedisConnection, last: int, position: _Position) -> FeedbackRows:
     """See `EngineReads`."""
-    if not last:
-        return []
-    reply = connection.command("XREVRANGE", connection.keys["feedback"], position[0], "-", "COUNT", last)
-    return _with_answers(connection, entries(reply)[::-1])
+    answers: dict[str, None] = {}
+    before = position[0]
+    while len(answers) < last:
+        words = (connection.keys["feedback"], before, "-", "COUNT", last - len(answers))
+        found = entries(connection.command("XREVRANGE", *words))
+        if not found:
+            break
+        answers.update(dict.fromkeys(_id_of(fields) for _, fields in found))
+        before = b"(" + found[-1][0]
+    return _up_to(connection, list(answers), position[0])
 
 
 def feedback_after(connection: RedisConnection, position: _Position) -> tuple[FeedbackRows, _Position]:
@@ -146,26 +157,22 @@ def feedback_after(connection: RedisConnection, position: _Position) -> tuple[Fe
         for stream, entry in zip(_FEEDBACK_STREAMS, position, strict=True)
     ]
     feedback, probed = (entries(reply)[::-1] for reply in connection.run(commands))
-    rows = [*_probed_again(connection, probed, position[0]), *_with_answers(connection, feedback)]
+    rows = [*_up_to(connection, _ids_of(probed), position[0]), *_with_answers(connection, feedback)]
     return rows, (_last(feedback, position[0]), _last(probed, position[1]))
 
 
 def _with_answers(connection: RedisConnection, feedback: Entries) -> FeedbackRows:
     """The feedback of these entries with its answers, without feedback whose answer is gone."""
-    found = {entry: (answer, one) for answer, said in _of_entries(connection, feedback) for entry, one in said}
+    answers = answers_with_feedback(connection, _ids_of(feedback))
+    found = {entry: (answer, one) for answer, said in answers for entry, one in said}
     return [found[entry] for entry, _ in feedback if entry in found]
 
 
-def _probed_again(connection: RedisConnection, probed: Entries, delivered: bytes) -> FeedbackRows:
-    """The feedback on these probed answers, up to the last delivered entry."""
-    found = [(entry, answer, one) for answer, said in _of_entries(connection, probed) for entry, one in said]
-    found = [row for row in found if entry_order(row[0]) <= entry_order(delivered)]
+def _up_to(connection: RedisConnection, ids: Sequence[str], newest: bytes) -> FeedbackRows:
+    """All feedback on these answers up to an entry, in the order in which it was committed."""
+    found = [(entry, answer, one) for answer, said in answers_with_feedback(connection, ids) for entry, one in said]
+    found = [row for row in found if entry_order(row[0]) <= entry_order(newest)]
     return [(answer, one) for _, answer, one in sorted(found, key=lambda row: entry_order(row[0]))]
-
-
-def _of_entries(connection: RedisConnection, found: Entries) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
-    """The answers these entries refer to, each once, with their feedback."""
-    return answers_with_feedback(connection, list(dict.fromkeys(_id_of(fields) for _, fields in found)))
 
 
 # -- endpoints -----------------------------------------------------------------------------------------------------

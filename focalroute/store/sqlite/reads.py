@@ -114,8 +114,17 @@ def newest(db: sqlite3.Connection) -> _Position:
 
 def latest_feedback(db: sqlite3.Connection, last: int, position: _Position) -> FeedbackRows:
     """See `EngineReads`."""
-    query = _FEEDBACK + "WHERE f.seq <= ? ORDER BY f.seq DESC LIMIT ?"
-    return _with_answers(db.execute(query, (position[0], last)).fetchall()[::-1])
+    answers: set[str] = set()
+    first = position[0] + 1
+    for answer_id, seq in db.execute("SELECT answer_id, seq FROM feedback WHERE seq < ? ORDER BY seq DESC", (first,)):
+        answers.add(answer_id)
+        if len(answers) > last:
+            break
+        first = seq
+    query = (
+        "WHERE f.seq <= ? AND f.answer_id IN (SELECT answer_id FROM feedback WHERE seq BETWEEN ? AND ?) ORDER BY f.seq"
+    )
+    return _with_answers(db.execute(_FEEDBACK + query, (position[0], first, position[0])).fetchall())
 
 
 def feedback_after(db: sqlite3.Connection, position: _Position) -> tuple[FeedbackRows, _Position]:
