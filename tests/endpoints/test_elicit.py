@@ -58,7 +58,9 @@ def named(text: str, choices: tuple[str, ...] = PLANETS) -> str | None:
         "answer is b.", "The answer is option B", "It must be option B.", "I would say Saturn, with 146 moons.",
         "B. Saturn has 146 known moons, more than Jupiter.", "B because it has 146.", "B\n\nJupiter only has 95.",
         "<think>Jupiter? The answer is A.</think>B", "“B”", '"B"', '"The answer is B"',
-        "Answer: A. No wait, I miscounted. Answer: B",
+        "Answer: A. No wait, I miscounted. Answer: B", "B\n\nA is wrong, as Jupiter only has 95.",
+        "B\n\nA. Jupiter has 95.\nB. Saturn has 146.\nC. Mars has 2.", "### Answer\nB", "<answer>B</answer>",
+        "Choice: B", "Antwort: B", "答案\uff1aB", "答案\uff1a「B」。", "B。", "「B」", "\uff08B\uff09", "B、土星",
     ],
 )  # fmt: skip
 def test_a_reply_that_names_one_choice_is_read(reply: str) -> None:
@@ -73,7 +75,8 @@ def test_a_reply_that_names_one_choice_is_read(reply: str) -> None:
         "A. Jupiter\nB. Saturn\nC. Mars", "B) Jupiter", "The answer is B) Jupiter", "It is not Saturn.",
         "<think>The answer is B",
         "I cannot answer.", "The answer is a planet.", "A planet has moons.", "Saturnalia", "The answer is Boron",
-        "As an AI, I do not know.", "x" * 30_000 + " B",
+        "As an AI, I do not know.", "x" * 30_000 + " B", "A is wrong. C is wrong.", "A is not Jupiter's place. B is.",
+        "A. Jupiter has 95.\nB. It has 146.", "A\nB\nC", "Answer: A、C", "A、B",
     ],
 )  # fmt: skip
 def test_a_reply_that_names_none_or_two_is_ambiguous(reply: str) -> None:

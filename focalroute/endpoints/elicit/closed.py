@@ -23,23 +23,33 @@ from typing import Any
 from focalroute.endpoints.wire.fields import Token
 
 #: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
-DECORATION = " \t\r\n\"'`*_()[]{}<>.,:;!$#\\“”\u2018\u2019"
+DECORATION = (
+    " \t\r\n\"'`*_()[]{}<>.,:;!$#\\“”\u2018\u2019"
+    "\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b"  # Chinese and Japanese ones
+)
 
 _MAX_LENGTH = 20_000  # characters of a reply to a closed question; a longer one has no answer
 _OPENING = r"[\s\"'`*_()\[\]{}:=$\\“\u2018-]*(?:(?:text|mathbf|boxed)\{)*[\s\"'`*_(\[{]*"
 _EXPLICIT = re.compile(
     r"(?:\banswer(?:\s+(?:choice|option))?[\s\"'`*_]*"
-    r"(?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)|\\boxed\{)"
+    r"(?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)|\\boxed\{|<answer>)"
     rf"{_OPENING}(?:(?:option|choice|letter)\b[\s\"'`*_(]*)?",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(r'"[^"\n]*"|“[^“”\n]*”|^[ \t]*>.*$', re.MULTILINE)
-_POINTER = re.compile(r"\b(?:option|choice|letter)[\s*(\"]+|[(\[]|\*\*", re.IGNORECASE)
+# In any language a letter after a colon at a line's end is pointed at, as in "Antwort: B".
+_POINTER = re.compile(
+    r"\b(?:option|choice|letter)[\s*(\"]+|[(\[]|\*\*|[:\uff1a][ *\uff08\u300c\u3010]*(?=[A-Za-z][^\w\n]*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _LINE_START = re.compile(r"^[\s*_#(\[\"'`]*", re.MULTILINE)
-_AFTER_LEADING = re.compile(r"[\"'`*_]*(?:[.):,\]*\u2013\u2014-]|\s*$|\s*\n|\s+(?:is|because|since|as)\b)")
+_AFTER_LEADING = re.compile(
+    r"[\"'`*_]*(?:[.):,\]*\u2013\u2014\u3002\u3001\uff1a\uff09-]|\s*$|\s*\n"
+    r"|\s+(?:is(?!\s+(?:not|incorrect|wrong|false)\b)|because|since|as)\b)"
+)
 _WORD = re.compile(r"[A-Za-z]+|\d+")
 _TO_LINE_END = re.compile(r"[\s\"'`*_)\]}.$]*(?:$|\n)")
-_ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|/|,|&)\s*[\"'`*_(\[]*", re.IGNORECASE)
+_ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|[/,&\u3001])\s*[\"'`*_(\[]*", re.IGNORECASE)
 _NOT = re.compile(r"(?:\bnot|n't|\bnever|\bneither|\brather than|\binstead of)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
 
 
@@ -82,9 +92,9 @@ def choice_parser(choices: tuple[str, ...]) -> ChoiceParser:
 class ChoiceParser:
     """Finds the one choice a reply names.
 
-    Tried in turn: a reply that is just a choice; the last "the answer is X", "Answer: X" or ``\\boxed{X}``
-    outside quotations; a label that opens the reply; the only choice mentioned at all. A reply that names two is
-    ambiguous.
+    Tried in turn: a reply that is just a choice; the last "the answer is X", "Answer: X", ``\\boxed{X}`` or
+    ``<answer>X`` outside quotations; a label that opens the reply; the only choice mentioned at all. A reply that
+    names two is ambiguous.
     """
 
     def __init__(self, choices: tuple[str, ...]) -> None:
@@ -179,16 +189,24 @@ class ChoiceParser:
         return named is not None and named.choice != found.choice
 
     def _leading(self, text: str, start: int) -> NamedChoice | None:
-        """Return a label that opens the reply, unless other lines open with other labels."""
-        opening = [self._named_at(text, match.end()) for match in _LINE_START.finditer(text, start)]
-        opening = [f for f in opening if f and f.label and _AFTER_LEADING.match(text, f.end)]
-        first = opening[0] if opening else None
-        if first is None or first.start != start or any(f and f.choice != first.choice for f in opening):
+        """Return a label that opens the reply; if other lines open with other labels, only if it alone is a line."""
+        opening = list(self._labels_opening(text, start))
+        if not opening or opening[0].start != start:
             return None
-        return first
+        first, others = opening[0], [found for found in opening if found.choice != opening[0].choice]
+        lines = [found for found in (first, *others) if _TO_LINE_END.match(text, found.end)]
+        return first if not others or lines == [first] else None
+
+    def _labels_opening(self, text: str, start: int) -> Iterator[NamedChoice]:
+        """Yield the labels that open lines."""
+        for line in _LINE_START.finditer(text, start):
+            named = self._named_at(text, line.end())
+            if named and named.label and _AFTER_LEADING.match(text, named.end):
+                yield named
 
     def _only_mention(self, text: str, start: int) -> NamedChoice | None:
-        mentions = [*self._texts_mentioned(text, start), *self._labels_pointed_at(text, start)]
+        labels = (*self._labels_pointed_at(text, start), *self._labels_opening(text, start))
+        mentions = [*self._texts_mentioned(text, start), *labels]
         if len({found.choice for found in mentions}) != 1:
             return None
         return (
