@@ -317,6 +317,8 @@ async def _ask_all(
     way: _Way, waiting: Sequence[_Waiting], left: Decimal | None, tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
     """Ask every endpoint these questions, spending no more than is left."""
+    if not waiting:
+        return None, Decimal(0)
     budget = None
     if left is not None:
         if left <= 0:

@@ -294,6 +294,14 @@ def test_the_budget_holds_over_all_resumptions(tmp_path: Path, pool: SimulatedPo
     assert len(read_log(out)) == 40
 
 
+def test_a_whole_log_needs_no_budget(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
+    """It is not said to have stopped early, although its answers cost more than is allowed now."""
+    questions, out = read_dataset(dataset)[:3], tmp_path / "log.jsonl"
+    assert collect(pool.endpoints, questions, out).usd > 0
+    whole = collect(pool.endpoints, questions, out, max_usd="1e-9", resume=True)
+    assert (whole.stopped, whole.before, whole.usd) == (None, 3, 0)
+
+
 def test_free_form_answers_are_written_in_normal_form(tmp_path: Path, pool: SimulatedPool) -> None:
     rows = [{"prompt": q.text, "label": q.answer} for q in stream(10, topics=["arithmetic"])]
     questions = read_dataset(written(tmp_path / "free.jsonl", rows), kind="number")
