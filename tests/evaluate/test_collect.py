@@ -299,7 +299,7 @@ def test_a_whole_log_needs_no_budget(tmp_path: Path, pool: SimulatedPool, datase
     questions, out = read_dataset(dataset)[:3], tmp_path / "log.jsonl"
     assert collect(pool.endpoints, questions, out).usd > 0
     whole = collect(pool.endpoints, questions, out, max_usd="1e-9", resume=True)
-    assert (whole.stopped, whole.before, whole.usd) == (None, 3, 0)
+    assert (whole.stopped, whole.before, whole.usd) == (None, 3, Decimal(0))
 
 
 def test_free_form_answers_are_written_in_normal_form(tmp_path: Path, pool: SimulatedPool) -> None:
