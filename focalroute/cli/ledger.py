@@ -17,7 +17,7 @@ import typer
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from focalroute.core.config import Endpoint
+    from focalroute.core.pool import PoolFile
     from focalroute.core.records import Feedback
     from focalroute.money.cost import Saving
     from focalroute.store.base import BalanceDifference, LedgerSum, Store, StoredAnswer
@@ -69,7 +69,7 @@ def ledger(
             if found:
                 typer.echo("repaired: these balances now equal the ledger's sums", err=True)
         elif pool is not None:
-            typer.echo(show_savings(read_savings(pool.endpoints, opened), form))
+            typer.echo(show_savings(read_savings(pool, opened), form))
         else:
             typer.echo(show_spending(opened.ledger(by), by, form))
 
@@ -145,13 +145,14 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
 _WINDOW = 500
 
 
-def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
-    """Estimate savings from the store's ledger; its latest feedback decides which single endpoint is the best."""
-    from focalroute.learn.reward import credit, outranks
+def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
+    """Estimate savings from the store's ledger; the best single endpoint is that of an ensemble which starts now."""
+    from focalroute.learn.reward import credit, outranks, unjudged
     from focalroute.money.cost import savings, typical_cost
     from focalroute.observe import Observer
 
-    observer = Observer([endpoint.name for endpoint in pool], [typical_cost(one) for one in pool], window=_WINDOW)
+    names = [endpoint.name for endpoint in pool.endpoints]
+    observer = Observer(names, [typical_cost(one) for one in pool.endpoints], window=_WINDOW)
     sources: dict[str, str] = {}
 
     def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
@@ -162,7 +163,11 @@ def read_savings(pool: Sequence[Endpoint], store: Store) -> tuple[Saving, ...]:
                 sources[stored.id] = feedback.source
 
     store.subscribe(absorb, last=_WINDOW)
-    return savings(pool, store, observer.accuracy())
+    if pool.ensemble.get("learn_from_agreement", True):
+        for stored, said in store.recent(_WINDOW):
+            if not said:
+                observer.agree(*unjudged(stored))
+    return savings(pool.endpoints, store, observer.accuracy())
 
 
 def show_savings(saved: Sequence[Saving], form: Form) -> str:

@@ -19,6 +19,7 @@ from focalroute import Answer, Budget, ConfigError, Endpoint, Ensemble
 from focalroute.cli.app import app
 from focalroute.core.records import Usage
 from focalroute.sim import SimulatedPool, stream
+from focalroute.sim.process import pool_toml
 from focalroute.store.accounts import Account
 from focalroute.store.base import PROBE, LedgerRow, Reservation
 from focalroute.store.sqlite.store import SqliteStore
@@ -158,6 +159,23 @@ def test_savings_are_against_the_cost_of_asking_all_or_only_the_best(tmp_path: P
     unpriced = Endpoint("d", model="m", base_url="http://localhost:1/v1")
     with Ensemble([*pool, unpriced], store=tmp_path / "s.db") as ensemble:
         assert ensemble.stats().if_all is None
+
+
+@pytest.mark.parametrize("agreement", [True, False])
+def test_the_best_endpoint_is_that_of_the_ensemble_without_feedback_too(
+    simulated_pool: SimulatedPool, tmp_path: Path, agreement: bool
+) -> None:
+    """Agreement says which one it is; without it, and without feedback, the first of the pool file stands for it."""
+    store, pool_file = tmp_path / "s.db", tmp_path / "pool.toml"
+    setting = f"[ensemble]\nlearn_from_agreement = {str(agreement).lower()}\n"
+    pool_file.write_text(pool_toml(simulated_pool.endpoints) + setting)
+    with Ensemble(pool_file, store=store, policy="plurality") as ensemble:
+        ensemble.ask_many({"query": q.text, "choices": q.choices} for q in stream(30))
+    with Ensemble(pool_file, store=store) as ensemble:
+        best = ensemble.stats().best_single
+    assert (best == simulated_pool.endpoints[0].name) is not agreement
+    _, told = json.loads(command("--store", store, "--saved", pool_file, "--json"))
+    assert told["against"] == best
 
 
 def test_an_unknown_cost_is_unknown_in_every_report(simulated_pool: SimulatedPool, tmp_path: Path) -> None:
