@@ -172,11 +172,11 @@ class Failure:
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed a moment later (408, 409, 429, 5xx, connection faults)."""
+        """Whether the same call may succeed a moment later (408, 409, 425, 429, 5xx, connection faults)."""
         if self.kind == "status":
             if self.code == "insufficient_quota":  # OpenAI's 429 of an account without credit
                 return False
-            return self.status in (408, 409, 429) or (self.status or 0) >= 500
+            return self.status in (408, 409, 425, 429) or (self.status or 0) >= 500
         return self.kind in ("connection", "protocol")
 
 

@@ -45,6 +45,7 @@ def test_adding_usage_is_associative_and_commutative(a: Usage, b: Usage, c: Usag
         (Failure("protocol", ""), True),
         (Failure("status", "", status=408), True),
         (Failure("status", "", status=409), True),
+        (Failure("status", "", status=425), True),
         (Failure("status", "", status=429), True),
         (Failure("status", "", status=500), True),
         (Failure("status", "", status=503), True),
