@@ -130,10 +130,11 @@ def _read(call: object) -> tuple[str, Mapping[str, Any]] | None:
     """Read the name and arguments of a call; None if it is not one."""
     call = as_object(call)
     function = as_object(call.get("function", call))
-    name, arguments = function.get("name"), function.get("arguments") or {}  # a function may take none
+    name, arguments = function.get("name"), function.get("arguments")
     try:
         if isinstance(arguments, str):
-            arguments = parsed(arguments)
+            arguments = parsed(arguments or "null")
+        arguments = {} if arguments is None else arguments  # a function may take none
         canonical(arguments)
     except ValueError:
         return None
