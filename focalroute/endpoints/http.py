@@ -35,7 +35,7 @@ from focalroute.endpoints.transport import (
     read_all,
     request_failure,
 )
-from focalroute.endpoints.wire.refusals import refusal_of
+from focalroute.endpoints.wire.refusals import error_body, refusal_of
 
 #: Timeouts: connect, read, write, pool. The caller bounds all but the first.
 _TIMEOUT = (10.0, None, None, None)
@@ -118,10 +118,9 @@ class Http(Transport):
         return response
 
     async def _refused(self, response: Any, body: Mapping[str, Any] | None) -> Failure:
-        try:
-            payload = json.loads(await read_all(response, MAX_ERROR_BYTES))
-        except (ValueError, RecursionError, CallFailed):
-            payload = None
+        payload: object = None
+        with contextlib.suppress(CallFailed):
+            payload = error_body(await read_all(response, MAX_ERROR_BYTES))
         return refusal_of(response.status_code, response.headers, payload, self.secrets(body))
 
     async def _end(self, chunks: AsyncIterator[bytes]) -> None:

@@ -276,6 +276,37 @@ def test_a_redirect_and_a_refusal_say_what_they_are() -> None:
     assert [error and error.of_request for error in errors] == [False, True]
 
 
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        ("no healthy upstream", 503, "try again later: HOST fails; .*: HTTP 503: no healthy upstream"),
+        ("404 page not found\n", 404, r"check base_url URL: is its path right\?; .*: HTTP 404: 404 page not found"),
+        ("<html>Bad Gateway</html>", 502, r"try again later: HOST fails; .*: HTTP 502\)"),
+        ("Method Not Allowed", 405, r"check base_url URL: is its path right\?; .*: HTTP 405"),
+        (f"No auth: {KEY}", 400, r"HTTP 400: No auth: \[...\]"),
+    ],
+)
+def test_an_error_in_plain_text_is_told(body: str, status: int, told: str, ready: bool) -> None:
+    """As proxies and Go's and Rust's servers write them; a web page is not. Only the status was told."""
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return web.Response(text=body, status=status)
+
+    async def run(url: str) -> str:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY) as client:
+            reached: dict[str, Any] = {"client": client} if ready else {"base_url": url, "api_key": KEY}
+            async with AsyncEnsemble([Endpoint("a", model="m", **reached)], attempts=1) as ensemble:
+                with pytest.raises(PoolError) as failed:
+                    await ensemble.ask(QUESTION)
+        return str(failed.value)
+
+    with serving(handler) as server:
+        host = server.url.split("/")[2]
+        shown = asyncio.run(run(server.url))
+    assert re.search(told.replace("HOST", host).replace("URL", host if ready else server.url), shown), shown
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize(

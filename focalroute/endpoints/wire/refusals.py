@@ -77,6 +77,18 @@ _ASKED = re.compile(r"\b(?:retry|try again) in ((?:\d{1,9}(?:\.\d{1,12})?(?:ms|[
 _CUT = "max_tokens or model output limit was reached"  # OpenAI, where the model was still thinking
 
 
+def error_body(body: bytes | bytearray) -> object:
+    """Return the body of an error response: parsed, or as it is if it is plain text; None if it is neither."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets: Sequence[str]) -> Failure:
     """Convert an error response to a failure.
 
@@ -117,6 +129,8 @@ def with_service_message(failure: Failure, reported: object, secrets: Sequence[s
 def _message(payload: object, depth: int = _DEEPEST) -> str:
     """Return the error's message; if it is a list of mistakes, each with its field."""
     if isinstance(payload, str):
+        if payload.lstrip().startswith("<"):  # a web page
+            return ""
         return payload if not payload.lstrip().startswith(("{", "[")) else _within(payload, depth) or payload
     if depth <= 0:
         return ""
@@ -313,8 +327,12 @@ def located(failure: Failure, endpoint: Endpoint) -> Failure:
 
 def host_of(endpoint: Endpoint) -> str | None:
     """Return the host and port that the endpoint's calls go to."""
-    address = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url)
-    return urlsplit(address or "").netloc.rpartition("@")[2] or None
+    return urlsplit(_address(endpoint)).netloc.rpartition("@")[2] or None
+
+
+def _address(endpoint: Endpoint) -> str:
+    """Return the address that the endpoint's calls go to, which may hold credentials; empty: it has none."""
+    return (endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url)) or ""
 
 
 def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
@@ -357,8 +375,8 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return f"set {variable} to a key that {host} accepts"
     if failure.lacks is not None and status < 500:
         return f"leave {failure.lacks} out, or ask another model"
-    if status == 404 and not _MODEL.search(message):
-        path = urlsplit(endpoint.base_url or "").path
+    if status in (404, 405) and not _MODEL.search(message):
+        path = urlsplit(_address(endpoint)).path
         likely = "is /v1 missing" if "/v1" not in path else "is its path right"
         return f"check base_url {endpoint.base_url or host}: {likely}?"
     if status in (400, 404) and _MODEL.search(message) and re.search("exist|found|access|invalid|know", message):
