@@ -208,6 +208,54 @@ def test_reasoning_counted_apart_is_counted_in() -> None:
     assert decode(reply(usage=usage)).usage == Usage(1, 32, reasoning_tokens=30)
 
 
+@pytest.mark.parametrize(
+    ("usage", "found"),
+    [
+        ({"input_tokens": 5, "output_tokens": 2}, Usage(5, 2)),
+        ({"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 2}, Usage(5, 2, 4)),
+        ({"output_tokens": 9, "output_tokens_details": {"reasoning_tokens": 7}, "input_tokens": 1}, Usage(1, 9, 0, 7)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "input_tokens": 0, "output_tokens": 0}, Usage(5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2, "input_tokens": None}, Usage(5, 2)),
+        ({"prompt_tokens": None, "completion_tokens": None, "input_tokens": 5, "output_tokens": 2}, Usage(5, 2)),
+        ({"prompt_tokens": 5, "total_tokens": 7}, Usage(5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": None, "total_tokens": 5}, None),
+    ],
+)
+def test_usage_in_another_api_s_terms_is_read(usage: dict[str, Any], found: Usage | None) -> None:
+    """As gateways pass them on; and what was generated is what the prompt leaves of the total. It had no cost."""
+    assert decode(reply(usage=usage)).usage == found
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("model_length", "length"), ("MAX_TOKENS", "length"), ("max_tokens", "length"), ("LENGTH", "length"),
+        ("SAFETY", "content_filter"), ("content_filter: PROHIBITED_CONTENT", "content_filter"),
+        ("sensitive", "content_filter"), ("stop", "stop"), ("STOP", "STOP"), ("eos", "eos"), (None, None),
+    ],
+)  # fmt: skip
+def test_a_reply_that_was_cut_or_withheld_has_openai_s_name_of_it(theirs: str | None, ours: str | None) -> None:
+    """An intermediate result of a reply that Mistral cut at the end of its context was the answer."""
+    assert decode(reply(finish_reason=theirs)).choices[0].finish_reason == ours
+    if theirs is not None:
+        stream = StreamDecoder()
+        stream.feed(chunk("A", theirs).encode())
+        assert stream.finish().choices[0].finish_reason == ours
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource", "network_error"])
+def test_a_reply_that_its_service_broke_off_is_a_failure(reason: str) -> None:
+    """What it had said by then was the answer."""
+    for read in (
+        lambda: decode(reply(finish_reason=reason)),
+        lambda: StreamDecoder().feed(chunk("A", reason).encode()),
+    ):
+        with pytest.raises(CallFailed) as caught:
+            read()
+        assert caught.value.failure.retryable
+        assert caught.value.reported == reason
+
+
 def test_openai_log_probabilities_are_read() -> None:
     """Each token comes with its own log-probability and those of the alternatives; "none" among these is dropped."""
     content = [entry("A", -0.1, A=-0.1, B=-2.5, C=-9999.0, D=math.nan)]
@@ -260,7 +308,7 @@ def test_a_certain_token_with_doubted_alternatives_is_credible() -> None:
     [
         None, 3, "text", [], {}, {"choices": []}, {"choices": {}}, {"choices": [None]}, {"choices": [{}]},
         {"choices": [{"message": "hi"}]}, {"choices": [{"message": {"content": 7}}]}, {"error": "no"},
-        {"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]},
+        {"choices": [{"message": {"content": "x"}, "finish_reason": "error"}]}, {"object": "error", "message": "no"},
     ],
 )  # fmt: skip
 def test_a_body_that_is_not_a_chat_completion_is_a_protocol_failure(payload: object) -> None:
@@ -450,6 +498,37 @@ def test_a_stream_may_begin_with_a_mark_of_its_byte_order() -> None:
     """The first words were lost, and the rest was the answer."""
     decoder = StreamDecoder()
     assert decoder.feed(b"\xef\xbb") + decoder.feed(b"\xbf" + chunk("A", "stop").encode()) == "A"
+
+
+def test_a_sign_of_life_is_no_event() -> None:
+    """Such as data that is empty."""
+    decoder = StreamDecoder()
+    assert decoder.feed(b": ping\n\ndata:\n\ndata: \n\n" + chunk("A", "stop").encode()) == "A"
+
+
+def test_usage_is_read_from_a_choice() -> None:
+    """Where Moonshot's streams have it (https://platform.moonshot.ai/docs/api/chat); these had no cost."""
+    decoder = StreamDecoder()
+    ended = {"index": 0, "delta": {}, "finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    decoder.event({"choices": [{"index": 0, "delta": {"content": "A"}}]})
+    decoder.event({"choices": [ended]})
+    assert decoder.finish().usage == Usage(5, 2)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"error": {"message": "engine died", "code": 500}}\n\n',
+        'data: {"object": "error", "message": "engine died", "code": 500}\n\n',
+    ],
+)
+def test_an_error_in_mid_stream_is_told_in_any_form(event: str) -> None:
+    """Bare, or as older versions of vLLM send it. The stream was said to be cut short."""
+    decoder = StreamDecoder()
+    decoder.feed(chunk("A").encode())
+    with pytest.raises(CallFailed) as caught:
+        decoder.feed(event.encode())
+    assert caught.value.failure.status == 500
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ MAX_CHOICES = 1024
 _MAX_CONTAINERS = 100_000
 _LARGE = 2**18
 _DEEPINFRA_MAX_N = 4
+_UNCOMPRESSED = "switch compression off at the service, or at the proxy in front of it"
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
@@ -70,7 +71,8 @@ class CompletionChoice:
 
     Attributes:
         text: the answer, without the thinking before it.
-        finish_reason: the service's; "refusal" if it returned a refusal instead of text.
+        finish_reason: the service's, by OpenAI's name if the reply was cut or withheld; "refusal" if it returned a
+            refusal instead of text.
         tokens: of the answer; None where no (credible) log-probabilities came back.
         reasoning: the thinking, as far as the service returns it.
         unopened: whether the text began within the thinking, without an opening mark.
@@ -164,13 +166,14 @@ def parse_json(body: bytes | bytearray) -> object:
     try:
         return read_json(body)
     except (ValueError, RecursionError):
+        if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+            failure = Failure("protocol", "the reply is compressed, though the request forbids it", hint=_UNCOMPRESSED)
+            raise CallFailed(failure) from None
         raise fields.protocol_error(f"the reply {_what_it_is(body)}") from None
 
 
 def _what_it_is(body: bytes | bytearray) -> str:
     """Describe a body that is not JSON."""
-    if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-        return "is compressed, though the request forbids it"
     if not body.strip():
         return "is empty"
     return "is a web page" if body.lstrip()[:1] == b"<" else "is not JSON"
@@ -191,8 +194,9 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
     if not generates and isinstance(counts, dict):
         counts = {**counts, "completion_tokens": counts.get("completion_tokens") or 0}
     usage, held = fields.usage_of(counts), payload.get(content)
-    if payload.get("error") is not None and not held:
-        raise fields.reported_error(payload["error"], usage)
+    error = fields.error_in(payload)
+    if error is not None and not held:
+        raise fields.reported_error(error, usage)
     return payload, held, usage
 
 
@@ -219,8 +223,7 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     message = choice.get("message")
     if not isinstance(message, dict):
         raise fields.protocol_error("a choice has no message", usage)
-    if choice.get("finish_reason") == "error":
-        raise fields.reported_error(choice.get("error"), usage)
+    finished = fields.finish_of(choice, usage)
     text = fields.content_of(message.get("content"))
     if text is None:
         raise fields.protocol_error("a message's content is not text", usage)
@@ -230,7 +233,8 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     reasoning, tokens = thinking_of(message) or within, fields.tokens_of(choice.get("logprobs"))
     if reasoning and tokens:
         tokens = fields.answer_tokens(tokens, text)
-    finished = "refusal" if message.get("refusal") and not text else fields.text_of(choice.get("finish_reason"))
+    if message.get("refusal") and not text:
+        finished = "refusal"
     details = tuple(objects_in(message.get("reasoning_details")))
     return CompletionChoice(text, finished, tokens, calls, reasoning, unopened, details)
 

@@ -17,6 +17,19 @@ _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
 _MAX_TOKEN_COUNT = 10**9
 _EXACT = Context(prec=50)  # adds two such amounts without rounding
+#: Other names for a reply that was cut or withheld -> OpenAI's. Gemini passes its own on, in capitals or after a colon.
+_FINISHES = {
+    **dict.fromkeys(("max_tokens", "model_length"), "length"),  # Mistral's is the latter
+    **dict.fromkeys(("safety", "recitation", "blocklist", "prohibited_content", "spii"), "content_filter"),
+    "sensitive": "content_filter",  # Z.ai
+}
+#: Names of fields of the usage in other APIs -> those here.
+_OTHER_NAMES = {
+    "input_tokens": "prompt_tokens", "input_tokens_details": "prompt_tokens_details",
+    "output_tokens": "completion_tokens", "output_tokens_details": "completion_tokens_details",
+}  # fmt: skip
+#: Reasons of a reply that its service broke off: OpenRouter and Mistral, vLLM and SGLang, DeepSeek, Z.ai.
+_BROKEN = ("error", "abort", "insufficient_system_resource", "network_error")
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
@@ -50,6 +63,25 @@ def reported_error(error: object, usage: Usage | None) -> CallFailed:
     return CallFailed(failure, usage, reported=error)
 
 
+def error_in(payload: Mapping[str, Any]) -> object:
+    """Return the error that a reply reports, None if it reports none; that of older versions of vLLM is all of it."""
+    error = payload.get("error")
+    return payload if error is None and payload.get("object") == "error" else error
+
+
+def finish_of(choice: Mapping[str, Any], usage: Usage | None) -> str | None:
+    """Return why a choice ended, None if it has not; by OpenAI's name if it was cut or withheld.
+
+    Raises:
+        CallFailed: the service broke it off.
+    """
+    reason = text_of(choice.get("finish_reason"))
+    if reason in _BROKEN:
+        raise reported_error(choice.get("error") or reason, usage)
+    kind = (reason or "").lower().partition(":")[0]
+    return _FINISHES.get(kind, kind if kind in ("length", "content_filter") else reason)
+
+
 def text_of(value: object) -> str | None:
     """Return a string without lone surrogates, which JSON may carry but nothing could store; None if not a string."""
     if not isinstance(value, str) or value.isascii():
@@ -68,11 +100,20 @@ def content_of(content: object) -> str | None:
 
 
 def usage_of(usage: object) -> Usage | None:
-    """Return the usage; None if it is absent, negative, all zero or contradicts itself."""
+    """Return the usage; None if it is absent, negative, all zero or contradicts itself.
+
+    Gateways to other APIs may name its fields as those do: ``input_tokens``, ``output_tokens``. If the generated tokens
+    are left out, the total tells them.
+    """
     if not isinstance(usage, dict):
         return None
-    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
-    if prompt is None or completion is None:
+    told = {name: value for name, value in usage.items() if value is not None}
+    usage = {_OTHER_NAMES.get(name, name): value for name, value in told.items()} | told
+    prompt, total = count_of(usage.get("prompt_tokens")), count_of(usage.get("total_tokens")) or 0
+    if prompt is None:
+        return None
+    completion = count_of(usage.get("completion_tokens", total - prompt if total > prompt else None))
+    if completion is None:
         return None
     cached = _first_count(
         _within(usage, "prompt_tokens_details", "cached_tokens"),
@@ -84,7 +125,7 @@ def usage_of(usage: object) -> Usage | None:
     )
     if cached > prompt:
         return None
-    apart = (count_of(usage.get("total_tokens")) or 0) - prompt - completion  # xAI and Gemini count thinking only there
+    apart = total - prompt - completion  # xAI and Gemini count thinking only there
     if apart > 0 or reasoning > completion:  # a Usage includes it
         reasoning = max(reasoning, apart)
         completion += reasoning

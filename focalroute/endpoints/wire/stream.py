@@ -77,7 +77,7 @@ class StreamDecoder:
         if line.startswith("data:"):
             self._data.append(line[5:].removeprefix(" "))
             return ""
-        if line.startswith("{") and not self._parts:  # a service that does not stream replies with the whole at once
+        if line.startswith("{"):  # a service that does not stream, or fails in mid-stream, sends no more than an object
             self._data, line = [line], ""
         if line or not self._data:
             self._page = self._page or (line.lstrip().startswith("<") and not self._parts)
@@ -86,6 +86,8 @@ class StreamDecoder:
         named_error, self._named_error = self._named_error, False
         if self.done or data.strip() == "[DONE]":
             self.done = True
+            return ""
+        if not data.strip():  # a sign of life
             return ""
         try:
             payload = json.loads(data)
@@ -107,8 +109,9 @@ class StreamDecoder:
         if not isinstance(payload, dict):
             raise self._failed("a stream event is not a JSON object")
         self.usage = fields.usage_of(payload.get("usage")) or self.usage
-        if payload.get("error") is not None:
-            raise fields.reported_error(payload["error"], self.usage)
+        error = fields.error_in(payload)
+        if error is not None:
+            raise fields.reported_error(error, self.usage)
         self._model = self._model or fields.text_of(payload.get("model"))
         self.id = self.id or fields.text_of(payload.get("id"))
         choices = payload.get("choices")
@@ -124,11 +127,11 @@ class StreamDecoder:
         text = fields.content_of((delta or {}).get("content"))
         if text is None or index is None or index >= MAX_CHOICES:
             raise self._failed("a stream choice has no readable text")
-        if choice.get("finish_reason") == "error":
-            raise fields.reported_error(choice.get("error"), self.usage)
+        self.usage = fields.usage_of(choice.get("usage")) or self.usage  # Moonshot's is there
+        finished = fields.finish_of(choice, self.usage)
         if index not in self._parts:
             self._parts[index] = _Part(ThinkingSplitter(unopened=self._unopened))
-        text = self._parts[index].add(text, choice, delta or {})
+        text = self._parts[index].add(text, choice, delta or {}, finished)
         return text if index == 0 else ""
 
     @property
@@ -176,13 +179,13 @@ class _Part:
         self._places: dict[int, tuple[int, int]] = {}  # index -> the key of its latest call
         self._arguments: dict[tuple[int, int], list[str]] = {}
 
-    def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any]) -> str:
+    def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any], finished: str | None) -> str:
         """Add a piece; return the part of the answer that is new."""
         answer = self._splitter.feed(text)
         self._thoughts.append(thinking_of(delta))
         self._details += objects_in(delta.get("reasoning_details"))
         self._refused = self._refused or bool(delta.get("refusal"))
-        self.finish_reason = fields.text_of(choice.get("finish_reason")) or self.finish_reason
+        self.finish_reason = finished or self.finish_reason
         content = as_object(choice.get("logprobs")).get("content")
         if isinstance(content, list) and self._entries is not None:
             self._entries += content
