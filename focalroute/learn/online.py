@@ -116,7 +116,8 @@ def _judged(
         reason = f"better with 95 % confidence: {_shown(found)}"
         record = trial.noted(challenger.version, "published", found, reason).record
         make_current(root, challenger.version)
-        write_trial(root, Trial(challenger.version, parent=policy.version, record=record))
+        used = Counted(trial.tried.ids)  # it was chosen on these answers, so they would flatter it
+        write_trial(root, Trial(challenger.version, parent=policy.version, watched=used, record=record))
         return UpdateReport("published", challenger.version, policy.version, reason, comparison=found)
     reason = f"version {challenger.version} is unlikely to prove better: {_shown(found)}"
     end_trial(root)

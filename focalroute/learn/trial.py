@@ -46,7 +46,7 @@ Verdict = Literal["better", "not better", "open"]
 class Counted:
     """Answers already used: their ids, and the evidence of those that were compared (`focalroute.learn.gate.evidence`).
 
-    The other ids are of the answers that the challenger was learned from.
+    The other ids are of the answers that the challenger was learned from or, once it serves, was published for.
     """
 
     ids: tuple[str, ...] = ()

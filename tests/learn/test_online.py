@@ -143,6 +143,12 @@ def test_a_learned_policy_goes_on_trial_and_is_published_once_significantly_bett
     assert (entry["version"], entry["outcome"], entry["reason"]) == (2, "published", final.reason)
     assert entry["gate"]["gain"] == final.comparison.gain
 
+    update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    assert len(read_trial(tmp_path, 2, None).watched.values) == 0  # nor is what it was published for
+    fill(store, play(version(tmp_path, 2), 50, 99, version=2))
+    update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    assert len(read_trial(tmp_path, 2, None).watched.values) == 50
+
 
 def test_a_trial_that_unpacks_to_very_much_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is that of a bundle's arrays, lowered here to be met sooner."""
