@@ -119,6 +119,7 @@ def _usd(pico: int | None) -> Any:
 
 _MOST = 10_000  # feedbacks that one update takes
 _TIDY_EVERY_S = 60.0
+_ARCHIVE_EVERY_S = 2.0  # workers drop rows once there are twice as many as Redis should keep
 
 
 class FleetLearner:
@@ -150,7 +151,7 @@ class FleetLearner:
         self._lease_s = lease_s
         self._archive = archive
         self._who = secrets.token_hex(8)
-        self._next_tidy = 0.0
+        self._next_tidy = self._next_archiving = 0.0
 
     def step(self) -> UpdateReport | None:
         """Update once, if this is the learner and there is enough feedback; None: no update was made.
@@ -218,11 +219,12 @@ class FleetLearner:
         self._fleet_policy.publish(_read(bundle.folder_of(self._start, version)), version=version, parent=0)
 
     def _tidy(self) -> None:
-        if time.monotonic() < self._next_tidy:
-            return
-        self._next_tidy = time.monotonic() + _TIDY_EVERY_S
-        self._fleet_policy.tidy(time.time())
-        if self._archive is not None:
+        now = time.monotonic()
+        if now >= self._next_tidy:
+            self._next_tidy = now + _TIDY_EVERY_S
+            self._fleet_policy.tidy(time.time())
+        if self._archive is not None and now >= self._next_archiving:
+            self._next_archiving = now + _ARCHIVE_EVERY_S
             self._archive.take()
 
     @contextmanager

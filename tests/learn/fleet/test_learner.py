@@ -337,6 +337,21 @@ def test_answers_that_redis_no_longer_keeps_are_in_the_archive_once(where: str, 
         assert kept.verify() == ()
 
 
+def test_the_archive_takes_rows_before_workers_drop_them(where: str, tmp_path: Path) -> None:
+    """Twice as many as Redis should keep may come within seconds."""
+    with closing(RedisStore(f"{where}&keep=20")) as store, closing(Archive(store, tmp_path / "archive.db")) as archive:
+        learner = FleetLearner(store, every=10**6, archive=archive)
+        began = time.monotonic()
+        for number in range(2):
+            for place in range(20):
+                store.write(answer(f"{number}-{place}")).result(10)
+            until(lambda: learner.step() is None and sum(1 for _ in store.recent(100)) == 20)
+        assert time.monotonic() - began < 30
+        learner.close()
+    with closing(open_store(tmp_path / "archive.db")) as kept:
+        assert [stored.id for stored, _ in kept.recent(100)] == [f"0-{place}" for place in range(20)]
+
+
 def test_threads_of_one_process_may_all_be_candidates(store: RedisStore, start: Path) -> None:
     """As workers with ``update_every`` are: each tries, one learns, each feedback counts once."""
     fill(store, played(500, 0))
