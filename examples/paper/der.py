@@ -22,7 +22,7 @@ import numpy as np
 from examples.paper.common import mean_se, parser_of, show
 from examples.paper.passages import FACTS, PASSAGES, PassageModel
 from focalroute.answers import AnswerKind
-from focalroute.evaluate.live import LiveOptions, live_report, play_all, show_live
+from focalroute.evaluate.live import FAMILIES, LiveOptions, live_report, play_all, show_live
 from focalroute.evaluate.live_environment import LiveResult, in_process, joined, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
@@ -121,7 +121,7 @@ def main() -> None:
     if options.quick:
         options.seeds, options.train, options.test, options.task = 1, 10, 4, ["yes-no", "summary"]
         plan = LiveOptions(max_steps=2, alphas=(0.3,), settings=DerSettings(passes=1, hidden=8))
-    reports = {}
+    reports, beside = {}, list[list[str]]()
     for name in options.task or TASKS:
         task, seeds = TASKS[name], range(FIRST_SEED, FIRST_SEED + options.seeds)
         parts = [played(task, options.train, options.test, seed, plan) for seed in seeds]
@@ -131,9 +131,13 @@ def main() -> None:
         title = f"{name}, {options.test} queries a seed after {options.train}: means and standard errors"
         columns = ["", f"{report.scored} x 100", "calls", "USD per 1,000 queries", "cost ratio", "TFLOPs a query"]
         show(title, columns, rows_of(parts))
+        for way, found in report.equal_cost.items():
+            cells = [f"**{one.in_points()}**" if one.beats else one.in_points() for one in found.values()]
+            beside.append([f"{name}, {way}", *cells])
         reports[name] = asdict(report)
         if options.json is not None:
             options.json.write_text(json.dumps(reports, indent=2) + "\n", "utf-8")
+    show("DER minus the best of a family at the same cost, points", ["", *FAMILIES], beside)
 
 
 if __name__ == "__main__":
