@@ -150,8 +150,9 @@ class _Loop:
         with self._lock:
             if self._thread is None:
                 atexit.register(self.finish)
-                self._thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="focalroute-loop", daemon=True)
+                thread.start()
+                self._thread = thread  # not before: until it is started it looks `gone`
 
     @property
     def gone(self) -> bool:

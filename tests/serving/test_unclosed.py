@@ -10,11 +10,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from focalroute import AsyncEnsemble, Ensemble
+from focalroute import AsyncEnsemble, Ensemble, EnsembleClosed, PoolError
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.loopback import until
 
@@ -125,6 +126,32 @@ def test_closed_ensembles_do_not_warn(pool: SimulatedPool) -> None:
             await ensemble.ask("What is 17 + 25?", choices=["32", "42"])
 
     assert warned(use, before) == []
+
+
+def test_an_ensemble_is_closed_while_its_thread_starts(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is not started yet looks like one that has ended, and then nothing would be closed."""
+    starting, start = threading.Event(), threading.Thread.start
+
+    def start_late(self: threading.Thread) -> None:
+        if self.name == "focalroute-loop":
+            starting.set()
+            time.sleep(0.2)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    ensemble = Ensemble(pool.endpoints)
+    user = threading.Thread(target=ask_until_closed, args=(ensemble,))
+    user.start()
+    starting.wait(10)
+    ensemble.close()
+    assert ensemble._async.closed
+    user.join()
+
+
+def ask_until_closed(ensemble: Ensemble) -> None:
+    """An ask that the closing may end."""
+    with suppress(PoolError, EnsembleClosed):
+        ensemble.ask("What is 17 + 25?", choices=["32", "42"])
 
 
 def test_what_a_dropped_ensemble_paid_is_in_its_store(pool: SimulatedPool, tmp_path: Path) -> None:
