@@ -314,12 +314,12 @@ class AsyncEnsemble:
         return AsyncAnswerStream(asked.id, partial(self._answer, asked), self._streams)
 
     async def _answer_anew(self, query: Query) -> Answer:
-        self.check_open()
         with self._gates.here():
             return await self._answer(query)
 
     async def _answer(self, query: Query, stream_sink: StreamSink | None = None) -> Answer:
         """Answer a query: observe, decide, ask and fuse until the policy stops, then record the answer."""
+        self.check_open()  # it may have been closed since a stream was made, or while the cache had this ask wait
         ask = await self._begin(query, stream_sink)
         cost_weight, usd_per_second = self._pacer.begin(), self._time_pacer.begin()
         own = query.usd_per_second

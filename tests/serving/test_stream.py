@@ -26,6 +26,7 @@ from focalroute import (
     DeadlineExceeded,
     Endpoint,
     Ensemble,
+    EnsembleClosed,
     PoolError,
     StreamBroken,
 )
@@ -421,14 +422,16 @@ def test_a_cancelled_task_gives_its_stream_up(service: Service, server: Server) 
 
 
 def test_a_closed_ensemble_gives_its_streams_up_and_says_so(service: Service, server: Server, tmp_path: Path) -> None:
-    """Half an answer shall not pass for a whole one."""
+    """Half an answer shall not pass for a whole one, and one that was not begun is not asked for any more."""
     service.holds.add("a")
 
     async def run() -> None:
         ensemble = AsyncEnsemble(pool(server, "a"), store=tmp_path / "s.db", budget=Budget(usd_total=1))
-        stream = ensemble.stream(QUESTION)
+        stream, unread = ensemble.stream(QUESTION), ensemble.stream(QUESTION)
         assert await anext(stream) == "two"
         await ensemble.aclose()
+        with pytest.raises(EnsembleClosed):
+            await anext(unread)
         with pytest.raises(RuntimeError, match="ensemble was closed"):
             await anext(stream)
         with pytest.raises(RuntimeError, match="closed"):
