@@ -19,6 +19,7 @@ _TENS = (
 _SMALL = {word: value for value, word in enumerate(_UNITS)} | {w: 10 * i for i, w in enumerate(_TENS, 2)}
 # Word -> how many zeros it adds.
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MYRIADS = {"万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8}
 _FRACTION_WORDS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
 _FRACTION_WORDS |= {"ninth": 9, "tenth": 10, "halve": 2}
 
@@ -32,21 +33,26 @@ _WORD = re.compile(_NUMBER_WORD, re.IGNORECASE)
 _MOST_WORDS = 16
 
 _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
-_NUMBER = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+# Thousands by commas, also as in India (12,34,567).
+_NUMBER = r"(?:(?:(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2}){1,6},\d{3})(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 _BOUNDED = r"(?:\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})"
 _TIMES = r"\s*(?:\*|x|\u00d7|·|⋅|\\times|\\cdot)\s*"
 _TO_THE = r"\s*(?:\^|\*\*)\s*\{?\s*"
-# Tried in this order. Dates, times, ratios, versions, exponents and indices do not count as numbers.
+# Tried in this order. Dates, times, ratios, versions, exponents, indices, roots and multiples of pi do not count as
+# numbers.
 _TOKEN = re.compile(
-    rf"""(?=[-+$€£¥₹\d.^_*])(?:
+    rf"""(?=[-+$€£¥₹\d.^_*mns\\√])(?:
     (?P<none>(?:\^|_|\*\*)\s*\{{?\s*[-+]?\d+
       |(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+
-      |(?<![\d.,])\d++:\d++)
-    |(?P<sign>(?<![\w)\]}}])[-+])?[$€£¥₹]?(?:
+      |(?<![\d.,])\d++:\d++
+      |(?:{_NUMBER}\s*)?(?:\\?sqrt\s*(?:\[\d+\])?\s*[{{(]?|√\s*\(?)\s*\d[\d.]*(?:[)}}]?\s*/\s*\d+)?
+      |{_NUMBER}\s*(?:\\pi|π|pi\b))
+    |(?P<sign>(?<![\w)\]}}])[-+]|(?<![\d)\]}}]\ )\b(?:minus|negative)\s+)?[$€£¥₹]?(?:
       (?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})
       |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>\d{{1,2}})(?!\d)
       |(?:(?P<whole>\d{{1,18}})\s+)?(?P<over>{_BOUNDED})\s*/\s*(?P<under>{_BOUNDED})(?!\d)
-      |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)(?:\s*(?P<scale>{"|".join(_SCALES)})\b)?
+      |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)
+       (?:\s*(?:(?P<scale>{"|".join(_SCALES)})\b|(?P<myriads>[{"".join(_MYRIADS)}])))?
     )(?P<half>\s+and\s+a\s+half\b)?)""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -58,7 +64,11 @@ _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
 _THIN = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ]|_)(?=\d{3}(?!\d))")
 _FRACTION = re.compile(rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))")
-_PLAIN = str.maketrans("\N{MINUS SIGN}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}", "---.")
+_SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?:[ '\u2019]\d{3})+(?!\d|\s*/)")  # 12 345, 12'345
+_DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?!\d|[.,]\d)")
+_PLAIN = str.maketrans(
+    "\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}", "----."
+)
 
 
 def read_number(text: str) -> str | None:
@@ -66,8 +76,8 @@ def read_number(text: str) -> str | None:
 
     The form is plain decimal notation without trailing zeros, or a fraction in lowest terms where decimals would not
     end. Thousands separators, currencies, percent signs and units are ignored; "3/4", "3 1/2", ``\\frac{3}{4}``,
-    "1.2 x 10^3", "3 million" and small numbers in words are read. Equal means exactly equal: 0.33 is not 1/3. A comma
-    is never a decimal point.
+    "1.2 x 10^3", "3 million" and small numbers in words are read. Equal means exactly equal: 0.33 is not 1/3. One comma
+    is a decimal point unless three digits follow it ("3,14", "0,125", "1.234,5").
 
     >>> read_number("So 1,250.50 in all."), read_number("The answer is 3/4 of 20."), read_number("-2/6")
     ('1250.5', '0.75', '-1/3')
@@ -100,7 +110,17 @@ def _plain_digits(text: str) -> str:
     '3 1/2 is 1,000 7/2'
     """
     text = _THIN.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
+    text = _SPACED.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    text = _DECIMAL_COMMA.sub(_with_decimal_point, text)
     return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or m[3]}/{m[4] or m[5]}", text)
+
+
+def _with_decimal_point(match: re.Match[str]) -> str:
+    """Replace a decimal comma by a point; a comma that separates thousands stays."""
+    whole, decimals = match[1].replace(".", ""), match[2]
+    if len(decimals) == 3 and whole == match[1] and len(whole) <= 3 and whole != "0":
+        return match[0]
+    return f"{whole}.{decimals}"
 
 
 def type_out(text: str) -> str:
@@ -152,7 +172,7 @@ def _number_in_digits(text: str, which: int) -> str | None:
             if abs(Fraction(value)) >= _LARGEST_WITH_HALF:
                 return None
             value = Fraction(value) + Fraction(1, 2)
-        if match["sign"] == "-":
+        if match["sign"] not in (None, "+"):
             value = -value
         return write_number(value)
     except (InvalidOperation, Overflow):  # too large to be meant
@@ -174,6 +194,8 @@ def _value(match: re.Match[str]) -> Fraction | Decimal | None:
     value = _decimal(match["plain"] + match["e"])
     if match["scale"]:
         value = _EXACT.scaleb(value, _SCALES[match["scale"].casefold()])
+    if match["myriads"]:
+        value = _EXACT.scaleb(value, _MYRIADS[match["myriads"]])
     return value
 
 

@@ -9,7 +9,11 @@ import unicodedata
 from focalroute.answers.final import find_final, normalise_final
 from focalroute.answers.latex import without_commands
 
-_AT_ENDS = " \t\r\n.,;:!?\"'`*_()[]{}\u201c\u201d\u2018\u2019"
+_AT_ENDS = (
+    " \t\r\n.,;:!?\"'`*_()[]{}\u201c\u201d\u2018\u2019\u201a\u201e\u2026\u2039\u203a«»¡¿"
+    "\u3001\u3002\u3008\u3009\u300a\u300b\u300c\u300d\u300e\u300f\u3010\u3011"  # Chinese and Japanese
+    "\u060c\u061b\u061f\u0964"  # Arabic, Hindi
+)
 _LONGEST = 10_000  # characters; normalising combining characters takes time quadratic in their number
 _ARTICLE = re.compile(r"(?:the|an?)\s+(?=\S)")
 _ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
@@ -77,9 +81,7 @@ def read_verdict(text: str) -> str | None:
     if verdicts and (answer.marked or len(set(verdicts)) == 1):
         return verdicts[0]
     opening = _opening_verdict(line)
-    if opening is None and not verdicts:
-        return _opening_verdict(answer.reply)
-    return opening
+    return opening if verdicts else _opening_verdict(answer.reply) or opening  # "Yes.\n\nNo other planet is larger."
 
 
 def _meaning(match: re.Match[str]) -> str:
@@ -125,6 +127,9 @@ _FORMS = tuple(
         r"(?P<year>[12]\d{3})",
     )
 )
+_IN_CHARACTERS = re.compile(
+    r"(?<!\d)(?P<year>\d{4})\s*[年년]\s*(?P<number>\d{1,2})\s*[月월]\s*(?P<day>\d{1,2})\s*[日일]"
+)
 _YEARLESS = re.compile(r"(?<!\S)--(?P<number>\d\d)-(?P<day>\d\d)(?!\S)")
 _LEAP = 2000
 
@@ -134,7 +139,7 @@ def read_date(text: str) -> str | None:
 
     The form is "2024-03-03", "2024-03" without a day, "--03-03" without a year, or "2024" for a year alone. Weekday and
     time are ignored. In 03/04/2024 and 03-04-2024 the first number is the month (as in the USA) unless it is above 12;
-    in 03.04.2024 it is the day. Years have four digits. Dates that do not exist are not read.
+    in 03.04.2024 it is the day. Years have four digits, and months English names. Dates that do not exist are not read.
 
     >>> read_date("The answer is Sunday, March 3rd, 2024."), read_date("31/01/2024"), read_date("3.4.2024")
     ('2024-03-03', '2024-01-31', '2024-04-03')
@@ -153,7 +158,7 @@ def _find_dates(text: str) -> list[str]:
     """Return all dates in the most complete form that occurs, in order."""
     text = " ".join(text.translate({0x2010: "-", 0x2011: "-", 0x2013: "-"}).split())
     yearless = [match[0] for match in _YEARLESS.finditer(text) if _read(match) == match[0]]
-    for form in _FORMS:
+    for form in (_IN_CHARACTERS, *_FORMS):
         matches = list(form.finditer(text))
         if matches:
             return [date for match in matches if (date := _read(match)) is not None]
