@@ -9,13 +9,13 @@ _EXACT = 2.0**53  # up to here a float holds every whole number exactly
 
 
 def parsed(text: str) -> object:
-    """Parse a JSON text.
+    """Parse a JSON text; strings may hold line breaks and tabs as they are, as models write them.
 
     Raises:
         ValueError: it is not JSON, or too deeply nested or too long.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, strict=False)
     except RecursionError:
         raise ValueError("too deep") from None
 

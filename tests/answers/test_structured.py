@@ -176,6 +176,11 @@ def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
     assert structure(SCHEMA)(text) == FORM
 
 
+def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
+    """A member was asked again for it."""
+    assert structure(SCHEMA)('{"colour": "red", "note": "one\n\ttwo"}') == r'{"colour":"red","note":"one\n\ttwo"}'
+
+
 @pytest.mark.parametrize(
     "text",
     [
