@@ -214,6 +214,8 @@ def _aiohttp_sender(
             raise httpx.ProxyError(type(error).__name__) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise httpx.ConnectError(type(error).__name__) from error
+        except aiohttp.ClientConnectionResetError as error:  # the service had closed a connection that was idle
+            raise httpx.WriteError(type(error).__name__) from error
         except (aiohttp.ClientConnectionError, OSError) as error:
             raise httpx.ReadError(type(error).__name__) from error
         except (aiohttp.ClientError, ValueError) as error:

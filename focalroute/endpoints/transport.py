@@ -31,8 +31,9 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embedding
 #: Most bytes read of an error or of a lookup.
 MAX_ERROR_BYTES = 64 * 1024
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}  # so that reading is bounded by what is sent
-#: Exceptions of httpx and httpx2 that are raised before anything is sent.
+#: Exceptions of httpx and httpx2 that are raised before anything is sent, and before all of the request is.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
+_NOT_ALL_SENT = {*_UNSENT, "WriteError"}
 
 
 async def read_all(response: Any, limit: int) -> bytearray:
@@ -102,7 +103,7 @@ def request_failure(error: BaseException) -> CallFailed:
         message = "the service ended the connection without a reply"
         hint = "try again; if it always does, see its log: over https it may want a certificate of the client (cert)"
     failure = Failure("connection", f"{message} ({cause})", hint=hint)
-    return CallFailed(failure, free=bool(names & _UNSENT))
+    return CallFailed(failure, free=bool(names & _NOT_ALL_SENT))
 
 
 def _innermost(error: BaseException) -> BaseException:

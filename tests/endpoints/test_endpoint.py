@@ -16,6 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import openai
 import pytest
@@ -280,6 +281,19 @@ def test_a_connection_dropped_before_the_reply_is_a_connection_failure(through: 
         return web.Response()
 
     assert failure(through, hang_up).failure.kind == "connection"
+
+
+def test_a_request_that_an_old_connection_did_not_take_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service closed it while it was idle. What was not sent was an unknown cost."""
+
+    async def closed(*_: Any, **__: Any) -> None:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", closed)
+    with pytest.raises(CallFailed) as caught:
+        using("http://127.0.0.1:9/v1", complete)
+    assert caught.value.free
+    assert caught.value.failure.retryable
 
 
 @pytest.mark.parametrize(

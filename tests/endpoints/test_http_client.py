@@ -204,6 +204,7 @@ def test_hooks_auth_headers_and_proxies_of_a_client_are_at_work(monkeypatch: pyt
     [
         (httpx.ConnectError("x"), "connection", True), (httpx.PoolTimeout("x"), "connection", True),
         (httpx.ReadError("x"), "connection", False), (httpx.RemoteProtocolError("x"), "connection", False),
+        (httpx.WriteError("x"), "connection", True),
         (httpx.ReadTimeout("x"), "timeout", False), (ZeroDivisionError(KEY), "protocol", False),
     ],
 )  # fmt: skip
