@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 _TAIL = 20_000  # characters: the final answer is near the end
-_THINKING = ("think", "thinking")
+#: Tags of reasoning that is not part of the answer.
+THINKING = ("think", "thinking")
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
 _TAGGED = re.compile(r"<answer>\s*([^<]*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
@@ -76,7 +77,7 @@ def normalise_final(text: str, normalise: Callable[[FinalAnswer], str | None]) -
 
 def _without_thinking(text: str) -> str:
     """Remove hidden reasoning, and the beginning of a long reply; empty if the reasoning never ends."""
-    for name in _THINKING:
+    for name in THINKING:
         _, _, text = text.rpartition(f"</{name}>")
         if f"<{name}>" in text:
             return ""

@@ -204,6 +204,8 @@ def test_a_403_that_is_about_something_else_stays_a_failure() -> None:
         ({"content": "<think></think>9"}, None),
         ({"content": "<thought>7 < 9</thought>9"}, "7 < 9"),
         ({"content": "[THINK]7 < 9[/THINK]9"}, "7 < 9"),
+        ({"content": "<seed:think>7 < 9</seed:think>9"}, "7 < 9"),
+        ({"content": "◁think▷7 < 9◁/think▷9"}, "7 < 9"),
         ({"content": "So 7 < 9.\n</think>\n\n9"}, "So 7 < 9.\n"),
         ({"content": "<|channel|>analysis<|message|>7<9<|end|>"
                      "<|start|>assistant<|channel|>final<|message|>9<|return|>"}, "7<9"),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import count, islice, takewhile
 from typing import Any
 
+from focalroute.answers.final import THINKING
 from focalroute.endpoints.wire.fields import Token
 
 #: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
@@ -28,6 +29,7 @@ DECORATION = (
     "\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b"  # Chinese and Japanese ones
 )
 
+_ENDS_OF_THINKING = tuple(f"</{name}>" for name in THINKING)
 _MAX_LENGTH = 20_000  # characters of a reply to a closed question; a longer one has no answer
 _OPENING = r"[\s\"'`*_()\[\]{}:=$\\“\u2018-]*(?:(?:text|mathbf|boxed)\{)*[\s\"'`*_(\[{]*"
 _EXPLICIT = re.compile(
@@ -108,7 +110,7 @@ class ChoiceParser:
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
 
     def find(self, text: str, *, cut: bool = False) -> NamedChoice | None:
-        """Return the choice that ``text`` names; None if none or several. Reasoning in ``<think>`` tags is ignored.
+        """Return the choice that ``text`` names; None if none or several. Reasoning in tags is ignored.
 
         Args:
             cut: whether the text was cut off. Then a choice that it only mentions does not count, as others may have
@@ -123,8 +125,8 @@ class ChoiceParser:
         return any(name.startswith(ending) and name != ending for name in names)
 
     def _find(self, text: str, *, cut: bool) -> NamedChoice | None:
-        begin = text.rfind("</think>") + 8 if "</think>" in text else 0
-        if "<think>" in text[begin:]:
+        begin = max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THINKING)
+        if any(f"<{name}>" in text[begin:] for name in THINKING):
             return None
         start = begin + len(text[begin:]) - len(text[begin:].lstrip(DECORATION))
         end = len(text.rstrip(DECORATION))

@@ -6,8 +6,9 @@ Most services return it in a field of its own, others within the text:
   ``reasoning`` (OpenRouter https://openrouter.ai/docs/use-cases/reasoning-tokens, Groq, Ollama, vLLM
   https://docs.vllm.ai/en/latest/features/reasoning_outputs.html);
 - parts of type "thinking" (Mistral https://docs.mistral.ai/capabilities/reasoning);
-- ``<think>``, ``<thought>`` or ``[THINK]`` tags at its start, where a server does not parse them; the opening tag may
-  be missing, as it is part of the prompt (DeepSeek-R1, Qwen3-Thinking https://huggingface.co/Qwen/Qwen3-30B-A3B-Thinking-2507);
+- ``<think>``, ``<thought>``, ``[THINK]``, ``<seed:think>`` (Seed-OSS) or ``◁think▷`` (Kimi-VL) tags at its start,
+  where a server does not parse them; the opening tag may be missing, as it is part of the prompt (DeepSeek-R1,
+  Qwen3-Thinking https://huggingface.co/Qwen/Qwen3-30B-A3B-Thinking-2507);
 - the channels of gpt-oss, with or without their marks (https://cookbook.openai.com/articles/openai-harmony).
 """
 
@@ -28,6 +29,8 @@ _MARKS = {
     "<think>": "</think>",
     "<thought>": "</thought>",
     "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "◁think▷": "◁/think▷",
     "<|channel|>analysis": _FINAL,
     "<|channel|>commentary": _FINAL,
     "<|start|>assistant<|channel|>analysis": _FINAL,
