@@ -74,8 +74,13 @@ def train(
             data = recorded(table, rows, show_task=show_task)
             tables.append(table)
             jobs.append(TrainingJob(data, settings, opened_backend, folder.absolute() if keep else None, resume))
-        with progress_bar("training", len(jobs) * seeds * settings.steps, shown=not as_json) as advance:
-            found = train_each(jobs, every, engine=opened, advance=advance)
+        try:
+            with progress_bar("training", len(jobs) * seeds * settings.steps, shown=not as_json) as advance:
+                found = train_each(jobs, every, engine=opened, advance=advance)
+        except KeyboardInterrupt:
+            if keep:
+                typer.echo("stopped; the same command with --resume continues", err=True)
+            raise
     published = list(map(publish_best, jobs, tables, folders, found))
     if not as_json:
         for each in zip(jobs, tables, folders, found, published, strict=True):

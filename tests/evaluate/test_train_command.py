@@ -75,6 +75,18 @@ def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple
     assert one.metrics == other.metrics
 
 
+def test_an_interrupted_training_says_how_to_continue_it(
+    given: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("focalroute.evaluate.training.train_each", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train([given[0]], [given[1]], tmp_path)
+    assert "with --resume continues" in capsys.readouterr().err
+
+
 def test_json_tells_of_every_seed_and_the_best_is_published(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
