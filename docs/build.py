@@ -7,6 +7,7 @@ link that leads nowhere, fails.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
@@ -132,4 +133,6 @@ def _examples() -> str:
 
 
 if __name__ == "__main__":
-    print(build(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "build"))
+    parser = argparse.ArgumentParser(description="Builds the site of the docs.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build", help="the site goes into FOLDER/site")
+    print(build(parser.parse_args().folder))
