@@ -153,7 +153,8 @@ class PolicySlot:
     def refresh_soon(self) -> None:
         """Refresh on the slot's own thread if `stale`; returns at once."""
         if self.stale():
-            self._worker.submit(self.refresh)
+            with suppress(RuntimeError):  # it was closed, or the program ends
+                self._worker.submit(self.refresh)
 
     def close(self) -> None:
         """Wait for a refresh under way (milliseconds) and end the thread. Idempotent."""

@@ -187,7 +187,7 @@ class AsyncEnsemble:
         )
         closers = (
             self._judge.aclose,  # while its feedback can still be learned from
-            self._updater.close,
+            self._updater.aclose,
             follower.close,
             self._slot.close,
             self._streams.cancel,  # their costs are in the ledger

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +31,7 @@ _CLOSING_S = 10.0  # for an update under way to end
 _KILLING_S = 1.0  # for its process to be killed after that
 _NICE = 10  # asks have priority
 _CHECK_STOP_EVERY_S = 0.2
+_CHECK_IDLE_EVERY_S = 0.02
 
 _log = logging.getLogger("focalroute")
 
@@ -131,7 +135,8 @@ class Updater:
         waiting = self._latest is not None and not (self._latest.running() or self._latest.done())
         if self._feedbacks >= self._every and not waiting:
             self._feedbacks = 0
-            self._latest = self._worker.submit(self._run_quietly)
+            with suppress(RuntimeError):  # it was closed, or the program ends
+                self._latest = self._worker.submit(self._run_quietly)
 
     def _run_quietly(self) -> None:
         try:
@@ -150,21 +155,27 @@ class Updater:
         with self._one_at_a_time:
             return self._in_fleet(self._store, learned_folder(self._policy)).step()
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Wait up to 10 seconds for an update under way, then kill it; drop a waiting one. Idempotent.
 
         An update on a thread, where no Python can be started, cannot be killed: it is left to end by itself.
         """
-        latest, self._latest = self._latest, None
-        if latest is not None:  # else there is nothing to wait for
-            latest.cancel()
-            ended = self._worker.submit(int)  # after the one under way
-            wait([ended], _CLOSING_S)
-            self._stop.set()
-            wait([ended], _KILLING_S)
-        self._worker.shutdown(wait=False)
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        await self._wait_idle(_CLOSING_S)
+        self._stop.set()
+        await self._wait_idle(_KILLING_S)
         if self._learner is not None:
             self._learner.close()
+
+    async def _wait_idle(self, timeout_s: float) -> None:
+        """Wait while an update is under way, without a thread, as a program that ends starts none."""
+        give_up = time.monotonic() + timeout_s
+        while self._under_way and time.monotonic() < give_up:  # noqa: ASYNC110 - updates run in other threads
+            await asyncio.sleep(_CHECK_IDLE_EVERY_S)
+
+    @property
+    def _under_way(self) -> bool:
+        return self._one_at_a_time.locked() or (self._latest is not None and self._latest.running())
 
 
 def can_start() -> bool:

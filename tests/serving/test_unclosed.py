@@ -185,3 +185,18 @@ print(time.time())
     )
     assert done.stderr == ""
     assert time.time() - float(done.stdout) < 30
+
+
+def test_the_interpreter_ends_silently_after_an_update(pool: SimulatedPool, tmp_path: Path) -> None:
+    """Closing started another thread, which a program that ends cannot do."""
+    code = f"""
+import logging
+from focalroute import Endpoint, Ensemble
+logging.disable(logging.WARNING)  # the policy folder is empty
+endpoint = Endpoint("e", model="e", base_url={pool.endpoints[0].base_url!r})
+ensemble = Ensemble([endpoint], store={str(tmp_path / "s.db")!r}, policy={str(tmp_path / "policy")!r}, update_every=1)
+ensemble.feedback(ensemble.ask("q", choices=["a", "b"]), reward=1)
+ensemble._async._updater._latest.result(60)
+"""
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=90)
+    assert (done.stderr, done.returncode) == ("", 0)

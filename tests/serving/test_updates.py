@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -27,8 +28,9 @@ def test_an_update_sees_the_store_wherever_it_is(
     with closing(PolicySlot.open(tmp_path / "policy")) as slot, closing(open_store(where)) as store:
         fill(store, play(linear_learner(), 100, 0, version=1))
         monkeypatch.setattr("focalroute.learn.online.update_policy", None)
-        with closing(Updater(store, slot, tmp_path / "policy", every=None, seed=0)) as updater:
-            assert updater.run().episodes == 80
+        updater = Updater(store, slot, tmp_path / "policy", every=None, seed=0)
+        assert updater.run().episodes == 80
+        asyncio.run(updater.aclose())
 
 
 def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -45,7 +47,7 @@ def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         updater._worker.submit(int).result()
         updater.on_feedback(2)
         updater._worker.submit(int).result()
-        updater.close()
+        asyncio.run(updater.aclose())
     assert len([record for record in caplog.records if "update of the policies" in record.message]) == 2
 
 
@@ -60,7 +62,7 @@ def test_closing_waits_for_an_update_for_a_bounded_time(
         updater.on_feedback(1)
         until(updater._one_at_a_time.locked)  # else it is dropped
         began = time.monotonic()
-        updater.close()
+        asyncio.run(updater.aclose())
         assert time.monotonic() - began < 30
         said = "the old ones stay: the policies could not be updated: its process ended with code -9"
         until(lambda: said in caplog.text)
@@ -81,7 +83,40 @@ def test_closing_waits_for_an_update_on_a_thread_for_a_bounded_time_too(
         with lock_folder(tmp_path):
             updater.on_feedback(1)
             until(updater._one_at_a_time.locked)
-            updater.close()
+            asyncio.run(updater.aclose())
             assert updater._one_at_a_time.locked()
         updater._worker.shutdown()
     assert "update of the policies: on trial" in caplog.text
+
+
+def test_the_loop_goes_on_while_closing_waits_for_an_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every other request of the program would wait, too."""
+    monkeypatch.setattr("focalroute.serving.updates._CLOSING_S", 0.5)
+    monkeypatch.setattr("focalroute.serving.updates._KILLING_S", 0.0)
+    turns = 0
+
+    async def close(updater: Updater) -> None:
+        nonlocal turns
+        closed = asyncio.create_task(updater.aclose())
+        while not closed.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    with closing(PolicySlot.open(tmp_path)) as slot, closing(open_store(None)) as store:
+        updater = Updater(store, slot, tmp_path, every=None, seed=None)
+        with updater._one_at_a_time:
+            asyncio.run(close(updater))
+    assert turns > 5
+
+
+def test_what_comes_while_the_ensemble_closes_starts_nothing(tmp_path: Path) -> None:
+    """Feedback of another process, or a version that was just published."""
+    slot = PolicySlot.open(tmp_path)
+    with closing(open_store(None)) as store:
+        updater = Updater(store, slot, tmp_path, every=1, seed=None)
+        asyncio.run(updater.aclose())
+        slot.close()
+        updater.on_feedback(1)
+        put(tmp_path, linear_learner())
+        slot.refresh_soon()
+    assert slot.current.version == 0

@@ -66,7 +66,8 @@ class Follower:
             store.follow(self._soon)
 
     def _soon(self, version: int) -> None:
-        self._worker.submit(self._follow, version)
+        with suppress(RuntimeError):  # it was closed, or the program ends
+            self._worker.submit(self._follow, version)
 
     def _follow(self, version: int) -> None:
         try:

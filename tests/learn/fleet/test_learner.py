@@ -222,6 +222,9 @@ def test_workers_follow_what_is_published_and_rolled_back(store: RedisStore, whe
     until(lambda: slot.current.version == 1)
     assert runner_output.endswith("version 1 serves now\n")
     follower.close()
+    roll_back(where, "2")
+    until(lambda: store._version == 2)
+    store.write(answer("later")).result(10)  # the store's thread has survived that
     assert bundle.load(folder).version == 1
     slot.close()
 
