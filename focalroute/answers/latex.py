@@ -8,6 +8,7 @@ from focalroute.answers.numbers import type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # nested text commands
+_BETWEEN_THOUSANDS = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ])(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\q?quad\b|~")
 _DOLLARS = re.compile(
     r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
@@ -71,7 +72,8 @@ def simplify_latex(formula: str) -> str:
     >>> simplify_latex("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), simplify_latex("90^\\\\circ"), simplify_latex("12 apples")
     ('\\\\frac{1}{2}', '90', '12')
     """
-    text = _LOOKS.sub("", _SPACES.sub(" ", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^")))
+    text = _BETWEEN_THOUSANDS.sub("", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^"))
+    text = _LOOKS.sub("", _SPACES.sub(" ", text))
     text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))
     text = _DEGREES.sub("", text.replace("\\%", "").replace("\\$", ""))
     text = _COMMAND.sub(lambda match: _SIGNS.get(match[0], match[0]), without_commands(text))
