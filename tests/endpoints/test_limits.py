@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from focalroute import AsyncEnsemble, Endpoint, Ensemble
+from focalroute import AsyncEnsemble, Endpoint, Ensemble, PoolError
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
 from focalroute.endpoints import round as rounds
@@ -377,3 +377,14 @@ def test_a_service_that_takes_four_at_a_time_is_not_asked_for_more_for_long(tmp_
         assert asyncio.run(run(server.url)) == 60
     assert max(peaks) == 4
     assert refused < 250
+
+
+def test_a_limit_that_outlasts_the_deadline_says_what_to_do() -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "24h"}
+        return json_reply(completion("4"), headers=headers)
+
+    with serving(handler) as server, Ensemble([Endpoint("a", model="m", base_url=server.url)]) as ensemble:
+        assert ensemble.ask("?", answer="number").value == 4
+        with pytest.raises(PoolError, match=r"^try again later, or raise deadline_s of the ask; every asked endpoint"):
+            ensemble.ask("?", answer="number")

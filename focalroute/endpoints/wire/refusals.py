@@ -343,6 +343,8 @@ def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return _status_hint(failure, endpoint, host)
     if failure.kind == "unusable":
         return _unusable_hint(failure)
+    if failure.kind == "limited":
+        return "try again later, or raise deadline_s of the ask"
     if failure.kind == "timeout":
         return "raise timeout_s of the endpoint, or deadline_s of the ask"
     if failure.kind == "protocol" and failure.provider_message is None:
