@@ -47,6 +47,11 @@ class StartGate:
         if not self._running:
             self._idle.set()
 
+    @property
+    def running(self) -> int:
+        """The number of running asks."""
+        return self._running
+
     async def wait_idle(self, within_s: float) -> None:
         """Wait until no ask is running, for at most ``within_s`` seconds."""
         if self._running:

@@ -603,8 +603,8 @@ class AsyncEnsemble:
     async def aclose(self) -> None:
         """Close the connections and, once it has all costs, the store. Idempotent.
 
-        Asks under way in this loop fail with their calls; those with calls by the caller's own clients go on, and are
-        waited for up to 5 seconds.
+        Asks under way in this loop fail with their calls; those in other loops, or with calls by the caller's own
+        clients, go on, and are waited for up to 5 seconds.
         """
         self._closed = True
         self._unclosed.detach()

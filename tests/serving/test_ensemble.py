@@ -1100,6 +1100,26 @@ def test_closing_waits_until_asks_under_way_are_in_the_store(tmp_path: Path, inj
         assert store.totals()["a"].calls == 3
 
 
+def test_closing_waits_for_asks_of_other_loops_too(tmp_path: Path) -> None:
+    """Their costs were lost, as the store was closed under them."""
+    go_on = threading.Event()
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.to_thread(go_on.wait, 60)
+        return json_reply(completion("42"))
+
+    with serving(handler) as server, ThreadPoolExecutor(1) as elsewhere:
+        endpoint = Endpoint("a", model="a", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        ensemble = AsyncEnsemble([endpoint], store=tmp_path / "s.db")
+        answer = elsewhere.submit(lambda: asyncio.run(ensemble.ask("?", answer="number")))
+        until(lambda: len(server.received) == 1)
+        threading.Timer(0.1, go_on.set).start()
+        asyncio.run(ensemble.aclose())
+        assert answer.result(60).durable
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        assert store.totals()["a"].calls == 1
+
+
 def test_closing_twice_is_fine_and_a_closed_ensemble_says_so(pool: SimulatedPool) -> None:
     ensemble = Ensemble(pool.endpoints)
     ensemble.ask(QUESTION, choices=CHOICES)
