@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any, Literal, NewType, TypedDict, TypeVar, get_args
 
 import numpy as np
+from pydantic import BaseModel
 
 from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
@@ -26,7 +27,7 @@ from focalroute.core.spelling import by_keyword
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-Prompt = str | Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[Mapping[str, Any] | BaseModel]
 #: The kinds, and the caller's own normaliser, with which the value of an answer is a str.
 TextKind = Literal["short", "yes-no", "date", "math", "text"] | Callable[[str], str | None]
 
@@ -284,7 +285,7 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
             raise ConfigError("query: is empty; give the question as text or as OpenAI messages")
         messages = ({"role": "user", "content": prompt},)
     else:
-        messages = tuple(prompt) if isinstance(prompt, Sequence) else ()
+        messages = tuple(map(_as_mapping, prompt)) if isinstance(prompt, Sequence) else ()
         if messages and all(isinstance(one, str) for one in messages):
             raise ConfigError("query: is a list of questions; give them to ask_many()")
         if not messages or not all(map(_is_message, messages)):
@@ -347,6 +348,14 @@ def _check_tool_choice(params: Mapping[str, Any]) -> None:
     name = as_object(as_object(params["tool_choice"]).get("function")).get("name")
     if isinstance(name, str) and offer.names is not None and name not in offer.names:
         raise ConfigError("tool_choice: names a function that is not among the tools; name one that is")
+
+
+def _as_mapping(message: object) -> object:
+    """Return a message of the openai library as it sends it, but without null fields, which some services refuse."""
+    if not isinstance(message, BaseModel):
+        return message
+    plain = message.model_dump(mode="json", exclude_unset=True, exclude={"parsed"})
+    return {name: value for name, value in plain.items() if value is not None or name == "content"}
 
 
 def _is_message(message: object) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NewType, cast
 
 import numpy as np
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from focalroute.answers.typed import TYPES
 from focalroute.core.errors import ConfigError
@@ -27,6 +28,16 @@ def test_a_text_becomes_one_user_message() -> None:
 
 def test_every_query_has_its_own_id() -> None:
     assert make_query("a").id != make_query("a").id
+
+
+def test_messages_of_the_openai_library_are_passed_on_as_it_sends_them() -> None:
+    """As its own guide to tools has it: messages.append(completion.choices[0].message)."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    message = ChatCompletionMessage.model_validate({**said, "refusal": None, "function_call": None})
+    told = {"role": "tool", "tool_call_id": "c", "content": "4"}
+    query = make_query([{"role": "user", "content": "?"}, message, told])
+    assert query.messages == ({"role": "user", "content": "?"}, said, told)
 
 
 def test_messages_are_passed_on_as_they_are() -> None:
