@@ -64,6 +64,11 @@ _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
 _THIN = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ]|_)(?=\d{3}(?!\d))")
 _FRACTION = re.compile(rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))")
+# Else "**4" and "_4" would be an exponent and an index. A power (2**10) has no space before it, or has one behind it.
+_EMPHASIS = re.compile(
+    r"(?<![A-Za-z0-9_)\]}*])(?:\*\*(?=\S)((?:[^*\n]|\*(?!\*))+)(?<=\S)\*\*|(__?)(?=\S)([^_\n]+)(?<=\S)\2)"
+    r"(?![A-Za-z0-9_])"
+)
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?:[ '\u2019]\d{3})+(?!\d|\s*/)")  # 12 345, 12'345
 _DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?!\d|[.,]\d)")
 _PLAIN = str.maketrans(
@@ -104,11 +109,12 @@ def read_number(text: str) -> str | None:
 
 
 def _plain_digits(text: str) -> str:
-    """Turn typographic and LaTeX numbers into plain ones.
+    """Turn typographic, emphasised and LaTeX numbers into plain ones.
 
     >>> _plain_digits("3½ is 1{,}000 \\\\frac{7}{2}")
     '3 1/2 is 1,000 7/2'
     """
+    text = _EMPHASIS.sub(lambda m: m[1] or m[3], text)
     text = _THIN.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
     text = _SPACED.sub(lambda m: re.sub(r"\D", "", m[0]), text)
     text = _DECIMAL_COMMA.sub(_with_decimal_point, text)

@@ -100,6 +100,9 @@ def test_a_number_does_not_depend_on_the_callers_decimal_context() -> None:
         "1.111" * 40_000,
         "3√" * 100_000,
         "minus " * 40_000,
+        "**4" * 70_000,
+        "_4" * 100_000,
+        "**" + "4 " * 100_000,
     ],
 )
 @pytest.mark.parametrize("kind", list(KINDS))
