@@ -12,8 +12,9 @@ THINKING = ("think", "thinking")
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
 _TAGGED = re.compile(r"<answer>\s*([^<]*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
-_MARKER = re.compile(
-    r"\banswer\b[^\n.!?:=]{0,60}?(?:\b(?:is|was|are|equals|(?:w|sh)ould be|must be)\b|[:=])"
+_MARKER = re.compile(  # not of the verb, as in "to answer this question, we add: ..."
+    r"\banswer\b(?!\s+(?:this|that|it|the|your|these|each)\b)"
+    r"[^\n.!?:=]{0,60}?(?:\b(?:is|was|are|equals|(?:w|sh)ould be|must be)\b|[:=])"
     r"|^[ \t#*_-]*(?:(?:the|my|short|final)[ \t]+)*answer[ \t*_]*$",
     re.IGNORECASE | re.MULTILINE,
 )

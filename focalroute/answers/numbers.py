@@ -59,6 +59,7 @@ _TOKEN = re.compile(
 _LARGEST_WITH_HALF = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
 _ASIDE = re.compile(r"\([^()]{1,200}\)[\s.]*$")  # "2.5 hours (150 minutes)."
+_NOT_BUT = re.compile(r"^\W*not\b.{1,80}?\bbut\b", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
@@ -93,7 +94,7 @@ def read_number(text: str) -> str | None:
     if answer is None:
         return None
     if answer.marked:
-        marked = _plain_digits(answer.text)
+        marked = _NOT_BUT.sub("", _plain_digits(answer.text))
         _, _, solved = _CLAUSE_END.split(marked, 1)[0].rpartition("=")
         form = (
             _number_in_digits(solved, _FIRST) or _number_in_digits(marked, _FIRST) or _number_in_words(marked, _FIRST)
