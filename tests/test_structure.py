@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging import CLIENTS, CORE
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "focalroute"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -218,6 +220,12 @@ def test_every_public_class_name_is_there_once() -> None:
     nodes = (node for file in FILES for node in ast.walk(tree_of(file)))
     names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1 and not name.startswith("_")] == []
+
+
+@pytest.mark.parametrize("name", sorted({*CORE, *CLIENTS}))
+def test_what_is_tested_with_other_versions_is_there(name: str) -> None:
+    """`make package` runs these, which `make test` does not."""
+    assert (ROOT / "tests" / name).exists()
 
 
 def test_no_machine_paths_in_the_tree() -> None:

@@ -387,4 +387,4 @@ def test_a_limit_that_outlasts_the_deadline_says_what_to_do() -> None:
     with serving(handler) as server, Ensemble([Endpoint("a", model="m", base_url=server.url)]) as ensemble:
         assert ensemble.ask("?", answer="number").value == 4
         with pytest.raises(PoolError, match=r"^try again later, or raise deadline_s of the ask; every asked endpoint"):
-            ensemble.ask("?", answer="number")
+            ensemble.ask("?", answer="number", deadline_s=1)
