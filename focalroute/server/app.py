@@ -279,7 +279,9 @@ class Service:
             cost = sum((reply.cost or Decimal(0) for reply in error.replies), Decimal(0))
             self._metrics.called(error.replies, cost, name)
         elif answer is not None and not answer.cached:  # a cached answer's calls were counted before
-            self._metrics.called(answer.receipt.calls, answer.receipt.cost, name)
+            receipt = answer.receipt
+            written = () if receipt.synthesis is None else (receipt.synthesis,)
+            self._metrics.called((*receipt.calls, *written), receipt.cost, name)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,18 @@ def test_an_answer_that_is_given_again_is_not_paid_again_by_the_metrics(pool: Si
         assert measured(url, "focalroute_cost_usd_total") == pytest.approx(first["usage"]["cost"])
 
 
+def test_the_call_that_writes_the_answer_is_in_the_metrics() -> None:
+    async def says(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("A long story."))
+
+    with serving(says) as service, served([endpoint(service.url)], synthesiser="slow", probe_share=0.0) as url:
+        status, reply = post(f"{url}/v1/chat/completions", ask(focalroute={"combine": "synthesise"}))
+        assert status == 200
+        assert reply["usage"]["prompt_tokens"] == 20
+        assert measured(url, 'focalroute_calls_total{endpoint="slow",outcome="ok"}') == 2
+        assert measured(url, 'focalroute_tokens_total{endpoint="slow",type="input"}') == 20
+
+
 def test_an_ask_that_failed_and_was_paid_is_in_the_metrics() -> None:
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply(completion(""))
