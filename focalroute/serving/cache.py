@@ -24,7 +24,7 @@ class AnswerCache:
     """Keeps whole answers; the least recently used are dropped first. Safe to use from several threads.
 
     Questions with the same messages, choices, kind of answer, parameters and tags are identical; so if tags name
-    customers, none gets another's answer.
+    customers, none gets another's answer. An answer of a callable that cannot be hashed is not cached.
 
     Args:
         ttl_s: how long an answer is reused, seconds; None: never.
@@ -49,7 +49,7 @@ class AnswerCache:
         Raises:
             DeadlineExceeded: no time is left. Else what ``answer`` raises.
         """
-        if self._ttl_s is None:
+        if self._ttl_s is None or not _hashable(query.answer):
             return await answer(query)
         key = _key(query)  # before asking: the caller may change the messages meanwhile
         if (known := self._find(key, query)) is not None:
@@ -116,6 +116,15 @@ def _key(query: Query) -> Hashable:
     asked = [query.choices, query.samples, query.combine, query.task, query.tags, query.params]
     meant = tuple([(type(value), value) for value in query.values or ()])  # 42 and "42" look alike
     return json.dumps([query.messages, *asked], sort_keys=True, default=dict), meant, query.answer
+
+
+def _hashable(kind: object) -> bool:
+    """Whether a kind of answer can be part of a key; a callable that compares equal by value may not."""
+    try:
+        hash(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _size(answer: Answer) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.answers import KINDS, candidate_key, normal_form, reply_form
+from focalroute.answers import candidate_key, normal_form, reply_form
 from focalroute.answers.structured import Structure
 from focalroute.answers.typed import TypedAnswer, to_number
 from focalroute.core.receipts import Answer, Call, Choice, Receipt
@@ -118,7 +118,7 @@ def _kind(query: Query) -> str:
     if isinstance(query.answer, TypedAnswer):
         return query.answer.kind
     kind = query.answer or "text"
-    return kind if kind in KINDS else "custom"
+    return kind if isinstance(kind, str) else "custom"
 
 
 def _tool_reply(ask: Ask, form: str) -> Reply | None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -222,3 +223,23 @@ def test_the_cache_is_bounded(pool: SimulatedPool, monkeypatch: pytest.MonkeyPat
             return ensemble.ask(f"What is 17 + {number}?", choices=CHOICES).cached
 
         assert [cached(number) for number in (1, 2, 1, 3, 1, 2)] == [False, False, True, False, True, False]
+
+
+@dataclass
+class Ending:
+    """A callable that cannot be hashed, as it compares equal by value."""
+
+    characters: int
+
+    def __call__(self, text: str) -> str:
+        return text[-self.characters :]
+
+
+@pytest.mark.parametrize("ttl_s", [None, 60])
+def test_a_callable_that_cannot_be_hashed_is_answered_and_not_cached(pool: SimulatedPool, ttl_s: float | None) -> None:
+    with Ensemble(pool.endpoints, cache_ttl_s=ttl_s) as ensemble:
+        kind = Ending(2)
+        first = ensemble.ask(QUESTION, answer=kind)
+        kind.characters = 1
+        again = ensemble.ask(QUESTION, answer=kind)
+        assert (len(first.value), len(again.value), again.cached) == (2, 1, False)
