@@ -157,8 +157,8 @@ def _environment(folder: Path, name: str, *needs: str | Path) -> Path:
 
 def _core(python: Path, tests: Sequence[str]) -> None:
     """Run tests of the checkout there; an old dependency may use what is deprecated in a new one."""
-    command = [python, "-m", "pytest", "-W", "ignore::DeprecationWarning"]
-    _run([*command, "-n", "auto", *(f"tests/{name}" for name in tests)], cwd=ROOT)
+    paths = [f"tests/{name}" for name in tests]
+    _run([python, "-m", "pytest", "-n", "auto", "-W", "ignore::DeprecationWarning", *paths], cwd=ROOT)
 
 
 def _uv(*arguments: str | Path, cwd: Path | None = None) -> None:
