@@ -167,6 +167,10 @@ def _question(
         )
     if prompt is not None and not isinstance(prompt, str):
         raise ConfigError("prompt: give a text")
+    if isinstance(messages, str):
+        messages = _from_json(
+            messages, 'messages: give a list, in CSV as JSON such as [{"role": "user", "content": "..."}]'
+        )
     choices, letters = _choices(value("choices"))
     label = value("label")
     if label is None:
@@ -189,20 +193,31 @@ def _is_missing(value: object) -> bool:
 
 
 def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The choices and the dataset's labels for them, from a list, a JSON list, or ``{"text", "label"}``."""
+    """The choices and their letters, from a list, JSON, ``{"text": [], "label": []}`` or ``{"A": "", "B": ""}``."""
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ConfigError('choices: give a list, in CSV as JSON such as ["red", "blue"]') from None
+        value = _from_json(value, 'choices: give a list, in CSV as JSON such as ["red", "blue"]')
     letters: Any = ascii_uppercase  # as in MMLU-Pro
     if isinstance(value, Mapping):
-        value, letters = value.get("text"), value.get("label", letters)
+        if "text" in value:  # as in ARC
+            value, letters = value["text"], value.get("label", letters)
+        else:  # as in MedQA
+            value, letters = list(value.values()), list(value)
     if value is None:
         return None, ()
     if not isinstance(value, list | tuple) or not all(isinstance(choice, str) for choice in value):
         raise ConfigError("choices: give a list of texts")
     return tuple(value), tuple(str(letter) for letter in letters)[: len(value)]
+
+
+def _from_json(text: str, otherwise: str) -> Any:
+    """The list or object that a cell holds as JSON."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ConfigError(otherwise) from None
+    if not isinstance(found, list | Mapping):
+        raise ConfigError(otherwise)
+    return found
 
 
 def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:

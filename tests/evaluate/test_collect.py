@@ -79,6 +79,15 @@ def test_a_long_text_in_a_table_is_read(tmp_path: Path) -> None:
     assert (question.prompt, csv.field_size_limit()) == (text, before)
 
 
+def test_messages_in_a_table_are_json(tmp_path: Path) -> None:
+    """The JSON was asked as the text of one message."""
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"})
+    with (tmp_path / "messages.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("messages", "label"), (json.dumps(messages), "x")])
+    (question,) = read_dataset(tmp_path / "messages.csv")
+    assert question.messages == messages
+
+
 @pytest.mark.parametrize(
     ("row", "label"),
     [
@@ -92,6 +101,7 @@ def test_a_long_text_in_a_table_is_read(tmp_path: Path) -> None:
         ({"question": "?", "choices": {"text": ["red", "blue"], "label": ["A", "B"]}, "answerKey": "B"}, 1),
         ({"question": "?", "options": ["red", "blue"], "answer": "B"}, 1),  # as MMLU-Pro has it
         ({"question": "?", "options": ["B", "A"], "answer": "B"}, 0),
+        ({"question": "?", "options": {"A": "red", "B": "blue"}, "answer": "B"}, 1),  # as MedQA has it
         ({"question": "?", "answer": "about 1,000"}, "1000"),
     ],
 )
@@ -113,6 +123,8 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?", "choices": ["a", "b"], "label": 0.5}, "label: '0.5'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": "1" * 5000}, "label: '1111"),
         ({"prompt": "?", "choices": "red, blue", "label": 0}, "choices: give a list"),
+        ({"prompt": "?", "options": {"choices": ["red", "blue"]}, "label": "B"}, "choices: give a list"),
+        ({"messages": "?", "label": "x"}, "messages: give a list, in CSV as JSON"),
         ({"prompt": "?", "choices": ["red", "red"], "label": 0}, "choices: must be distinct"),
         ({"prompt": "?", "choices": ["red"], "label": 0}, "choices: a closed question needs at least 2"),
         ({"prompt": " ", "label": "x"}, "query: is empty"),
