@@ -245,7 +245,7 @@ def test_a_reply_that_was_cut_or_withheld_has_openai_s_name_of_it(theirs: str | 
 
 @pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource", "network_error"])
 def test_a_reply_that_its_service_broke_off_is_a_failure(reason: str) -> None:
-    """What it had said by then was the answer."""
+    """Its text until then was taken for the answer."""
     for read in (
         lambda: decode(reply(finish_reason=reason)),
         lambda: StreamDecoder().feed(chunk("A", reason).encode()),

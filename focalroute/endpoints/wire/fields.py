@@ -17,11 +17,11 @@ _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
 _MAX_TOKEN_COUNT = 10**9
 _EXACT = Context(prec=50)  # adds two such amounts without rounding
-#: Other names for a reply that was cut or withheld -> OpenAI's. Gemini passes its own on, in capitals or after a colon.
+#: Names for a reply that was cut or withheld -> OpenAI's. Gemini passes its own on, in capitals or after a colon.
 _FINISHES = {
-    **dict.fromkeys(("max_tokens", "model_length"), "length"),  # Mistral's is the latter
-    **dict.fromkeys(("safety", "recitation", "blocklist", "prohibited_content", "spii"), "content_filter"),
-    "sensitive": "content_filter",  # Z.ai
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),  # the last is Mistral's
+    **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content"), "content_filter"),
+    **dict.fromkeys(("spii", "sensitive"), "content_filter"),  # the latter is Z.ai's
 }
 #: Names of fields of the usage in other APIs -> those here.
 _OTHER_NAMES = {
@@ -79,7 +79,7 @@ def finish_of(choice: Mapping[str, Any], usage: Usage | None) -> str | None:
     if reason in _BROKEN:
         raise reported_error(choice.get("error") or reason, usage)
     kind = (reason or "").lower().partition(":")[0]
-    return _FINISHES.get(kind, kind if kind in ("length", "content_filter") else reason)
+    return _FINISHES.get(kind, reason)
 
 
 def text_of(value: object) -> str | None:

@@ -145,7 +145,7 @@ def latest_feedback(connection: RedisConnection, last: int, position: _Position)
         found = entries(connection.command("XREVRANGE", *words))
         if not found:
             break
-        answers.update(dict.fromkeys(_id_of(fields) for _, fields in found))
+        answers.update(dict.fromkeys(_ids_of(found)))
         before = b"(" + found[-1][0]
     return _up_to(connection, list(answers), position[0])
 
