@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from focalroute.answers.numbers import type_out
+from focalroute.answers.numbers import THIN_SPACE, type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # nested text commands
-_BETWEEN_THOUSANDS = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ])(?=\d{3}(?!\d))")
+_BETWEEN_THOUSANDS = re.compile(rf"(?<=\d)(?:{THIN_SPACE})(?=\d{{3}}(?!\d))")
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\q?quad\b|~")
 _DOLLARS = re.compile(
     r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"

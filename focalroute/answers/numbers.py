@@ -63,7 +63,9 @@ _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?\bbut\b", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
-_THIN = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ]|_)(?=\d{3}(?!\d))")
+#: A space of typography or LaTeX.
+THIN_SPACE = r"[\u00a0\u2009\u202f]|\\[,!;: ]"
+_THIN = re.compile(rf"(?<=\d)(?:{THIN_SPACE}|_)(?=\d{{3}}(?!\d))")
 _FRACTION = re.compile(rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))")
 # Else "**4" and "_4" would be an exponent and an index. A power (2**10) has no space before it, or has one behind it.
 _EMPHASIS = re.compile(
