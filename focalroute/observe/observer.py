@@ -216,7 +216,7 @@ class Observer:
         backed = [outcome.members[name].candidate for name in here]
         members = np.array(self._here(here))
         candidates = np.array([-1 if candidate is None else candidate for candidate in backed])
-        for copy in self._referees.compare(members, candidates):  # forget credit from before the copy was recognised
+        for copy in self._referees.compare(outcome.answer_id, members, candidates):  # forget credit from before that
             self._agreed.forget(self.endpoints[copy], 0)
             self._memory.forget_inferred(copy)
             self._referees.forget(copy)

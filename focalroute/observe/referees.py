@@ -28,6 +28,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,12 +61,14 @@ class Verdict:
 
     Attributes:
         members: (m,) their indices in the pool.
+        candidates: (m,) the candidate each backs, as given to `judge`.
         values: (m,) how likely each is right; NaN where unknown.
         sums: (4, m, m) for each pair, see `_exact`: rows in common; whether they differ; RELIABILITY d_ij;
             RELIABILITY^2 where there are referees. Only the first, (1, m, m), if all back the same: the others are 0.
     """
 
     members: I64
+    candidates: I64
     values: F64
     sums: F64
 
@@ -85,7 +88,7 @@ def judge(
     """
     copies = np.eye(len(members)) if copies is None else copies
     if _are_one(candidates) and candidates[0] >= 0:
-        return _unanimous(members, choices, skill, copies)
+        return _unanimous(members, candidates, choices, skill, copies)
     answered = candidates >= 0
     same = (candidates[:, None] == candidates) & answered[:, None]
     alone = 1 / np.maximum((same * copies).sum(axis=1), 1)  # weight of a vote, divided among copies
@@ -107,15 +110,15 @@ def judge(
     sums[0], sums[1], sums[2], sums[3] = 1, differ, RELIABILITY * ahead, RELIABILITY**2 * heard
     at = np.arange(len(members))
     sums[:, at, at] = 0
-    return Verdict(members, values, _exact(sums))
+    return Verdict(members, candidates, values, _exact(sums))
 
 
-def _unanimous(members: I64, choices: int, skill: F64, copies: F64) -> Verdict:
+def _unanimous(members: I64, candidates: I64, choices: int, skill: F64, copies: F64) -> Verdict:
     """Judge members that all back the same candidate, so that no pair differs."""
     alone = 1 / np.maximum(np.add.reduce(copies, axis=1), 1)
     score = math.exp(float(vote_weights(skill, choices) @ alone))
     value = min(score / (score + choices - 1), 1.0) if float(np.add.reduce(alone)) >= _TWO_VOICES else math.nan
-    return Verdict(members, np.full(len(members), value), _pairs(len(members)))
+    return Verdict(members, candidates, np.full(len(members), value), _pairs(len(members)))
 
 
 @lru_cache(maxsize=16)
@@ -142,26 +145,29 @@ class Referees:
     def __init__(self, endpoints: int, size: int) -> None:
         self._size = size
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
-        self._errors: OrderedDict[str, tuple[I64, F64]] = OrderedDict()
+        self._errors: OrderedDict[str, _Errors] = OrderedDict()
         self._sums = np.zeros((4, endpoints, endpoints))
         self._error_sums = np.zeros((3, endpoints))  # labelled rows; sums of (truth - value) and of its square
         self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree against another, or differ
         self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they differ
         self.copies = np.eye(endpoints)
 
-    def compare(self, members: I64, candidates: I64) -> list[int]:
+    def compare(self, answer_id: str, members: I64, candidates: I64) -> list[int]:
         """Count which members of one query agree against another one, and update the copies.
+
+        If there is a verdict on the query, as an endpoint was probed since, its members are not counted twice.
 
         Returns:
             The endpoints newly found to copy or to be copied.
         """
-        at = members[:, None], members
-        self._met[0][at] += 1
+        before = self._verdicts.get(answer_id)
+        if before is not None:
+            self._count(before.members, before.candidates, -1)
+        self._count(members, candidates, 1)
         if _are_one(candidates):
             return []
-        same = candidates[:, None] == candidates
-        self._met[1][at] += ~same
-        agreed, differed = self._contested[0][at] + (same & (candidates >= 0)), self._contested[1][at] + ~same
+        at = members[:, None], members
+        agreed, differed = self._contested[0][at], self._contested[1][at]
         kept = np.where(agreed + differed > _MOST_CONTESTED, 0.5, 1.0)
         self._contested[0][at], self._contested[1][at] = agreed, differed = agreed * kept, differed * kept
         share = agreed / (agreed + differed + _CONTESTED_PRIOR)
@@ -172,6 +178,16 @@ class Referees:
         copying: list[int] = members[found.any(axis=1)].tolist()
         return copying
 
+    def _count(self, members: I64, candidates: I64, sign: int) -> None:
+        """Count the pairs of one query's members that agree or differ, or with sign -1 take them back."""
+        at = members[:, None], members
+        self._met[0][at] += sign
+        if not _are_one(candidates):
+            same = candidates[:, None] == candidates
+            self._met[1][at] += sign * ~same
+            self._contested[0][at] += sign * (same & (candidates >= 0))
+            self._contested[1][at] += sign * ~same
+
     def add(self, answer_id: str, verdict: Verdict) -> None:
         """Add the verdict on one query, replacing an earlier one."""
         self._drop(answer_id)
@@ -181,7 +197,7 @@ class Referees:
             self._drop(next(iter(self._verdicts)))
 
     def label(self, answer_id: str, right: F64) -> bool:
-        """Drop the verdict on a labelled query and keep its errors.
+        """Drop the verdict on a labelled query and keep its errors; a later label replaces them.
 
         Args:
             right: (N,) 1 right, 0 wrong, NaN unknown.
@@ -189,18 +205,20 @@ class Referees:
         Returns:
             Whether there was one.
         """
-        verdict = self._verdicts.get(answer_id)
-        if verdict is None:
+        verdict, before = self._verdicts.get(answer_id), self._errors.pop(answer_id, None)
+        if verdict is not None:
+            self._drop(answer_id)
+            members, values = verdict.members, verdict.values
+        elif before is not None:
+            self._error_sums[:, before.members] -= before.powers
+            members, values = before.members, before.values
+        else:
             return False
-        self._drop(answer_id)
-        known = ~np.isnan(right[verdict.members] + verdict.values)
-        members = verdict.members[known]
-        errors = _exact(right[members] - verdict.values[known])
-        self._errors[answer_id] = members, errors
-        self._error_sums[:, members] += _powers(errors)
+        kept = self._errors[answer_id] = _Errors(members, values, _powers(right[members] - values))
+        self._error_sums[:, members] += kept.powers
         if len(self._errors) > self._size:
-            _, (members, errors) = self._errors.popitem(last=False)
-            self._error_sums[:, members] -= _powers(errors)
+            _, oldest = self._errors.popitem(last=False)
+            self._error_sums[:, oldest.members] -= oldest.powers
         return True
 
     def suspicious(self) -> bool:
@@ -222,9 +240,9 @@ class Referees:
         for answer_id, verdict in list(self._verdicts.items()):
             if endpoint in verdict.members:
                 self._drop(answer_id)
-        for answer_id, (members, errors) in list(self._errors.items()):
-            kept = members != endpoint
-            self._errors[answer_id] = members[kept], errors[kept]
+        for answer_id, errors in list(self._errors.items()):
+            if endpoint in errors.members:
+                self._errors[answer_id] = errors.without(endpoint)
         self._error_sums[:, endpoint] = 0
 
     def bias(self) -> F64:
@@ -267,9 +285,23 @@ class Referees:
             self._sums[: len(verdict.sums), verdict.members[:, None], verdict.members] -= verdict.sums
 
 
+class _Errors(NamedTuple):
+    """The members of a labelled query, their values, and what each adds to the sums over errors (3, m)."""
+
+    members: I64
+    values: F64
+    powers: F64
+
+    def without(self, endpoint: int) -> _Errors:
+        kept = self.members != endpoint
+        return _Errors(self.members[kept], self.values[kept], self.powers[:, kept])
+
+
 def _powers(errors: F64) -> F64:
-    """Return (3, m): 1, the errors, their squares; see `_exact`."""
-    return np.array([np.ones(len(errors)), errors, _exact(errors**2)])
+    """Return (3, m): 1, the errors, their squares; 0 where the error is unknown; see `_exact`."""
+    known = ~np.isnan(errors)
+    errors = _exact(np.where(known, errors, 0))
+    return np.array([known, errors, _exact(errors**2)], np.float64)
 
 
 def _exact(values: F64) -> F64:

@@ -136,16 +136,44 @@ def test_forgetting_an_endpoint_leaves_no_trace() -> None:
     assert first == second
 
 
+def test_a_later_label_replaces_the_errors_by_an_earlier_one() -> None:
+    """As a person's does that contradicts a judge's, and that of a second label on a probed endpoint."""
+    corrected, plain = Referees(3, 100), Referees(3, 100)
+    for n in range(50):
+        for referees in (corrected, plain):
+            referees.add(str(n), verdict([0, 0, 1]))
+        corrected.label(str(n), np.array([0.0, np.nan, 1.0]))
+        assert corrected.label(str(n), np.array([1.0, 1.0, 0.0]))
+        plain.label(str(n), np.array([1.0, 1.0, 0.0]))
+    assert corrected.bias().tolist() == plain.bias().tolist()
+    assert corrected.bias_deviation().tolist() == plain.bias_deviation().tolist()
+
+
+def test_members_of_a_probed_query_are_counted_once() -> None:
+    """In service a query is learned from when it is answered, and again with the endpoints that were probed."""
+    rng = np.random.default_rng(0)
+    served, replayed = observer(4), observer(4)
+    for n in range(60):
+        first, *others = rng.integers(0, 4, 3)
+        backed = [first, first, *others]
+        served.agree(outcome(str(n), backed[:2]), CHOICES)
+        for learned in (served, replayed):
+            learned.agree(outcome(str(n), backed), CHOICES)
+        assert served.copies().tolist() == replayed.copies().tolist()
+        assert served.unsettled == replayed.unsettled
+    assert served.copies()[0, 1] > 0.9
+
+
 def test_a_copy_that_became_another_model_is_no_longer_one() -> None:
     referees, rng = Referees(4, 100), np.random.default_rng(0)
-    for _ in range(200):
+    for n in range(200):
         first, *others = rng.integers(0, 4, 3)
-        referees.compare(np.arange(4), np.array([first, first, *others]))
+        referees.compare(str(n), np.arange(4), np.array([first, first, *others]))
     assert referees.copies[0, 1] == 1
     referees.reset(0)
     assert referees.copies.tolist() == np.eye(4).tolist()
-    for _ in range(20):
-        referees.compare(np.arange(4), rng.integers(0, 4, 4))
+    for n in range(20):
+        referees.compare(f"later {n}", np.arange(4), rng.integers(0, 4, 4))
     assert referees.copies.tolist() == np.eye(4).tolist()
     assert not referees.suspicious()
 
