@@ -247,8 +247,11 @@ def _text_of(answer: StoredAnswer) -> dict[str, Any]:
 
 
 def _confidence_of(answer: StoredAnswer, feedback: Feedback) -> dict[str, Any]:
-    """Return the answer's posterior and how right it was; nothing for an answer combined from several candidates."""
-    if answer.kind in (SYNTHESIS, "structured"):
+    """Return the answer's posterior and how right it was.
+
+    Nothing for an answer combined from several candidates, or after a preference: both candidates may be wrong.
+    """
+    if answer.kind in (SYNTHESIS, "structured") or feedback.preference is not None:
         return {}
     return {"posterior": answer.probabilities[answer.answered], "correct": (feedback.reward + 1) / 2}
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.core.errors import BadLabel, FeedbackError
-from focalroute.core.records import Evidence, Feedback, Masses, Member, Outcome, Trajectory
+from focalroute.core.records import Evidence, Feedback, Masses, Member, Outcome, Trajectory, preference
 from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of, unjudged
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
@@ -247,6 +247,14 @@ def test_an_outcome_names_its_answer_and_only_the_members_that_were_asked() -> N
     outcome = told(THREE, reward=1.0)
     assert (outcome.answer_id, outcome.members) == ("id", THREE.members)
     assert set(outcome.right) == set(THREE.members)
+
+
+def test_a_preference_says_nothing_about_confidence() -> None:
+    """The better of two candidates may be as wrong as the other."""
+    given, other = THREE.keys[:2]
+    assert told(THREE, reward=1.0).correct == 1.0
+    for reward, label in ((1.0, preference(given, other)), (-1.0, preference(other, given))):
+        assert told(THREE, reward=reward, label=label).posterior is None
 
 
 @pytest.mark.parametrize("said", [{"label": candidate_key("x")}, {"reward": 0.5}])
