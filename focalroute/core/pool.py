@@ -69,7 +69,8 @@ def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable:
     names = [endpoint.name for endpoint in pool]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise ConfigError(f"endpoints: names must be unique; more than once: {', '.join(doubled)}")
+        names_once = "names must be unique, a judge's and an embedder's too"
+        raise ConfigError(f"endpoints: {names_once}; more than once: {', '.join(doubled)}")
     _check_keys(pool)
     if askable:
         unreachable = [endpoint.name for endpoint in pool if endpoint.base_url is None and endpoint.client is None]

@@ -171,6 +171,11 @@ class Failure:
         return f"HTTP {self.status}" if self.kind == "status" else self.message
 
     @property
+    def advised(self) -> str:
+        """The message after what to do about it."""
+        return f"{self.hint}; {self.message}" if self.hint else self.message
+
+    @property
     def retryable(self) -> bool:
         """Whether the same call may succeed a moment later (408, 409, 425, 429, 5xx, connection faults)."""
         if self.kind == "status":

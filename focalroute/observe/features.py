@@ -91,11 +91,10 @@ def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
         vector = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"embedder: must give a vector of numbers, gave {type(values).__name__}") from None
-    if vector.ndim != 1 or not 0 < vector.size <= MOST_FEATURES or not np.isfinite(vector).all():
-        raise ConfigError(
-            f"embedder: must give a vector of 1 to {MOST_FEATURES} finite numbers, gave an array of shape "
-            f"{vector.shape}"
-        )
+    shaped = vector.ndim == 1 and 0 < vector.size <= MOST_FEATURES
+    if not shaped or not np.isfinite(vector).all():
+        gave = "a NaN or an infinity" if shaped else f"an array of shape {vector.shape}"
+        raise ConfigError(f"embedder: must give a vector of 1 to {MOST_FEATURES} finite numbers, gave {gave}")
     largest = float(np.abs(vector).max())
     if not largest:
         return vector.astype(np.float32)

@@ -101,8 +101,8 @@ class JudgeStats:
 
     Attributes:
         judged: answers that it gave feedback for.
-        failed: judgements without a verdict: a failed call, a reply without a grade, an error of the function, or a
-            cancellation.
+        failed: judgements that came to nothing: a failed call, a reply without a grade, an error of the function, or a
+            cancellation; not those of a function that has no opinion.
         left_out: answers that were to be judged while too many waited.
         calls: calls to an endpoint, retries included; ``unpriced`` of them have no known cost.
         cost: USD of the others.
@@ -174,9 +174,23 @@ class BackgroundJudge:
         self._tasks.start(self._run(judge, ask.query, answer, worst_first))
 
     async def _run(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> None:
-        judged = False
+        judged, failed = False, True
         try:
-            async with self._places.here(), asyncio.timeout(judge.deadline_s):
+            async with self._places.here():
+                judged = await self._in_time(judge, query, answer, worst_first)
+            failed = False
+        except FocalrouteError as error:
+            _log.warning("an answer could not be judged: %s", error)
+        except Exception as error:  # noqa: BLE001 - the caller's own function; its message may quote the prompt
+            private = json.dumps([query.messages, query.choices, answer.text, answer.candidates], default=str)
+            _log.warning("an answer could not be judged: %s: %s", type(error).__name__, redacted(str(error), private))
+        finally:
+            self._count(judged=int(judged), failed=int(failed))
+
+    async def _in_time(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> bool:
+        """Judge an answer; return whether the judge has an opinion of it."""
+        try:
+            async with asyncio.timeout(judge.deadline_s) as limit:
                 if self._pool is None:
                     verdict = await _ask_function(judge.by, query, answer)
                 else:
@@ -184,14 +198,11 @@ class BackgroundJudge:
                     verdict = await self._ask_endpoint(self._pool, judge, question, answer.id)
                 if verdict is not None:
                     await self._feedback.submit(answer.id, reward=verdict, source=JUDGE)
-                    judged = True
-        except FocalrouteError as error:
-            _log.warning("an answer could not be judged: %s", error)
-        except Exception as error:  # noqa: BLE001 - the caller's own function; its message may quote the prompt
-            private = json.dumps([query.messages, query.choices, answer.text, answer.candidates], default=str)
-            _log.warning("an answer could not be judged: %s: %s", type(error).__name__, redacted(str(error), private))
-        finally:
-            self._count(judged=int(judged), failed=int(not judged))
+        except TimeoutError:
+            if limit.expired():
+                raise FeedbackError(f"it took longer than its deadline_s of {judge.deadline_s:g}") from None
+            raise
+        return verdict is not None
 
     async def _ask_endpoint(self, pool: Pool, judge: Judge, query: Query, answer_id: str) -> Verdict:
         """Ask the endpoint for a grade; its bills are written in any case."""
@@ -199,8 +210,7 @@ class BackgroundJudge:
         deadline = asyncio.get_running_loop().time() + judge.deadline_s
         try:
             if not pool.available()[0]:
-                _log.warning("an answer could not be judged: the judge's breaker is open, or its rate limit reached")
-                return None
+                raise FeedbackError("the judge's breaker is open, or its rate limit reached")
             (reply,) = await pool.ask((0,), pool.call_context(query, ask_budget, deadline))
         finally:
             costs = [bill.cost for bill in ask_budget.bills]
@@ -208,7 +218,7 @@ class BackgroundJudge:
             self._pacer.add(float(ask_budget.spent))
             ask_budget.write()
         if reply.error is not None:
-            _log.warning("an answer could not be judged: %s: %s", reply.error.kind, reply.error.message)
+            raise FeedbackError(f"{reply.error.kind}: {reply.error.advised}")
         return _reward(reply, query.choices or ())
 
     def _count(self, **more: Any) -> None:

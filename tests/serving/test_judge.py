@@ -156,6 +156,8 @@ def test_functions_of_every_kind_may_judge(endpoints: tuple[Endpoint, ...], tmp_
         store = tmp_path / f"{number}.db"
         with Ensemble(endpoints[:1], judge=Judge(by, share=1.0, patience_s=60), store=store) as ensemble:
             ensemble.ask(BRIEFS[0].request)
+            until(lambda: not ensemble._async._judge._tasks)
+            assert (judged(ensemble), failed(ensemble)) == (len(rewards), 0)
         assert [one.reward for one in feedback_in(store)] == rewards
 
 
@@ -260,13 +262,29 @@ def test_failures_of_a_judge_are_logged_and_never_raised(
 
     pool.set("judge", faults=[Fault("status", status=401)])
     nonsense: Any = lambda query, answer: query.text  # noqa: E731
-    for by in (endpoints[2], fails, nonsense, lambda query, answer: 7.0, lambda query, answer: math.nan):
+
+    async def sleeps(query: Query, answer: Answer) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    def times_out(query: Query, answer: Answer) -> float:
+        raise TimeoutError("its own")
+
+    for by in (endpoints[2], fails, nonsense, lambda query, answer: 7.0, lambda query, answer: math.nan, times_out):
         with Ensemble(endpoints[:1], judge=Judge(by, share=1.0)) as ensemble:
             ensemble.ask("What is 1 + 1?")
             until(partial(done, ensemble, 1))
             assert judged(ensemble) == 0
+    for by in (sleeps, endpoints[2]):
+        pool.set("judge", faults=[Fault("hang")])
+        with Ensemble(endpoints[:1], judge=Judge(by, share=1.0, deadline_s=0.1)) as ensemble:
+            ensemble.ask("What is 1 + 1?")
+            until(partial(done, ensemble, 1))
+            assert judged(ensemble) == 0
     for kind in (
-        "status",
+        "status: name the variable of its key in api_key_env",
+        "it took longer than its deadline_s of 0.1",
+        "TimeoutError: its own",
         "ValueError: no rubric for '[...]' with [...] x",
         "reward: must be a number in [-1, 1], or a bool; got str",
     ):

@@ -26,6 +26,7 @@ from focalroute.endpoints.paid_call import reserved
 from focalroute.endpoints.rate_limits import Throttle
 from focalroute.endpoints.wire import Embeddings, Request
 from focalroute.endpoints.wire.fields import protocol_error
+from focalroute.endpoints.wire.refusals import located
 from focalroute.money.budget import AskBudget
 from focalroute.observe.features import unit_vector
 from focalroute.policy.onnx_model import open_model
@@ -64,7 +65,8 @@ class EmbeddingService:
             reply = await self._paid(texts, ask_budget)
             failure, usage = None, reply.usage
         except CallFailed as error:
-            failure, usage = error.failure, error.usage
+            error.failure = failure = located(error.failure, self._endpoint)
+            usage = error.usage
             raise
         finally:
             self._throttle.leave(admitted, None if usage is None else usage.prompt_tokens, failure)
@@ -83,7 +85,7 @@ class EmbeddingService:
         try:
             found = [unit_vector(vector) for vector in reply.vectors]
         except ConfigError as error:
-            raise protocol_error(str(error)) from None
+            raise protocol_error(str(error).removeprefix("embedder: ")) from None
         self._width = self._width or found[0].size
         if found[0].size != self._width:
             raise protocol_error(f"its vectors have {found[0].size} numbers now, and had {self._width}")
@@ -203,7 +205,9 @@ class OnnxEmbedder:
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise ConfigError(f"max_tokens: must be a whole number of at least 1, not {max_tokens!r}")
         digest = hashlib.sha256(str(max_tokens).encode())
-        for file in (model, tokenizer):
+        for name, file in (("model", model), ("tokenizer", tokenizer)):
+            if not isinstance(file, str | Path):
+                raise ConfigError(f"{name}: give the path of a file, got {type(file).__name__}")
             digest.update(_digest(Path(file)))
         self.name = f"onnx {digest.hexdigest()[:16]}"
         self._tokenizer = _tokenizer(tokenizer, max_tokens)

@@ -154,7 +154,7 @@ class TextEmbedding:
         if failure.kind not in ("unavailable", "limited") and now >= self._paused_until:
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._paused_until = now + self._pause_s
-            _log.warning("the embedder failed, asks go without features of their texts: %s", failure.message)
+            _log.warning("the embedder failed, asks go without features of their texts: %s", failure.advised)
         return EmbeddedText(_NOTHING.features, f"text not read: embedder {self.name}: {failure.brief}")
 
     async def aclose(self) -> None:

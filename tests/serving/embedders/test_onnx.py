@@ -77,6 +77,8 @@ def test_errors_in_the_files_are_named(tmp_path: Path) -> None:
         OnnxEmbedder(tokenizer, tokenizer)
     with pytest.raises(ConfigError, match=r"model\.onnx: is not a tokenizer"):
         OnnxEmbedder(model, model)
+    with pytest.raises(ConfigError, match="tokenizer: give the path of a file, got int"):
+        OnnxEmbedder(model, 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_tokens"):
         OnnxEmbedder(model, tokenizer, max_tokens=0)
 
