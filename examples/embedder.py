@@ -1,7 +1,5 @@
 """Use another embedder for the queries' texts: an endpoint's /embeddings, or a function of your own."""
 
-from decimal import Decimal
-
 from focalroute import Ensemble
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 
@@ -16,7 +14,7 @@ def keywords(text: str) -> list[float]:
 experts = [
     SimulatedModel("calculator", skill=0.5, skills={"arithmetic": 0.95}),
     SimulatedModel("reader", skill=0.6, skills={"logic": 0.95}),
-    SimulatedModel("encoder", input_usd_per_1m=Decimal("0.02")),
+    SimulatedModel("encoder", input_usd_per_1m="0.02"),
 ]
 with SimulatedPool(experts) as pool:
     *members, encoder = pool.endpoints

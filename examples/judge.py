@@ -6,7 +6,7 @@ from focalroute.sim import SimulatedModel, SimulatedPool, prose_requests
 models = [
     SimulatedModel("handy", skills={"helpful": 0.9}, skill=0.4),
     SimulatedModel("careful", skills={"safe": 0.9}, skill=0.4),
-    SimulatedModel("judge", skills={"judging": 0.9}, input_usd_per_1m="0.5", output_usd_per_1m="0.5"),  # type: ignore[arg-type]
+    SimulatedModel("judge", skills={"judging": 0.9}, input_usd_per_1m="0.5", output_usd_per_1m="0.5"),
 ]
 
 with SimulatedPool(models) as pool:

@@ -8,14 +8,13 @@ from focalroute.sim import SimulatedModel, SimulatedPool, stream
 OWN = ("local-7b", "local-8b")
 models = [
     # vLLM and llama.cpp on your own machines: the cost of their hours, divided by the tokens
-    SimulatedModel("local-7b", skill=0.75, input_usd_per_1m=Decimal("0.01"), output_usd_per_1m=Decimal("0.01")),
-    SimulatedModel("local-8b", skill=0.75, input_usd_per_1m=Decimal("0.01"), output_usd_per_1m=Decimal("0.01")),
-    SimulatedModel("hosted-70b", skill=0.92, input_usd_per_1m=Decimal("0.88"), output_usd_per_1m=Decimal("0.88")),
+    SimulatedModel("local-7b", skill=0.75, input_usd_per_1m="0.01", output_usd_per_1m="0.01"),
+    SimulatedModel("local-8b", skill=0.75, input_usd_per_1m="0.01", output_usd_per_1m="0.01"),
+    SimulatedModel("hosted-70b", skill=0.92, input_usd_per_1m="0.88", output_usd_per_1m="0.88"),
 ]
-# for real servers only addresses, models and keys differ: see examples/pool.toml
-dialects = {"local-7b": "vllm", "local-8b": "llamacpp", "hosted-70b": "together"}
 
-with SimulatedPool(models, dialects=dialects) as pool:  # type: ignore[arg-type]
+# for real servers only addresses, models and keys differ: see examples/pool.toml
+with SimulatedPool(models, dialects={"local-7b": "vllm", "local-8b": "llamacpp", "hosted-70b": "together"}) as pool:
     for policy in ("best-single", "plurality", None):
         right, calls, usd = 0, 0, Decimal(0)
         with Ensemble(pool.endpoints, policy=policy, cost_weight=0.2, seed=0) as ensemble:

@@ -199,7 +199,7 @@ def _about_deepinfra(m: SimulatedModel) -> Json:
 
 
 def _about_openrouter(m: SimulatedModel) -> Json:
-    prompt, completion = (format(p / 1_000_000, "f") for p in (m.input_usd_per_1m, m.output_usd_per_1m))
+    prompt, completion = (format(p / 1_000_000, "f") for p in m.price)
     pricing = {"prompt": prompt, "completion": completion, "request": "0", "image": "0"}
     return {"name": m.name, "context_length": _CONTEXT, "pricing": pricing}
 

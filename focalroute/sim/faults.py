@@ -244,8 +244,8 @@ class ServedModel:
 
     def bill(self, prompt_tokens: int, completion_tokens: int, fault: Fault | None) -> Decimal:
         """Bill a call, unless its fault is not billed; return its cost in USD."""
-        model = self.model
-        cost = (prompt_tokens * model.input_usd_per_1m + completion_tokens * model.output_usd_per_1m) / 1_000_000
+        prompt, completion = self.model.price
+        cost = (prompt_tokens * prompt + completion_tokens * completion) / 1_000_000
         if fault is None or fault.bills:
             self.counts["prompt_tokens"] += prompt_tokens
             self.counts["completion_tokens"] += completion_tokens

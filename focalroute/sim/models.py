@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
+from focalroute.core.dollars import Amount
 from focalroute.core.errors import ConfigError
 from focalroute.sim.families import Family
 from focalroute.sim.prose import AXES, JUDGING
@@ -69,8 +70,8 @@ class SimulatedModel:
     kin: str | None = None
     correlation: float = 0.0
     seed: int = 0
-    input_usd_per_1m: Decimal = Decimal("0.1")
-    output_usd_per_1m: Decimal = Decimal("0.1")
+    input_usd_per_1m: Amount = Decimal("0.1")
+    output_usd_per_1m: Amount = Decimal("0.1")
     latency_s: float = 0.0
     jitter_s: float = 0.0
     verbosity: int = 0
@@ -98,19 +99,24 @@ class SimulatedModel:
             self._check(where, _is_amount(getattr(self, where)), "give a number of at least 0")
         self._check("ending", "{}" in self.ending, "give a text with {} in it, where the answer stands")
         for where in ("input_usd_per_1m", "output_usd_per_1m"):
-            object.__setattr__(self, where, self._price(where))
+            object.__setattr__(self, where, self._amount(where))
 
     def _check(self, where: str, right: bool, advice: str) -> None:
         if not right:
             raise ConfigError(f"SimulatedModel {self.name!r}: {where}: {advice}")
 
-    def _price(self, where: str) -> Decimal:
+    def _amount(self, where: str) -> Decimal:
         try:
             price = Decimal(str(getattr(self, where)))
         except InvalidOperation:
             price = Decimal("NaN")
         self._check(where, price.is_finite() and price >= 0, "give USD per million tokens, at least 0")
         return price
+
+    @property
+    def price(self) -> tuple[Decimal, Decimal]:
+        """USD per million prompt and completion tokens."""
+        return Decimal(self.input_usd_per_1m), Decimal(self.output_usd_per_1m)
 
     def p_right(self, topic: str | None, *, drifted: bool = False) -> float:
         """The probability of being right on a topic."""

@@ -21,6 +21,7 @@ from focalroute.sim.models import SimulatedModel, default_models
 
 if TYPE_CHECKING:  # the process that serves does not need them
     from focalroute.core.config import Endpoint
+    from focalroute.core.dollars import Amount
 
 #: The dialects that can be served. "minimal" ignores n, log-probabilities and structured output; the dialects after it
 #: are services of reasoning models (`focalroute.sim.dialects`).
@@ -152,8 +153,8 @@ class SimulatedPool:
         drifted: bool | None = None,
         latency_s: float | None = None,
         jitter_s: float | None = None,
-        input_usd_per_1m: Any = None,
-        output_usd_per_1m: Any = None,
+        input_usd_per_1m: Amount | None = None,
+        output_usd_per_1m: Amount | None = None,
         verbosity: int | None = None,
     ) -> None:
         """Change one model while it is served; settings not given stay as they are.

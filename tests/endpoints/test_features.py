@@ -174,7 +174,7 @@ def test_a_declared_feature_is_believed_over_a_refusal(pool: SimulatedPool) -> N
 
 def test_an_endpoint_that_lacks_the_feature_is_not_probed(tmp_path: Path) -> None:
     """The only one that could be probed with the image takes none."""
-    models = [SimulatedModel("able", skill=1.0), SimulatedModel("blind", images=False, input_usd_per_1m=1)]  # type: ignore[arg-type]
+    models = [SimulatedModel("able", skill=1.0), SimulatedModel("blind", images=False, input_usd_per_1m=1)]
     with SimulatedPool(models) as small:
         members = [small.endpoints[0], replace(small.endpoints[1], images=False)]
         with Ensemble(members, probe_share=1.0) as ensemble:

@@ -11,7 +11,7 @@ import pytest
 from focalroute.sim import SimulatedModel, SimulatedPool
 
 SURE = SimulatedModel("sure", skill=0.99)
-WORDY = SimulatedModel("wordy", skill=0.6, verbosity=30, wrong_length=3.0, output_usd_per_1m="0.5")  # type: ignore[arg-type]
+WORDY = SimulatedModel("wordy", skill=0.6, verbosity=30, wrong_length=3.0, output_usd_per_1m="0.5")
 
 
 class Client:

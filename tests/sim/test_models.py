@@ -150,7 +150,7 @@ def test_a_cheap_subset_of_the_default_pool_fused_beats_its_best_single_model() 
     fused = np.mean([p.sum(axis=0).argmax() == q.label for p, q in zip(mass, QUESTIONS, strict=True)])
     best = max(hits(model).mean() for model in models.values())
     assert fused > best + 0.05
-    assert sum(m.input_usd_per_1m for m in cheap) < models["atlas-70b"].input_usd_per_1m / 2
+    assert sum(m.price[0] for m in cheap) < models["atlas-70b"].price[0] / 2
 
 
 @pytest.mark.parametrize(
