@@ -35,7 +35,7 @@ _MATCHED_PER_STEP = 500  # bytes times instructions: without an automaton RE2 tr
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _REFUSED = frozenset(("$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"))
 _COSTLY = frozenset(("$ref", "allOf", "anyOf", "oneOf"))  # each takes about as long as five others
-_INSTALL = "pip install 'focalroute[schema]', or give a pydantic model"
+_INSTALL = "pip install 'focalroute[schema]', or ask with a pydantic model as answer="
 
 
 class _TooManySteps(Exception):

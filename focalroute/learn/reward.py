@@ -84,8 +84,10 @@ def _number(value: object) -> float | None:
 
 
 def _named(value: object, number: float | None) -> str:
-    """Return what a message calls a value, bounded: the number, or its type if it is not a number."""
-    return type(value).__name__ if number is None else str(number)
+    """Return what a message calls a value, bounded: the number as given, or its type if it is not a number."""
+    if number is None:
+        return type(value).__name__
+    return str(value) if isinstance(value, int) and abs(number) < 1e15 else str(number)
 
 
 def label_key(label: Label, answer: StoredAnswer) -> str:

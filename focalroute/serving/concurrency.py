@@ -126,7 +126,7 @@ async def ask_all(
 
 def check_concurrency(concurrency: object) -> None:
     """ConfigError unless it is a number of workers that `run_together` can start."""
-    if not isinstance(concurrency, int) or not 1 <= concurrency <= _MOST_WORKERS:
+    if type(concurrency) is not int or not 1 <= concurrency <= _MOST_WORKERS:
         raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
 
 

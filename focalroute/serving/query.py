@@ -117,7 +117,14 @@ INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("budget", "max_cost", "max_price", "usd", "limit"), "max_usd"),
     **dict.fromkeys(("system_prompt", "instructions", "developer"), "system"),
     **dict.fromkeys(("extra_params", "kwargs"), "params"),
-    **dict.fromkeys(("policy", "store", "max_rounds", "judge"), "it is a setting of the Ensemble, not of one ask"),
+    **dict.fromkeys(
+        ("policy", "store", "max_rounds", "judge", "cost_weight", "cache_ttl_s", "attempts", "explore", "synthesiser"),
+        "it is a setting of the Ensemble, not of one ask",
+    ),
+    **dict.fromkeys(
+        ("top_k", "min_p", "repetition_penalty", "logprobs", "top_logprobs", "service_tier"),
+        'give it in params, such as params={"top_k": 5}',
+    ),
     **dict.fromkeys(("model", "models"), "the policy chooses the endpoints; leave it out"),
     "stream": "call stream() instead of ask()",
     "n": "samples",
@@ -235,7 +242,10 @@ def takes_arguments(method: F) -> F:
     asked = inspect.signature(make_query).parameters.values()
     options = [one for one in asked if one.kind is inspect.Parameter.KEYWORD_ONLY]
     method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    return by_keyword('give all but the question by keyword, such as choices=["yes", "no"]', INSTEAD)(method)
+    question = own[1].name  # `ask_many` has several
+    renamed = {name: question for name, meant in {**INSTEAD, "query": "query"}.items() if meant == "query"}
+    advice = 'give all but the question by keyword, such as choices=["yes", "no"]'
+    return by_keyword(advice, {**INSTEAD, **renamed})(method)
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:

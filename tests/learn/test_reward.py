@@ -74,6 +74,8 @@ def test_a_choice_is_named_by_its_value_or_its_index() -> None:
     for index in (3, -1, True, "0", 1.0, 10**5000):
         with pytest.raises(BadLabel, match=r"label_index: .* from 0 to 2"):
             judged(THREE, label_index=index)  # type: ignore[arg-type]
+    with pytest.raises(BadLabel, match=r"got 3$"):  # as it was given
+        judged(THREE, label_index=3)
 
 
 @pytest.mark.parametrize(("score", "reward"), [(0, -1.0), (Decimal("0.75"), 0.5), (np.float32(1), 1.0)])

@@ -103,6 +103,8 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"functions": []}, "did you mean 'tools'?"),
         ({"model": "gpt-4o"}, "the policy chooses the endpoints"),
         ({"policy": "cascade"}, "it is a setting of the Ensemble"),
+        ({"cost_weight": 0.1}, "it is a setting of the Ensemble"),
+        ({"top_k": 5}, 'give it in params, such as params={"top_k": 5}'),
         ({"stream": True}, "call stream() instead of ask()"),
         ({"qqq": 1}, "use one of answer, choices, "),
         ({"response_format": Person}, "give answer=Model instead"),
@@ -169,6 +171,8 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         (lambda e, a: e.feedback(reward=1), "feedback: missing a required argument: 'answer'"),
         (lambda e, a: e.ask_many([{"question": "?"}]), "queries[0]: unknown key 'question'; did you mean 'query'?"),
         (lambda e, a: e.ask_many([{"query": "?", "choises": "ab"}]), "did you mean 'choices'?"),
+        (lambda e, a: e.ask_many(["?"], prompt="?"), "did you mean 'queries'?"),
+        (lambda e, a: e.ask_many(["?"], concurrency=True), "concurrency: give a whole number from 1 to"),
     ],
 )
 def test_an_argument_in_another_place_or_by_another_name_is_an_error_that_says_how(
