@@ -149,7 +149,10 @@ def evaluate(
         Path | None, typer.Option("--json", help="Write the report to this file as JSON, or print it (-).")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", help="Write the report to this file as a page with plots (extra report).")
+        Path | None,
+        typer.Option(
+            "--html", help="Write the report to this file as a page with plots (extra report), or print it (-)."
+        ),
     ] = None,
 ) -> None:
     """Replay recorded answers with focalroute and baselines, each query answered before its outcome is revealed.

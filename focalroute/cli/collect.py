@@ -105,22 +105,19 @@ def _pair(field: str, text: str, wanted: str) -> tuple[str, str]:
 
 
 def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
-    from rich.console import Console
-
-    from focalroute.evaluate.output import table
+    from focalroute.evaluate.output import show_table
 
     rows = []
     for name in names:
         answered = collected.answered[name]
         rows.append((name, str(answered), _share_right(collected.right[name], answered), str(collected.failed[name])))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",)))
+    show_table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",))
     there = ""
     if collected.before:
         there = f" ({collected.before} were there)"
-    console.print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
+    print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
     if collected.stopped is not None:
-        console.print(f"stopped: {collected.stopped}; --resume goes on from here")
+        print(f"stopped: {collected.stopped}; --resume goes on from here")
 
 
 def _share_right(right: int, answered: int) -> str:

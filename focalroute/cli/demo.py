@@ -174,8 +174,8 @@ def show(result: DemoResult) -> None:
         for row in result.rows
     ]
     title = f"{result.queries} questions, seed {result.seed}; topics and skills drift half-way"
+    output.show_table(("", "accuracy", "before", "after", "$ / 1000", "calls"), rows, title=title)
     console = output.console()
-    console.print(output.table(("", "accuracy", "before", "after", "$ / 1000", "calls"), rows, title=title))
     console.print("The best single is chosen in hindsight; $ are for 1000 queries, calls for each query.")
     updates = "1 update" if result.policy_version == 1 else f"{result.policy_version} updates"
     learned = f"learned {updates}" if result.policy_version else "had too little feedback to learn"

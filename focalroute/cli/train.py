@@ -113,24 +113,19 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 def _show(
     job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained], published: Mapping[str, Any]
 ) -> None:
-    from rich.console import Console
-
     from focalroute.evaluate import output
     from focalroute.evaluate.training import best_of
 
-    console = Console(highlight=False, soft_wrap=True)
     best = best_of(found)
     for one in found:
         said = f"seed {one.seed}: score {one.score:.4f}, trust in the learned Fusion {one.trust:g}"
         if one is best:
             said += f", version {published['version']} of {folder}"
-        console.print(said)
-    console.print(
-        output.table(
-            ("cost weight", "accuracy", "cost ratio", "calls"),
-            [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-            title=f"seed {best.seed} on the last {job.held} queries, before it learned from them",
-        )
+        print(said)
+    output.show_table(
+        ("cost weight", "accuracy", "cost ratio", "calls"),
+        [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
+        title=f"seed {best.seed} on the last {job.held} queries, before it learned from them",
     )
     for sentence in output.left_out(table.bad_rows, table.unpriced):
-        console.print(sentence)
+        print(sentence)

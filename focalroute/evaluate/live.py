@@ -246,7 +246,8 @@ def evaluate_live(
     at = int(len(queries) * train_fraction + 1e-9)
     if not 0 < at < len(queries):
         raise ConfigError(
-            f"train_fraction: {train_fraction} leaves {at} queries to train on and {len(queries) - at} to test"
+            f"train_fraction: {train_fraction} leaves {at} queries to train on and {len(queries) - at} to test; give "
+            "another, or more queries"
         )
     train, test = queries[:at], queries[at:]
     parts: list[dict[str, LiveResult]] = []
@@ -325,22 +326,19 @@ def _slope(a: Score, b: Score) -> float:
 def show_live(report: LiveReport) -> None:
     """Print the report as two tables, the most accurate first."""
     seeds = "1 seed" if report.seeds == 1 else f"{report.seeds} seeds"
-    grid = output.table(
+    output.show_table(
         ("", report.scored, "95 %", "calls", "$ / 1000", "cost ratio"),
         (_cells(row) for row in sorted(report.methods, key=lambda row: -row.accuracy)),
         title=f"{report.title}: {report.n_test} queries, {seeds}",
         strong=report.minus,
     )
-    equal = output.table(
+    output.show_table(
         ("", *FAMILIES),
         [(name, *(_difference(found[family]) for family in FAMILIES)) for name, found in report.equal_cost.items()],
         title="DER minus the best of a family at the same cost; *: beats it",
         strong=report.equal_cost,
     )
-    console = output.console(_PIPED_WIDTH)
-    console.print(grid)
-    console.print(equal)
-    console.print(
+    output.console(_PIPED_WIDTH).print(
         "Answered first, then revealed. @ n: the chain cut after n steps. Cost ratio: to asking every endpoint once "
         "(plurality). A family may be mixed by chance, and is chosen in hindsight; self-correction's holds the single "
         "endpoints, too."

@@ -362,7 +362,6 @@ def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]
     return found
 
 
-_PIPED_WIDTH = 120
 _TITLES = {"accuracy": "accuracy, points", "cost": "cost, % of asking all", "reward": "reward, points"}
 _UNITS = {"accuracy": 1.0, "cost": 100.0, "reward": 1.0}
 
@@ -404,7 +403,7 @@ def _show_estimates(columns: Sequence[Estimates | None]) -> None:
         for how in ESTIMATORS:
             rows.append((title, how, *(_cell(part, measure, how) for part in columns)))
             title = ""
-    output.console(_PIPED_WIDTH).print(output.table(("", "", "A", "B", "B minus A"), rows))
+    output.show_table(("", "", "A", "B", "B minus A"), rows)
 
 
 def _evidence(value: PolicyValue, episodes: int) -> str:

@@ -29,6 +29,7 @@ _Share = Annotated[_Amount, Field(le=1)]
 # A larger number in a single row would outweigh the cost of all others, or be infinite in the networks' precision.
 _Count = Annotated[StrictInt, Field(ge=0, le=10**9)]
 _Usd = Annotated[_Amount, Field(le=10**6)]
+_Seconds = Annotated[_Amount, Field(le=10**6)]
 _Answer = Annotated[int | str | None, SkipValidation]  # see `_check_answer`
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
@@ -61,7 +62,7 @@ class Output:
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     cost_usd: _Usd | None = None
-    latency_s: _Amount | None = None
+    latency_s: _Seconds | None = None
     error: StrictStr | None = None
 
     def masses(self, candidate: int, width: int) -> F32:
@@ -175,7 +176,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                     )
                 yield number, line.decode("utf-8-sig")  # drops Windows' byte order mark
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}:{number}: is not UTF-8; save it as that") from None
+        raise ConfigError(f"{path}:{number}: is not UTF-8 text; save it as that, or as .gz of it") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path}:{number + 1}: damaged gzip file: {error}") from None
     except OSError as error:

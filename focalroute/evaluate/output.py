@@ -21,6 +21,8 @@ STANDARD_OUTPUT = Path("-")
 #: How many of a store's latest answers are read.
 LATEST = 10_000
 
+_WIDEST = 100_000  # characters of a table
+
 
 def check_writable(file: Path | None, *used: str | Path | None) -> None:
     """Check, before the long work, that a file can be written, as far as that can be known.
@@ -32,14 +34,16 @@ def check_writable(file: Path | None, *used: str | Path | None) -> None:
     Raises:
         ConfigError: it is a folder, its folder does not exist, it may not be written, or it is one of ``used``.
     """
-    if file is None or file == STANDARD_OUTPUT:
+    if file is None:
+        return
+    if any(file.resolve() == Path(other).resolve() for other in used if other is not None):
+        raise ConfigError(f"{file}: is read or written for something else, too; give another name")
+    if file == STANDARD_OUTPUT:
         return
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"{file}: cannot be written: give a file in a folder that exists")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"{file}: cannot be written: give a file that you may write")
-    if any(file.resolve() == Path(other).resolve() for other in used if other is not None):
-        raise ConfigError(f"{file}: is read or written for something else, too; give another name")
 
 
 def write_file(file: Path, content: str | bytes) -> None:
@@ -55,8 +59,10 @@ def write_file(file: Path, content: str | bytes) -> None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_and_show(report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None) -> None:
-    """Write a report as JSON, then show its table, unless the JSON goes to standard output.
+def write_and_show(
+    report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None, *, printed: bool = False
+) -> None:
+    """Write a report as JSON, then show its table, unless the JSON goes to standard output, or something was printed.
 
     Raises:
         ConfigError: the JSON cannot be written.
@@ -65,7 +71,7 @@ def write_and_show(report: Mapping[str, Any], show: Callable[[], None], json_fil
         if json_file is not None:
             write_file(json_file, json.dumps(report, indent=2, allow_nan=False) + "\n")
     finally:
-        if json_file != STANDARD_OUTPUT:
+        if json_file != STANDARD_OUTPUT and not printed:
             show()
 
 
@@ -86,33 +92,51 @@ def trained_on_test(seen: int, tested: int) -> str:
 
 
 def console(piped_width: int | None = None) -> Console:
-    """A console for standard output, ``piped_width`` characters wide if that is not a terminal."""
+    """A console for standard output that prints names and paths as they are.
+
+    Args:
+        piped_width: its width in characters if that is not a terminal.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else piped_width)
+    width = None if sys.stdout.isatty() else piped_width
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
-def table(
+def show_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
     title: str | None = None,
     left: Collection[str] = ("",),
     strong: Collection[str] = (),
-) -> Any:
-    """Make a table for a console.
+) -> None:
+    """Print a table. No cell is cut: columns that a terminal is too narrow for are left out, the last ones first.
 
     Args:
-        columns: the headings.
+        columns: the headings; the first two columns are always printed.
+        title: a line above it.
         left: headings of left-aligned columns; the others are right-aligned.
         strong: first cells of the rows to print in bold.
     """
     from rich.box import SIMPLE
+    from rich.measure import Measurement
     from rich.table import Table
 
-    grid = Table(box=SIMPLE, title=title)
-    for column in columns:
-        grid.add_column(column, justify="left" if column in left else "right", no_wrap=True)
-    for row in rows:
-        grid.add_row(*row, style="bold" if row[0] in strong else None)
-    return grid
+    rows, there = list(rows), console()
+    widest = there.options.update(max_width=_WIDEST)
+    for shown in range(len(columns), 1, -1):
+        grid = Table(box=SIMPLE)
+        for column in columns[:shown]:
+            grid.add_column(column, justify="left" if column in left else "right", no_wrap=True)
+        for row in rows:
+            grid.add_row(*row[:shown], style="bold" if row[0] in strong else None)
+        needed = Measurement.get(there, widest, grid).maximum
+        if needed <= there.width or not sys.stdout.isatty():
+            break
+    there.width = max(needed, there.width)
+    if title is not None:
+        print(title)
+    there.print(grid)
+    if shown < len(columns):
+        there.print(f"No room for: {', '.join(columns[shown:])}. A wider terminal, a file or --json has them.")

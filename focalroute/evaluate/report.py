@@ -229,7 +229,7 @@ def evaluate_command(
 ) -> None:
     """`evaluate` with a progress bar, then print the table and write JSON and page.
 
-    If the JSON goes to standard output ("-"), the table is not printed.
+    If the JSON or the page goes to standard output ("-"), the table is not printed.
 
     Raises:
         ConfigError: an option, the log or the pool is invalid, a file cannot be written, or the extra is missing.
@@ -244,7 +244,8 @@ def evaluate_command(
         if html_file is not None:
             output.write_file(html_file, html(eval_page(report)))
     finally:
-        output.write_and_show(report.to_dict(), partial(show, report), json_file)
+        printed = html_file == output.STANDARD_OUTPUT
+        output.write_and_show(report.to_dict(), partial(show, report), json_file, printed=printed)
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:
@@ -268,17 +269,16 @@ def show(report: Report) -> None:
     rows: list[Row] = [*report.focalroute, *report.methods]
     rows.sort(key=lambda row: -row.accuracy)
     minus = f"focalroute @ {shown.cost_ratio:.2f} minus it"
-    grid = output.table(
+    console = output.console(_PIPED_WIDTH)
+    if report.seen:
+        console.print(output.trained_on_test(report.seen, report.n_test))
+    output.show_table(
         ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "s", "p95 s", "ECE", minus, "its curve"),
         (_cells(row, shown) for row in rows),
         title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}",
         left=("", minus),
         strong={point.title for point in report.focalroute},
     )
-    console = output.console(_PIPED_WIDTH)
-    if report.seen:
-        console.print(output.trained_on_test(report.seen, report.n_test))
-    console.print(grid)
     console.print(
         f"Answered first, then revealed ({report.feedback_plan}) and learned from. best-single-hindsight and oracle "
         "know the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "

@@ -215,7 +215,10 @@ def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
         train += rows[: int(len(rows) * fraction + 1e-9)]
     test = sorted(set(range(len(table.queries))) - set(train))
     if not train or not test:
-        raise ConfigError(f"train_fraction: {fraction} leaves {len(train)} queries to train on and {len(test)} to test")
+        raise ConfigError(
+            f"train_fraction: {fraction} leaves {len(train)} queries to train on and {len(test)} to test; give "
+            "another, or a longer log"
+        )
     return Split(np.array(sorted(train)), np.array(test))
 
 

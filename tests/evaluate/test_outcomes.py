@@ -120,6 +120,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_answering(prompt_tokens=-1), "outputs.a.prompt_tokens"),
         (_answering(prompt_tokens=10**30), "outputs.a.prompt_tokens"),
         (_answering(cost_usd=1e300), "outputs.a.cost_usd"),
+        (_answering(latency_s=1e300), "outputs.a.latency_s"),
         (_answering(completion_tokens=1.5), "outputs.a.completion_tokens"),
         (_answering(cost_usd=-1), "outputs.a.cost_usd"),
         (_answering(latency_s="fast"), "outputs.a.latency_s"),

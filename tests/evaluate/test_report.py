@@ -219,18 +219,18 @@ def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, pool = given
-    pool.write_text(pool.read_text() + '[[endpoint]]\nname = "d"\nmodel = "m"\n')
-    write_log(log, ["{", *stream(50, {**SKILLS, "d": 0.6})])
+    pool.write_text(pool.read_text() + '[[endpoint]]\nname = "d[/b]"\nmodel = "m"\n')
+    write_log(log, ["{", *stream(50, {**SKILLS, "d[/b]": 0.6})])
     with pytest.raises(ConfigError, match=r"log\.jsonl:1: "):
         evaluate(log, pool, policy=cold())
     evaluate_command(log, pool, policy=cold(), skip_bad_rows=True, json_file=tmp_path / "report.json")
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["bad_rows"], report["unpriced"], report["n_train"] + report["n_test"]) == (1, ["d"], 50)
+    assert (report["bad_rows"], report["unpriced"], report["n_train"] + report["n_test"]) == (1, ["d[/b]"], 50)
     said = capsys.readouterr().out
     assert "Left out as bad rows of the log: 1." in said
-    assert "Left out of all costs, as no price is known: d." in said
+    assert "Left out of all costs, as no price is known: d[/b]." in said
     facts = eval_page(read_eval(report, "report.json")).facts
-    assert (facts["bad rows left out"], facts["of unknown price"]) == ("1", "d")
+    assert (facts["bad rows left out"], facts["of unknown price"]) == ("1", "d[/b]")
 
 
 def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:
@@ -325,6 +325,16 @@ def test_nothing_that_is_read_is_written_over_and_nothing_twice(
     with pytest.raises(ConfigError, match="is read or written for something else, too; give another name"):
         evaluate_command(Path("log.jsonl"), Path("pool.toml"), json_file=Path(used), html_file=Path("report.html"))
     assert [Path(file).read_text() for file in ("log.jsonl", "pool.toml")] == ["as it was"] * 2
+
+
+def test_a_page_on_standard_output_is_all_that_is_printed(
+    given: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table followed it, and JSON, too, with two options."""
+    with pytest.raises(ConfigError, match="-: is read or written for something else, too"):
+        evaluate_command(*given, policy=cold(), json_file=Path("-"), html_file=Path("-"))
+    evaluate_command(*given, policy=cold(), html_file=Path("-"))
+    assert capsys.readouterr().out.rstrip().endswith("</html>")
 
 
 @pytest.mark.parametrize("option", ["json_file", "html_file"])

@@ -1,0 +1,51 @@
+"""Tables of commands: complete in a pipe, whole columns in a terminal, and names as they are."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from focalroute.evaluate.output import show_table
+
+COLUMNS = ("", "accuracy", "95 %", "cost ratio")
+ROWS = [("weighted-vote", "0.9125", "0.850 to 0.975", "0.134"), ("a[/b] [red]:cat:", "0.5000", "0.4 to 0.6", "1.000")]
+
+
+class Terminal(io.StringIO):
+    """Says that it is one; rich takes its width from COLUMNS."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _shown(monkeypatch: pytest.MonkeyPatch, width: int, kind: type[io.StringIO] = Terminal) -> str:
+    out = kind()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stdout", out)
+    show_table(COLUMNS, ROWS, title="odd[/x].jsonl", strong=["weighted-vote"])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(100, 4), (50, 3), (31, 2), (10, 2)])
+def test_a_narrow_terminal_shows_fewer_columns_and_says_which_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, width: int, columns: int
+) -> None:
+    """In a terminal of 80 columns eval showed no accuracy, and half of each interval."""
+    shown = _shown(monkeypatch, width)
+    for cells in (COLUMNS, *ROWS):
+        assert all(cell in shown for cell in cells[:columns])
+    for row in ROWS:
+        assert not any(cell in shown for cell in row[columns:])
+    assert "…" not in shown
+    assert ("No room for" in shown) == (columns < 4)
+
+
+def test_a_pipe_gets_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _shown(monkeypatch, 10, io.StringIO)
+    assert all(cell in shown for row in ROWS for cell in row)
+    assert "odd[/x].jsonl" in shown
+    assert "No room" not in shown
