@@ -105,6 +105,7 @@ def test_estimates_that_know_a_level_are_more_precise_than_bare_weights(found: l
     assert max(halves["doubly-robust"], halves["self-normalised"]) < halves["ips"]
 
 
+@pytest.mark.slow
 def test_served_for_real_in_rounds_the_truth_lies_within_the_intervals(tmp_path: Path) -> None:
     """Through the serving code, on every endpoint's recorded answers: another Decider is valued without bias."""
     world = World.of(simulated_table(tmp_path, 160), warm=80, last=160)

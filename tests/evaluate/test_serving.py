@@ -286,7 +286,7 @@ def test_probes_are_paid_for(tmp_path: Path) -> None:
 # -- pacing ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [0.15, 0.75])
+@pytest.mark.parametrize("target", [0.15, pytest.param(0.75, marks=pytest.mark.slow)])
 def test_the_cost_weight_is_paced_to_a_target(tmp_path: Path, target: float) -> None:
     """A policy that asks the fewer the dearer money is holds the cost ratio in the long run, from a wrong start."""
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}

@@ -59,7 +59,7 @@ def world(answers: Callable[[int, random.Random], dict[str, int]], seed: int) ->
 @pytest.mark.parametrize(
     ("answers", "labels"),
     [
-        (clones, NONE),
+        pytest.param(clones, NONE, marks=pytest.mark.slow),
         pytest.param(clones, FEW, marks=pytest.mark.slow),
         pytest.param(imitator, NONE, marks=pytest.mark.slow),
         (imitator, FEW),

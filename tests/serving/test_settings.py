@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import jedi
 import pytest
+from parso.cache import parser_cache
 
 import focalroute
 from focalroute import AsyncEnsemble, ConfigError, Endpoint, Ensemble
@@ -111,10 +112,16 @@ def test_methods_to_be_awaited_are_coroutine_functions(method: str) -> None:
     assert not inspect.iscoroutinefunction(getattr(Ensemble, method))
 
 
-@pytest.fixture
-def jedi_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of this test's own: two processes that write the common one at a time spoil it."""
-    monkeypatch.setattr(jedi.settings, "cache_directory", str(tmp_path))
+@pytest.fixture(scope="module")
+def jedi_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of this file's own: two processes that write the common one at a time spoil it.
+
+    Its 250,000 objects go at the end: each later test that collects garbage would look at them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jedi.settings, "cache_directory", str(tmp_path_factory.mktemp("jedi")))
+        yield
+    parser_cache.clear()
 
 
 class Editor:
