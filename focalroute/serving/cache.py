@@ -23,7 +23,7 @@ _MOST_IN_VAIN = 2  # identical asks waited for without an answer; else all would
 class AnswerCache:
     """Keeps whole answers; the least recently used are dropped first. Safe to use from several threads.
 
-    Questions with the same messages, choices, kind of answer, parameters and tags are identical; so if tags name
+    Questions with the same arguments, except limits, the price of time and metadata, are identical; so if tags name
     customers, none gets another's answer. An answer of a callable that cannot be hashed is not cached.
 
     Args:
