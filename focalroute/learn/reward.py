@@ -40,6 +40,9 @@ Label = (
 
 USER = "user"
 
+# Kinds of answers of which several different ones may be right.
+_SEVERAL_RIGHT = ("text", "structured", "custom")
+
 
 class Said(TypedDict, total=False):
     """One kind of feedback on an answer."""
@@ -196,9 +199,11 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     """Return each member's own correctness, as far as the feedback reveals it.
 
     A label is exact. A preference gives inferred values, for members that gave the better or the worse of the two. A
-    bare reward gives (reward + 1) / 2 to members that agree with the answer. On a closed question it also covers the
-    others: after a reward of 1 they are wrong; after -1 member j is right with probability q(j's candidate) /
-    (1 - q(answer)), which is inferred unless there were only two choices.
+    bare reward gives y = (reward + 1) / 2 to members that agree with the answer. Where only one answer is right (not of
+    `_SEVERAL_RIGHT`), it also covers the others: after a reward of 1 they are wrong; else member j is right with
+    probability (1 - y) q(j's candidate) / (1 - q(answer)). That is inferred, unless there were only two choices and the
+    answer was wrong. Without it, graded rewards would never count against a member that disagrees with the answer,
+    however often the answer is right.
 
     A reward for a synthesised answer gives all members with an answer the same inferred value, as none earned it alone.
 
@@ -322,7 +327,7 @@ def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None
             k: (float(key == better), False) for k, key in enumerate(answer.keys) if key in (better, worse)
         }
         return lambda candidate: told.get(candidate, (None, False))
-    closed = answer.kind == "choice"
+    closed, unique = answer.kind == "choice", answer.kind not in _SEVERAL_RIGHT
     rest = 1 - answer.probabilities[answer.answered]
 
     def infer(candidate: int | None) -> tuple[float | None, bool]:
@@ -330,14 +335,13 @@ def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None
             return 0.0, True
         if candidate == answer.answered:
             return agreeing, abs(reward) == 1
-        if not closed or abs(reward) != 1:
-            return None, False
-        if reward == 1:
+        if reward == 1 and unique:
             return 0.0, True
-        if len(answer.keys) == 2:
-            return 1.0, True
-        if rest <= 1e-9:
-            return 1 / (len(answer.keys) - 1), False
-        return min(1.0, answer.probabilities[candidate] / rest), False
+        if not unique or not (closed or answer.probabilities[candidate]):  # or only a probe gave it
+            return None, False
+        if closed and len(answer.keys) == 2:
+            return 1 - agreeing, reward == -1
+        share = answer.probabilities[candidate] / rest if rest > 1e-9 else 1 / (len(answer.keys) - 1)
+        return (1 - agreeing) * min(1.0, share), False
 
     return infer

@@ -211,21 +211,35 @@ def test_an_answer_given_against_the_first_candidate_is_credited_by_its_own() ->
 
 
 @pytest.mark.parametrize("reward", [0.5, 0.0, -0.5])
-@pytest.mark.parametrize("answer", [THREE, TWO, FREE], ids=["three", "two", "free-form"])
-def test_a_graded_reward_credits_only_members_that_agree_and_only_as_inferred(
-    answer: StoredAnswer, reward: float
+def test_a_graded_reward_is_the_chance_that_the_answer_is_right_and_leaves_the_others_the_rest(reward: float) -> None:
+    y = (reward + 1) / 2
+    three, two, free = (told(answer, reward=reward) for answer in (THREE, TWO, FREE))
+    assert three.right == {"a": y, "b": y, "c": pytest.approx(0.8 * (1 - y)), "d": pytest.approx(0.2 * (1 - y))}
+    assert two.right == {"a": y, "b": 1 - y}
+    assert free.right == {"a": y, "b": pytest.approx(1 - y)}
+    for outcome in (three, two, free):
+        assert outcome.inferred == outcome.right.keys()
+
+
+def test_a_bare_reward_on_a_number_says_how_right_other_numbers_are() -> None:
+    """What is left to answers that no member gave is not theirs."""
+    answer = replace(FREE, probabilities=(0.6, 0.1))
+    assert told(answer, reward=1.0).right == {"a": 1.0, "b": 0.0}
+    assert told(answer, reward=1.0).inferred == frozenset()
+    wrong = told(answer, reward=-1.0)
+    assert wrong.right == {"a": 0.0, "b": pytest.approx(0.25)}
+    assert wrong.inferred == {"b"}
+    assert told(probed(answer, new="7"), reward=-1.0).right.keys() == {"a", "b"}  # not weighed before
+
+
+@pytest.mark.parametrize("kind", ["text", "structured", "custom"])
+@pytest.mark.parametrize(("reward", "value"), [(1.0, 1.0), (0.5, 0.75), (-1.0, 0.0)])
+def test_a_bare_reward_teaches_nothing_about_other_answers_that_may_be_right_too(
+    kind: str, reward: float, value: float
 ) -> None:
-    outcome = told(answer, reward=reward)
-    agreeing = {name for name, member in answer.members.items() if member.candidate == answer.answered}
-    assert outcome.right == dict.fromkeys(agreeing, (reward + 1) / 2)
-    assert outcome.inferred == agreeing
-
-
-@pytest.mark.parametrize(("reward", "value"), [(1.0, 1.0), (-1.0, 0.0)])
-def test_a_bare_reward_on_free_text_teaches_nothing_about_members_that_disagree(reward: float, value: float) -> None:
-    outcome = told(FREE, reward=reward)
+    outcome = told(replace(FREE, kind=kind), reward=reward)
     assert outcome.right == {"a": value}
-    assert outcome.inferred == frozenset()
+    assert outcome.inferred == (frozenset() if abs(reward) == 1 else {"a"})
 
 
 def test_a_wrong_answer_that_was_held_for_certain_leaves_the_others_even() -> None:
@@ -328,13 +342,13 @@ def test_a_free_form_answer_that_only_a_probe_gave_is_right_or_wrong_by_the_labe
     answer = probed(FREE, new="43", same="41")
     assert told(answer, label=candidate_key("43")).right == {"a": 0, "b": 0, "new": 1, "same": 0}
     assert told(answer, label=candidate_key("41")).right == {"a": 0, "b": 1, "new": 0, "same": 1}
-    assert told(answer, reward=1.0).right == {"a": 1}
+    assert told(answer, reward=1.0).right == {"a": 1, "b": 0, "new": 0, "same": 0}
 
 
 def test_a_probe_without_an_answer_is_wrong() -> None:
     answer = replace(FREE, probes=(StoredProbe("id", "silent", None, 7, 0.2, None),))
     assert told(answer, label=candidate_key("41")).right == {"a": 0, "b": 1, "silent": 0}
-    assert told(answer, reward=1.0).right == {"a": 1, "silent": 0}
+    assert told(answer, reward=1.0).right == {"a": 1, "b": 0, "silent": 0}
     assert told(answer, label=candidate_key("41")).members["silent"] == Member(0, None, 7, 0.2, None)
 
 
