@@ -424,7 +424,7 @@ def test_a_reply_without_a_value_of_the_type_is_not_usable(answer: type, reply: 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"content": "\n"}, r"^leave stop out, or ask another model: .*unusable: the reply is empty"),
+        ({"content": "\n"}, r"^ask another model \(or without stop, if it is set\): .*unusable: the reply is empty"),
         (
             {"content": None, "reasoning_content": "It is b."},
             r"^check the service's reasoning parser, .*unusable: the reply holds thinking alone",

@@ -57,7 +57,7 @@ _EMPTY = "the reply is empty"
 _ALL_THOUGHT = "the reply holds thinking alone"
 #: vLLM's deepseek_r1 parser, for one, takes all that a model writes without thinking for thinking.
 _HINTS = {
-    _EMPTY: "leave stop out, or ask another model: this one wrote nothing",
+    _EMPTY: "ask another model (or without stop, if it is set): this one wrote nothing",
     _ALL_THOUGHT: "check the service's reasoning parser, or ask another model: this one's text is marked as thinking",
 }
 _CUT = ("length", *WITHHELD)
