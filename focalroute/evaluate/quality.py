@@ -114,9 +114,14 @@ def judge(ensemble: Ensemble) -> Quality:
 
     It blocks until the endpoint answers, so it must not be called in an event loop.
 
-    Raises (when called):
-        PoolError: the judge did not answer; and other errors of `focalroute.Ensemble.ask`.
+    Raises:
+        ConfigError: it is not an `focalroute.Ensemble`.
+        PoolError: when called: the judge did not answer; and other errors of `focalroute.Ensemble.ask`.
     """
+    from focalroute.serving.sync import Ensemble
+
+    if not isinstance(ensemble, Ensemble):
+        raise ConfigError(f"judge: give an Ensemble([endpoint]) of the judge, got {type(ensemble).__name__}")
     grades = [str(grade) for grade in range(_GRADES + 1)]
 
     def score(answer: str, reference: str) -> float:

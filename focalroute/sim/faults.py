@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.sim.models import SimulatedModel, uniforms
+from focalroute.sim.models import SimulatedModel, is_number, uniforms
 
 #: Every kind of fault, see `Fault`.
 KINDS = (
@@ -89,17 +89,17 @@ class Fault:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"Fault: kind: unknown fault {self.kind!r}; use one of {', '.join(KINDS)}")
-        checks = {
-            "probability": 0 <= self.probability <= 1,
-            "count": self.count is None or self.count >= 0,
-            "status": 400 <= self.status <= 599,
-            "retry_after_s": self.retry_after_s is None or 0 <= self.retry_after_s < math.inf,
-            "seconds": 0 <= self.seconds < math.inf,
-            "size": 0 < self.size <= 1_000_000_000,
-        }
-        for field, right in checks.items():
-            if not right:
-                raise ConfigError(f"Fault {self.kind!r}: {field}: {getattr(self, field)!r} is out of range")
+        most = 1_000_000_000
+        bounds = {
+            "probability": (0, 1), "count": (0, most), "status": (400, 599), "retry_after_s": (0, most),
+            "seconds": (0, most), "size": (1, most),
+        }  # fmt: skip
+        for field, (low, high) in bounds.items():
+            value = getattr(self, field)
+            if value is None and field in ("count", "retry_after_s"):
+                continue
+            if not is_number(value) or not low <= value <= high:
+                raise ConfigError(f"Fault {self.kind!r}: {field}: give a number from {low} to {high}, got {value!r}")
 
     @property
     def bills(self) -> bool:

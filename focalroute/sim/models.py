@@ -16,7 +16,7 @@ from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from focalroute.core.dollars import Amount
 from focalroute.core.errors import ConfigError
@@ -84,12 +84,13 @@ class SimulatedModel:
     misled: float = 0.3
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("SimulatedModel: name: is empty")
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"SimulatedModel: name: give a text, got {self.name!r}")
         for where in ("skill", "correlation", "convinced", "misled"):
             self._check(where, _is_probability(getattr(self, where)), "give a probability between 0 and 1")
         topics = (*(family.topic for family in self.families), *AXES, JUDGING)
         for where, skills in (("skills", self.skills), ("drifted", self.drifted)):
+            self._check(where, isinstance(skills, Mapping), 'give topics and their skills, such as {"dates": 0.9}')
             for topic, value in skills.items():
                 self._check(f"{where}[{topic!r}]", topic in topics, f"unknown topic; use one of {', '.join(topics)}")
                 self._check(f"{where}[{topic!r}]", _is_probability(value), "give a probability between 0 and 1")
@@ -189,12 +190,17 @@ def sample(probabilities: Sequence[float], u: float, temperature: float = 1.0) -
     return _pick(probabilities if temperature == 1 else _powered(probabilities, 1 / max(temperature, 0.01)), u)
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an int or a float, but not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_probability(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= 1
+    return is_number(value) and 0 <= value <= 1
 
 
 def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < math.inf
+    return is_number(value) and 0 <= value < math.inf
 
 
 def _draws(model: SimulatedModel, question: str) -> tuple[tuple[float, ...], tuple[object, ...]]:

@@ -89,7 +89,7 @@ def prose_requests(n: int, seed: int = 0, axes: Sequence[str] = AXES) -> Iterato
     """Yield ``n`` requests of mixed axes; the same seed gives the same requests.
 
     Raises:
-        ConfigError: there is no such axis.
+        ConfigError: an argument is wrong.
 
     Examples:
         >>> [brief.axis for brief in prose_requests(3, seed=1)]
@@ -98,6 +98,8 @@ def prose_requests(n: int, seed: int = 0, axes: Sequence[str] = AXES) -> Iterato
     unknown = sorted(set(axes) - set(AXES))
     if unknown or not axes:
         raise ConfigError(f"axes: give some of {', '.join(AXES)}")
+    if type(n) is not int or n < 0:
+        raise ConfigError(f"n: give a whole number of requests, got {n!r}")
     rng = Random(seed)  # noqa: S311 - no secret
     for _ in range(n):
         axis = rng.choice(list(axes))

@@ -227,10 +227,10 @@ def stream(
     Raises:
         ConfigError: an argument is out of range, or a topic does not exist.
     """
-    if not isinstance(n, int) or n < 0:
-        raise ConfigError(f"n: give a number of questions, got {n!r}")
-    if not topics:
-        raise ConfigError(f"topics: give at least one of {', '.join(TOPICS)}")
+    if type(n) is not int or n < 0:
+        raise ConfigError(f"n: give a whole number of questions, got {n!r}")
+    if not topics or isinstance(topics, str):
+        raise ConfigError(f"topics: give a list of at least one of {', '.join(TOPICS)}")
     if drift is not None and not 0 < drift < 1:
         raise ConfigError(f"drift: give a share of the stream between 0 and 1, got {drift}")
     for topic in topics:

@@ -82,6 +82,11 @@ def test_bertscore_prefers_the_paraphrase() -> None:
     assert 0 <= far < near <= 1
 
 
+def test_a_judge_that_is_not_an_ensemble_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"give an Ensemble\(\[endpoint\]\) of the judge, got Endpoint"):
+        judge(Endpoint("judge", model="m"))  # type: ignore[arg-type]
+
+
 def test_a_judge_is_asked_over_http_and_its_grades_are_shares() -> None:
     """The graded text cannot close its own section."""
 

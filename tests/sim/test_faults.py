@@ -150,6 +150,7 @@ def test_a_fault_is_billed_only_where_a_service_would(own: Client) -> None:
         {"probability": 1.5},
         {"count": -1},
         {"status": 200},
+        {"status": "503"},
         {"retry_after_s": -1},
         {"seconds": float("inf")},
         {"size": 0},

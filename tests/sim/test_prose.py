@@ -52,6 +52,8 @@ def test_requests_mix_the_axes_and_repeat_with_their_seed() -> None:
     for axes in ([], ["kind"]):
         with pytest.raises(ConfigError, match="axes: give some of"):
             list(prose_requests(1, axes=axes))
+    with pytest.raises(ConfigError, match="n: give a whole number of requests, got -1"):
+        next(prose_requests(-1))
     for axis in AXES:
         towns = {brief.request for brief in prose_requests(300, axes=[axis])}
         assert len(towns) > 100

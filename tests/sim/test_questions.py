@@ -123,7 +123,15 @@ def test_free_form_alternatives_hold_the_right_answer_first_and_never_change() -
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"n": -1}, {"n": "x"}, {"topics": ()}, {"topics": ("physics",)}, {"drift": 0.0}, {"drift": 1.5}],
+    [
+        {"n": -1},
+        {"n": "x"},
+        {"topics": ()},
+        {"topics": ("physics",)},
+        {"topics": "dates"},
+        {"drift": 0.0},
+        {"drift": 1.5},
+    ],
 )
 def test_wrong_arguments_of_a_stream_are_config_errors(arguments: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(arguments)).removesuffix("s")):
