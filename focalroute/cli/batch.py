@@ -34,7 +34,9 @@ _COST = re.compile(r"\d{1,20}(\.\d{1,60})?")
 def batch(
     questions: Annotated[
         Path,
-        typer.Argument(help="A .jsonl file with a question on each line: a text, or an object of ask's arguments."),
+        typer.Argument(
+            help="A .jsonl or .jsonl.gz file with a question on each line: a text, or an object of ask's arguments."
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="The .jsonl file of answers to write.")],
     pool: PoolOption = None,
@@ -90,15 +92,14 @@ def _read(path: Path) -> list[_Line]:
     """Read and check all questions before any is asked.
 
     Raises:
-        ConfigError: the file cannot be read, or a line is not a question.
+        ConfigError: the file cannot be read or is empty, or a line is not a question.
     """
     from focalroute.core.spelling import did_you_mean
+    from focalroute.evaluate.outcomes import numbered_lines
     from focalroute.serving.query import ARGUMENTS, INSTEAD, make_query
 
-    with refusing(path, "read"):
-        lines = path.read_bytes().splitlines()
     found: list[_Line] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in numbered_lines(path):
         if not line.strip():
             continue
         with locating(f"{path}:{number}"):
@@ -113,7 +114,9 @@ def _read(path: Path) -> list[_Line]:
                 meant = did_you_mean(unknown[0], ARGUMENTS, INSTEAD)
                 raise ConfigError(f"{unknown[0]}: unknown key; {meant}")
             make_query(**arguments)
-        found.append(_Line(len(found), arguments, hashlib.sha256(line.strip()).hexdigest()[:16]))
+        found.append(_Line(len(found), arguments, hashlib.sha256(line.strip().encode()).hexdigest()[:16]))
+    if not found:
+        raise ConfigError(f"{path}: holds no question")
     return found
 
 
@@ -193,10 +196,10 @@ class _Answers:
         self._write(line, told)
         self._count(line.index, told["cost"])
 
-    def put_failed(self, line: _Line, error: FocalrouteError) -> None:
+    def put_failed(self, line: _Line, error: FocalrouteError, told: str) -> None:
         costs = [reply.cost for reply in error.replies] if isinstance(error, PoolError) else []
         self._count_failed(line.index, None if None in costs else sum(filter(None, costs), Decimal(0)))
-        self._write(line, {"error": error_text(error)})
+        self._write(line, {"error": told})
 
     def _write(self, line: _Line, told: Mapping[str, Any]) -> None:
         row = {"index": line.index, "question": line.digest, **told}
@@ -252,8 +255,9 @@ async def _ask(
                 answer: Answer = await ensemble.ask(**{**line.arguments, "tags": tags})
                 answers.put(line, answer)
             except FocalrouteError as error:
-                failed.append(error_text(error))
-                answers.put_failed(line, error)
+                told = error_text(error).replace(f"usd_per_tag.{tag}", "max_usd")  # as the caller named it
+                failed.append(told)
+                answers.put_failed(line, error, told)
             advance(1)
 
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:

@@ -173,7 +173,8 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
         name = next(one for one in chain([base], (f"{base}-{n}" for n in count(2))) if one not in names)
         names.add(name)
         values = {"name": name, **table}
-        text += "[[endpoint]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+        text += "[[endpoint]]\n" + "".join(lines)
         if "service" not in table:
             text += "# A price of 0 means free: no budget limits it.\ninput_usd_per_1m = 0\noutput_usd_per_1m = 0\n"
         text += "\n"

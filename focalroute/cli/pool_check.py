@@ -392,7 +392,7 @@ def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     grid.add_column(folded[0])
     for row in rows:
         grid.add_row(*row)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     least = measure_renderables(console, console.options.update(max_width=_WIDEST), [grid]).minimum
     console.width = max(console.width, least)
     console.print(grid)

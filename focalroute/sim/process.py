@@ -267,7 +267,7 @@ def pool_toml(endpoints: Sequence[Endpoint]) -> str:
 
     def line(endpoint: Endpoint, name: str) -> str:
         value = getattr(endpoint, name)
-        return f"{name} = {json.dumps(value) if isinstance(value, str) else format(value, 'f')}\n"
+        return f"{name} = {json.dumps(value, ensure_ascii=False) if isinstance(value, str) else format(value, 'f')}\n"
 
     names = ("name", "model", "base_url", "dialect", "input_usd_per_1m", "output_usd_per_1m")
     return "\n".join("[[endpoint]]\n" + "".join(line(endpoint, name) for name in names) for endpoint in endpoints)

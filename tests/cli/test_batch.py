@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -83,7 +84,7 @@ def test_the_whole_file_costs_no_more_than_it_may(
     assert len(rows) == 200
     assert 0 < sum(float(row.get("cost", 0)) for row in rows) <= 0.0002
     assert {row["error"].split(":")[0] for row in rows if "error" in row} == {"BudgetExceeded"}
-    assert "BudgetExceeded" in capsys.readouterr().out
+    assert "what is left of max_usd = 0.0002 USD" in capsys.readouterr().out
 
 
 def test_the_cost_of_failed_asks_counts_towards_the_file_in_later_runs_too(
@@ -140,6 +141,33 @@ def test_a_wrong_line_is_named_before_anything_is_paid(
     assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file) == 2
     assert says in capsys.readouterr().err
     assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"\n", "in.jsonl: holds no question"), ('"caf\xe9?"'.encode("latin-1"), "in.jsonl:1: is not UTF-8 text")],
+)
+def test_a_file_without_readable_questions_is_refused(
+    pool_file: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes,
+    why: str,
+) -> None:
+    """An empty file had 0 answers and exit code 0; another encoding was not JSON."""
+    (folder / "in.jsonl").write_bytes(content)
+    assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_questions_are_read_from_gzip_and_after_a_byte_order_mark(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "in.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + (folder / "in.jsonl").read_bytes()))
+    assert run(monkeypatch, "batch", "in.jsonl.gz", "out.jsonl", "--pool", pool_file) == 0
+    assert run(monkeypatch, "batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--resume", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["before"] == 3
 
 
 def test_answers_to_other_questions_are_left_alone(

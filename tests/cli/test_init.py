@@ -90,7 +90,7 @@ def test_a_pool_that_does_not_answer_was_written_and_is_named(
 def test_whatever_a_server_lists_is_written_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    listed: list[str] = ["x/m", "m-2", "y/m", "x/m", "\x1b[31mred", " "]
+    listed: list[str] = ["x/m", "m-2", "y/m", "x/m", "\x1b[31mred", " ", "\U0001f419"]
 
     async def handler(_request: Any, _: Any) -> Any:
         return json_reply({"data": [{"id": one} for one in listed]}, status=200 if listed else 401)
@@ -98,7 +98,7 @@ def test_whatever_a_server_lists_is_written_whole_or_not_at_all(
     with serving(handler) as server:
         assert run(monkeypatch, "init", "--local", server.url, "--no-ask") == 0
         assert [(one.name, one.model) for one in load_pool("pool.toml").endpoints] == [
-            ("m", "x/m"), ("m-2", "m-2"), ("m-3", "y/m")
+            ("m", "x/m"), ("m-2", "m-2"), ("m-3", "y/m"), ("\U0001f419", "\U0001f419")
         ]  # fmt: skip
         listed.clear()
         assert run(monkeypatch, "init", "--local", server.url, "--pool", "second.toml") == 2
