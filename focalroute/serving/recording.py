@@ -230,7 +230,7 @@ def _shortfalls(ask: Ask) -> list[str]:
     if ask.policy.failed:
         found.append("fallback policy: plurality of the cheapest endpoints")
     if ask.embedding_error:
-        found.append(ask.embedding_error)
+        found.append(f"text not read: {ask.embedding_error}")
     if ask.late:
         found.append("deadline hit: fused what had arrived")
     failed = [reply.endpoint for reply in ask.replies if reply.error and reply.error.kind != "cancelled"]

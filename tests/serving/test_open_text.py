@@ -265,7 +265,7 @@ def test_if_the_embedder_fails_letters_are_compared_and_the_answer_says_so(
         ensemble.ask("?", answer="short")  # nothing is compared: all that takes long the first time is there
         answer = ensemble.ask("?", deadline_s=10.0 if embedder is hanging else 60.0)
     assert answer.text
-    assert any(said.startswith("replies compared by their letters: ") for said in answer.degraded)
+    assert any(said.startswith("replies compared by their letters: embedder ") for said in answer.degraded)
     assert "odd" not in caplog.text + " ".join(answer.degraded)
 
 

@@ -289,7 +289,7 @@ def embedder_from_pool_file(pool: PoolFile, path: str | Path) -> TextEmbedder | 
     if pool.embedder is None:
         return None
     table = dict(pool.embedder)
-    with locating(f"{path}: embedder"):
+    with locating(f"{path}: embedder", "Endpoint: "):
         return _local(table, Path(path).parent) if _LOCAL & table.keys() else _service(table)
 
 

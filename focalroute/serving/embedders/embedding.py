@@ -155,7 +155,7 @@ class TextEmbedding:
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._paused_until = now + self._pause_s
             _log.warning("the embedder failed, asks go without features of their texts: %s", failure.advised)
-        return EmbeddedText(_NOTHING.features, f"text not read: embedder {self.name}: {failure.brief}")
+        return EmbeddedText(_NOTHING.features, f"embedder {self.name}: {failure.brief}")
 
     async def aclose(self) -> None:
         """Close the connections of the running loop, and end the thread."""

@@ -53,7 +53,7 @@ def test_files_are_relative_to_it(tmp_path: Path) -> None:
         ("[embedder]", "model: required"),
         ('embedder = "e5"', r"embedder: write it as a table, \[embedder\]"),
         ('[embedder]\nmodel = "e5"', "base_url: give it and a model, or onnx and tokenizer"),
-        ('[embedder]\nmodel = "e5"\nbase_url = "http://h/v1"\ndim = 3', "dim: unknown key"),
+        ('[embedder]\nmodel = "e5"\nbase_url = "http://h/v1"\ndim = 3', "embedder: dim: unknown key"),
         ('[embedder]\nclient = "e5"', "client: a pool file cannot hold one"),
         ('[embedder]\nonnx = "m.onnx"', "tokenizer: required, the path of a file"),
         ('[embedder]\nonnx = "m.onnx"\nmodel = "e5"', "unknown key 'model'; a local encoder has"),
