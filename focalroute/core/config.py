@@ -575,11 +575,11 @@ class Budget:
     ``usd_total`` and ``usd_per_period``, not towards an ask or a tag.
 
     Attributes:
-        max_usd_per_ask: cap for one ask, all its rounds and retries.
-        usd_total: cap for all asks on this store, ever.
-        usd_per_period: caps for all asks of a "minute", "hour" or "day", which begin by the clock, in UTC.
-        usd_per_tag: tag -> cap for all asks with it: an amount for ever, or amounts per period.
-        usd_per_query: long-run mean to keep to, not a cap: the cost weight follows the actual costs.
+        max_usd_per_ask: for one ask, all its rounds and retries.
+        usd_total: for all asks on this store, ever.
+        usd_per_period: for all asks of a "minute", "hour" or "day", which begin by the clock, in UTC.
+        usd_per_tag: tag -> limit on all asks with it: an amount for ever, or amounts per period.
+        usd_per_query: long-run mean to keep to, not a limit: the cost weight follows the actual costs.
         seconds_per_query: likewise for the seconds until the answer: ``usd_per_second`` follows the actual times.
         allow_unpriced: use endpoints whose price is unknown, counting their cost as zero.
 

@@ -61,7 +61,7 @@ class Query:
         metadata: the caller's own data, returned on the answer.
         combine: "choose": the Fusion chooses among the replies; "pick": the Decider picks the one member whose reply is
             the answer; "synthesise": an endpoint writes one text from the replies.
-        max_usd: cap on its cost; None, here and for the next two: the ensemble's setting.
+        max_usd: limit on its cost; None, here and for the next two: the ensemble's setting.
         deadline_s: seconds for the whole ask.
         usd_per_second: what a second until the answer is worth to the caller.
     """

@@ -98,8 +98,10 @@ async def ask_all(
         Exception: the first that an ask raised, after the others were cancelled, unless ``return_exceptions``.
     """
     check_concurrency(concurrency)
-    if isinstance(queries, str | Mapping) or not isinstance(queries, Iterable):
+    if isinstance(queries, str | Mapping):
         raise ConfigError("queries: give a list of queries, not a single one")
+    if not isinstance(queries, Iterable):
+        raise ConfigError(f"queries: give a list, or another iterable, got {type(queries).__name__}")
     if len(getattr(queries, "shape", (0,))) != 1:  # iterating over a table yields its columns' names
         raise ConfigError('queries: is a table; give one of its columns, or its rows, such as df.to_dict("records")')
     waiting = enumerate(queries)

@@ -273,7 +273,7 @@ class AsyncEnsemble:
             usd_per_second: overrides the ensemble's.
             task: a topic name; the shipped policies ignore it.
             tags: labels for the ledger (user, tenant, ...).
-            max_usd: cap for this ask.
+            max_usd: limit on the cost of this ask.
             deadline_s: overrides the ensemble's.
             metadata: the caller's own data, returned on the answer.
             params: provider parameters that OpenAI does not have, passed through to every member.

@@ -171,6 +171,8 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         (lambda e, a: e.feedback(reward=1), "feedback: missing a required argument: 'answer'"),
         (lambda e, a: e.ask_many([{"question": "?"}]), "queries[0]: unknown key 'question'; did you mean 'query'?"),
         (lambda e, a: e.ask_many([{"query": "?", "choises": "ab"}]), "did you mean 'choices'?"),
+        (lambda e, a: e.ask_many("?"), "queries: give a list of queries, not a single one"),
+        (lambda e, a: e.ask_many(3), "queries: give a list, or another iterable, got int"),
         (lambda e, a: e.ask_many(["?"], prompt="?"), "did you mean 'queries'?"),
         (lambda e, a: e.ask_many(["?"], concurrency=True), "concurrency: give a whole number from 1 to"),
     ],
