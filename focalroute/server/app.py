@@ -188,7 +188,8 @@ class Service:
         try:
             if chat.stream:
                 return await self._streamed(request, chat, name, began)
-            answer = await _while_connected(request.receive, self._ensemble.ask(chat.query, **chat.options))
+            asking = self._traced(request, lambda: self._ensemble.ask(chat.query, **chat.options))
+            answer = await _while_connected(request.receive, asking)
         except BaseException as error:
             self._ended(began, name=name, error=error)
             raise
@@ -264,11 +265,16 @@ class Service:
         """A response that begins with the first piece: an error before it still gets its own HTTP status."""
         stream = self._ensemble.stream(chat.query, **chat.options)
         try:
-            first = await _while_connected(request.receive, stream.next_piece())
+            first = await _while_connected(request.receive, self._traced(request, stream.next_piece))
         except BaseException:
             await stream.aclose()
             raise
         return _EventStream(chat, stream, first, lambda answer, error: self._ended(began, answer, name, error))
+
+    async def _traced(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work, an ask, in the trace that the request names; only in a task of its own, as that stays set."""
+        self._ensemble.join_trace(request.headers)
+        return await work()
 
     def _ended(
         self, began: float, answer: Answer | None = None, name: str = "", error: BaseException | None = None

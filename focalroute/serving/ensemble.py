@@ -588,6 +588,14 @@ class AsyncEnsemble:
         self._guard.keep(budget)
         self.budget = budget
 
+    def join_trace(self, headers: Mapping[str, str]) -> None:
+        """Let the telemetry of this task's asks belong to the trace that a request's headers name (W3C's traceparent).
+
+        If a span is current already, the asks belong to that.
+        """
+        if self._recorder is not None:
+            self._recorder.join(headers)
+
     def stats(self) -> Stats:
         """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger: too slow for every ask."""
         self.check_open()

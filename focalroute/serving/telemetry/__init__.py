@@ -7,7 +7,6 @@ providers of its own. While it is off, OpenTelemetry is not imported.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def make_recorder(telemetry: Telemetry | bool, endpoints: Iterable[Endpoint]) ->
 
 @contextlib.contextmanager
 def exporting() -> Iterator[Telemetry]:
-    """Send telemetry in the background by OTLP over HTTP, configured by the variables ``OTEL_EXPORTER_OTLP_...``.
+    """Send telemetry in the background by OTLP over HTTP, configured by the variables ``OTEL_...``.
 
     Raises:
         ConfigError: OpenTelemetry is not installed, or refuses a variable.
@@ -74,19 +73,22 @@ def exporting() -> Iterator[Telemetry]:
         from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "focalroute")})
-    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
-    tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    resource = Resource.create({SERVICE_NAME: "focalroute", **OTELResourceDetector().detect().attributes})
     try:
+        spans = BatchSpanProcessor(OTLPSpanExporter())
+        events = BatchLogRecordProcessor(OTLPLogExporter())
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
     except ValueError as error:
-        raise ConfigError(f"OTEL_METRIC_EXPORT_...: {' '.join(str(error).split())} Correct the variable.") from None
+        message = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"OTEL_...: OpenTelemetry refuses a variable: {message}; correct it") from None
+    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+    tracers.add_span_processor(spans)
     meters = MeterProvider([reader], resource, shutdown_on_exit=False)
     loggers = LoggerProvider(resource, shutdown_on_exit=False)
-    loggers.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
+    loggers.add_log_record_processor(events)
     try:
         yield Telemetry(tracers, meters, loggers)
     finally:

@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 
 from opentelemetry import metrics, trace
 from opentelemetry._logs import LoggerProvider, LogRecord, get_logger
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach
 from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
@@ -60,6 +61,7 @@ _SECONDS_BOUNDS = tuple(0.01 * 2**i for i in range(14))
 _TOKENS_BOUNDS = tuple(float(4**i) for i in range(14))
 
 _log = logging.getLogger("focalroute")
+_W3C = TraceContextTextMapPropagator()
 
 Attributes = dict[str, Any]
 P = ParamSpec("P")
@@ -161,6 +163,11 @@ class Recorder:
         }
         at = round(feedback.created_at * 1e9)
         self._logger.emit(LogRecord(timestamp=at, event_name="gen_ai.evaluation.result", attributes=attributes))
+
+    def join(self, headers: Mapping[str, str]) -> None:
+        """Let this task's asks belong to the trace that a request's headers name, unless a span is current already."""
+        if not trace.get_current_span().get_span_context().is_valid:
+            attach(_W3C.extract(headers))
 
     # -- one ask -----------------------------------------------------------------------------------------------------
 
@@ -313,6 +320,7 @@ def _reply_attributes(reply: Reply) -> Attributes:
         "gen_ai.usage.input_tokens": usage and usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage and usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage and usage.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage and usage.reasoning_tokens,
         "focalroute.cost_usd": None if reply.cost is None else float(reply.cost),
         "focalroute.hedge_of": reply.hedge_of,
         "error.type": reply.error and _error_type(reply.error),

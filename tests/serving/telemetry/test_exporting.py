@@ -51,7 +51,11 @@ def collector() -> Iterator[tuple[str, dict[str, list[bytes]]]]:
 def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[bytes]]], tmp_path: Path) -> None:
     """All of them once the server has ended, the last ones too."""
     address, got = collector
-    environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_SERVICE_NAME": "the-service"}
+    environment = {
+        **os.environ,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+        "OTEL_RESOURCE_ATTRIBUTES": "service.name=the-service",
+    }
     with SimulatedPool() as pool:
         (tmp_path / "pool.toml").write_text(pool_toml(pool.endpoints))
         with started(tmp_path / "pool.toml", "--telemetry", env=environment) as (process, url):
@@ -130,11 +134,20 @@ def given_up(request: socket.socket) -> bool:
     return True
 
 
-def test_a_variable_that_opentelemetry_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "-1")
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("OTEL_METRIC_EXPORT_INTERVAL", "-1", "interval value -1.0 is invalid"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "max_queue_size must be a positive integer; correct it"),
+    ],
+)
+def test_a_variable_that_opentelemetry_refuses_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    monkeypatch.setenv(name, value)
     (tmp_path / "pool.toml").write_text(
         pool_toml([Endpoint("e", model="m", base_url="http://127.0.0.1:1", input_usd_per_1m=1, output_usd_per_1m=1)])
     )
     done = focalroute("serve", "--pool", str(tmp_path / "pool.toml"), "--telemetry")
     assert done.returncode == 2
-    assert "OTEL_METRIC_EXPORT_...: interval value -1.0 is invalid" in done.stderr
+    assert f"OTEL_...: OpenTelemetry refuses a variable: {why}" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import inspect
 import itertools
 import json
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -32,6 +34,7 @@ from focalroute.serving.telemetry import Telemetry, recorder
 from focalroute.serving.telemetry.recorder import _endpoint_attributes
 from focalroute.sim import SimulatedPool
 from tests.loopback import completion, json_reply, serving
+from tests.server.running import ask, served
 
 PROMPT = "What is 17 + 25?"
 
@@ -249,6 +252,28 @@ def test_a_stream_belongs_to_the_span_it_was_begun_in(pool: SimulatedPool) -> No
     ask, handler = seen.one("focalroute.ask"), seen.one("handler")
     assert ask.parent is not None
     assert ask.parent.span_id == own_id(handler)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_ask_of_the_server_belongs_to_the_trace_of_its_own_request(pool: SimulatedPool, stream: bool) -> None:
+    """And not to that of the request before on the same connection."""
+    seen, trace_id, span_id = Seen(), "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    headers = {"Content-Type": "application/json", "traceparent": f"00-{trace_id}-{span_id}-01"}
+    with served(pool.endpoints, telemetry=seen.telemetry(), probe_share=0.0) as url:
+        connection = http.client.HTTPConnection(urlsplit(url).netloc)
+        for names_a_trace in (True, False):
+            if not names_a_trace:
+                del headers["traceparent"]
+            connection.request("POST", "/v1/chat/completions", json.dumps(ask(stream=stream)), headers)
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+        connection.close()
+    first, second = (span for span in seen.spans if span.name == "focalroute.ask")
+    assert first.parent is not None
+    assert f"{first.parent.trace_id:032x}" == trace_id
+    assert f"{first.parent.span_id:016x}" == span_id
+    assert second.parent is None
 
 
 def test_text_is_recorded_on_request_alone(pool: SimulatedPool) -> None:
