@@ -90,10 +90,16 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Stop the timer once a request is under way."""
+        """Stop the timer once a request is under way, which is the last if its length is ambiguous.
+
+        A proxy before the server may go by Content-Length where h11 goes by Transfer-Encoding: what follows would be a
+        request to one of them, and part of the body to the other (RFC 9112, section 6.1).
+        """
         super().handle_events()
         if not self._waiting():
             self._stop()
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+                self.cycle.keep_alive = False
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: Java asks for HTTP/2 on every connection, and gets HTTP/1.1."""

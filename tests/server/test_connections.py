@@ -109,6 +109,17 @@ def test_a_head_that_does_not_end_is_cut_off(url: str, before: bytes) -> None:
     assert in_time(cut_off)
 
 
+def test_a_request_behind_one_of_ambiguous_length_is_not_answered(url: str) -> None:
+    """A proxy that goes by Content-Length takes it for part of the body of the first."""
+    body = b"0\r\n\r\n" + METRICS
+    lengths = b"Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with connected(url) as connection:
+        connection.sendall(HEALTH.removesuffix(b"\r\n") + lengths + body)
+        answer = received(connection, b"focalroute_requests")
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert answer.endswith(b'"ok"}')
+
+
 def test_a_client_that_reads_nothing_is_cut_off(url: str) -> None:
     """Requests one after the other, until the server can write no more of its responses to them."""
     with socket.socket() as connection:
