@@ -274,8 +274,8 @@ def _labelled(
     return Revealed(worth, label if known else None, values, text if isinstance(text, str) else None)
 
 
-#: The default cost weight, with which baselines trade accuracy for cost: right answers per cost of asking all endpoints
-#: once, as in the ensemble.
+#: The default cost weight, the same number as in the ensemble. Baselines' settings trade accuracy for cost with it:
+#: right answers per cost of asking all endpoints once.
 PRICE_OF_MONEY = 0.1
 
 _S = TypeVar("_S")

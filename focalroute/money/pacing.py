@@ -56,7 +56,7 @@ _SILVER = math.sqrt(2) - 1  # step of the sequence that draws asks at a bound: i
 _MIXED = 20.0  # width of the range of D, in targets, over which the share of asks at a bound rises from none to all
 _TOO_LOW = 1000  # consecutive asks at the highest weight; if these cost too much on average, the target cannot be held
 _PRICE_RANGE = 1000.0
-_FIRST_WORTH = 0.05  # of a right answer
+_FIRST_WORTH = 0.05  # in rewards, from -1 for a wrong answer to 1 for a right one
 _LATEST = 16  # answers in the store whose weights a new process starts from
 
 
@@ -211,7 +211,7 @@ def make_pacers(
 
     Args:
         cost_weight: the cost weight on a new store, or without a target.
-        usd_per_second: likewise the price of time; from 0 it starts where ``seconds_per_query`` cost a twentieth of a
+        usd_per_second: likewise the price of time; from 0 it starts where ``seconds_per_query`` cost a fortieth of a
             right answer.
         ask_all_usd: expected USD of asking every endpoint once.
     """

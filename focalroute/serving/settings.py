@@ -60,8 +60,9 @@ class Settings:
         explore: sample decisions from the policy, as updates of the Decider and `focalroute policy compare` need,
             instead of taking the most probable. None: sample with ``update_every``, and from a policy that was not
             trained on a log of the pool, which it still has to get to know.
-        cost_weight: lambda, what asking the whole pool once costs, counted in right answers; the Decider sees it. With
-            ``Budget(usd_per_query=...)`` it is only the initial weight on a new store.
+        cost_weight: lambda, what asking the whole pool once costs in rewards, a right answer's being 1 and a wrong
+            one's -1; the Decider sees it. With ``Budget(usd_per_query=...)`` it is only the initial weight on a new
+            store.
         usd_per_second: USD that a second until the answer is worth; ``ask(usd_per_second=)`` overrides it. It counts in
             later rounds and in every wait for a member under way (`focalroute.serving.ask.TimePrice`). 0: time is free.
             With ``Budget(seconds_per_query=...)`` it is only the initial price on a new store.
