@@ -75,7 +75,9 @@ _EMPHASIS = re.compile(
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?:[ '\u2019]\d{3})+(?!\d|\s*/)")  # 12 345, 12'345
 _DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?!\d|[.,]\d)")
 _PLAIN = str.maketrans(
-    "\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}", "----."
+    "\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}",
+    "----.",
+    "\N{VARIATION SELECTOR-16}\N{COMBINING ENCLOSING KEYCAP}",  # of digits written as emoji
 )
 
 
