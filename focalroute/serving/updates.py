@@ -211,6 +211,7 @@ def update_in_subprocess(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0,  # a terminal sends Ctrl-C to the whole group: this process decides how the other one ends
         )
     except OSError as error:
         raise PolicyError(f"no process could be started to update the policies: {error.strerror}") from None

@@ -60,6 +60,26 @@ def test_failures_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
         update_in_subprocess(file, tmp_path / "policy")
 
 
+def test_an_interrupt_from_the_terminal_leaves_the_other_process_alone(tmp_path: Path) -> None:
+    """Ctrl-C goes to all processes of a group; a server lets an update end, and so does this program."""
+    file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
+    code = (
+        "import os, signal, threading\n"
+        "from focalroute.serving.updates import update_in_subprocess\n"
+        "ended = threading.Event()\n"
+        "def interrupt():\n"
+        "    while not ended.wait(0.05):\n"
+        "        os.killpg(0, signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "threading.Thread(target=interrupt).start()\n"
+        "try:\n"
+        f"    assert update_in_subprocess({file!r}, {policy!r}, seed=3).episodes > 0\n"
+        "finally:\n"
+        "    ended.set()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)
+
+
 def test_modules_in_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder named like a rule of ours is a folder, and a module named like one of Python's is not found."""
     file = stored(tmp_path)
