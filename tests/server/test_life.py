@@ -26,7 +26,8 @@ from focalroute.sim.process import pool_toml
 from focalroute.store import open_store
 from tests.cli.calling import focalroute
 from tests.loopback import completion, json_reply, serving, sse, until
-from tests.server.running import ask, post, served, started
+from tests.redis_server import free_port
+from tests.server.running import ask, command, post, served, started
 
 
 class Held:
@@ -247,6 +248,17 @@ def test_a_second_interrupt_does_not_wait(held: Held, tmp_path: Path) -> None:
             assert "Traceback" not in process.communicate(timeout=60)[1]
             assert process.returncode == 0
             caller.close()
+
+
+def test_a_server_starts_though_its_log_cannot_be_written(pool_file: Path) -> None:
+    port = free_port()
+    with command("serve", "--pool", str(pool_file), "--port", str(port)) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        until(lambda: process.poll() is not None or not refused(f"http://127.0.0.1:{port}"))
+        assert post(f"http://127.0.0.1:{port}/v1/chat/completions", ask())[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
 
 
 def test_an_interrupt_as_soon_as_it_listens_ends_it_in_good_order(pool_file: Path) -> None:
