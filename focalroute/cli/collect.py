@@ -35,7 +35,7 @@ def collect(
 ) -> None:
     """Ask every endpoint the questions of a labelled dataset, and write the log that train and eval read.
 
-    Exit code 1 if it stopped before the last question.
+    Exit code 1 if it stopped before the last question, or no endpoint answered any.
     """
     from focalroute.core.pool import find_pool, load_pool
     from focalroute.evaluate.collect import collect as ask_pool
@@ -50,14 +50,18 @@ def collect(
     names = [endpoint.name for endpoint in endpoints]
     if as_json:
         counts = [
-            {"name": name, **{what: getattr(collected, what)[name] for what in ("answered", "right", "failed")}}
+            {
+                "name": name,
+                **{what: getattr(collected, what)[name] for what in ("answered", "right", "failed")},
+                "error": collected.error.get(name),
+            }
             for name in names
         ]
         about = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
         print(json.dumps({"log": str(out), **about, "endpoints": counts}, indent=2, default=str))
     else:
         _show(collected, out, names)
-    if collected.stopped is not None:
+    if collected.stopped is not None or (collected.asked and not collected.answered):
         raise typer.Exit(1)
 
 
@@ -112,6 +116,8 @@ def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
         answered = collected.answered[name]
         rows.append((name, str(answered), _share_right(collected.right[name], answered), str(collected.failed[name])))
     show_table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",))
+    for name, error in collected.error.items():
+        print(f"{name}: {error}")
     there = ""
     if collected.before:
         there = f" ({collected.before} were there)"

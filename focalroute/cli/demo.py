@@ -52,7 +52,7 @@ class DemoResult:
 
 def demo(
     queries: Annotated[int, typer.Option(min=20, max=100_000, help="How many questions to ask.")] = 1200,
-    seed: Annotated[int, typer.Option(help="Same seed, same questions and same simulated models.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same questions and same simulated models.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a simulated pool, served over HTTP on this machine, a stream of questions whose topics drift half-way.

@@ -99,8 +99,9 @@ def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
 
 def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
     """The folder of each log's policies."""
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out: {out} is a file; give a folder of policy bundles, or the name of a new one")
+    from focalroute.evaluate.output import check_folder
+
+    check_folder(out)
     if len(logs) == 1:
         return [out]
     names = [log.name.removesuffix(".gz").removesuffix(".jsonl") for log in logs]

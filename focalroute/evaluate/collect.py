@@ -51,6 +51,7 @@ class Collected:
         before: questions that every endpoint had been asked before; ``asked``: questions asked now.
         usd: the known cost of this run, including capability checks.
         right: right answers by endpoint; ``answered``: all answers; ``failed``: failed calls.
+        error: why the latest failed call of each endpoint failed.
         stopped: why it stopped before the last question; None if it did not.
     """
 
@@ -60,6 +61,7 @@ class Collected:
     right: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    error: dict[str, str] = field(default_factory=dict)
     stopped: str | None = None
 
 
@@ -156,6 +158,7 @@ class LogFile:
         for name, output in outputs.items():
             if "error" in output:
                 self.collected.failed[name] += 1
+                self.collected.error[name] = output["error"]
             else:
                 self.collected.answered[name] += 1
                 self.collected.right[name] += output["answer"] == question.label

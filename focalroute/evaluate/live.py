@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from focalroute.answers import AnswerKind, normaliser
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.pool import load_pool
@@ -69,6 +70,9 @@ class LiveOptions:
         alphas: DER's cost weights.
         settings: DER's other settings.
         publish_to: folder to publish DER's policies to, the last alpha last; None: they are discarded.
+
+    Raises:
+        ConfigError: the kind, the share or the folder cannot be used.
     """
 
     answer: str | None = None
@@ -80,6 +84,15 @@ class LiveOptions:
     alphas: Sequence[float] = ALPHAS
     settings: DerSettings = DerSettings()  # noqa: RUF009 - immutable
     publish_to: Path | None = None
+
+    def __post_init__(self) -> None:
+        normaliser(
+            cast("AnswerKind | None", self.answer)
+        )  # raises for an unknown kind, even if every query has choices
+        if not 0 < self.train_fraction < 1:
+            raise ConfigError(f"train_fraction: give more than 0 and less than 1, not {self.train_fraction}")
+        if self.publish_to is not None:
+            output.check_folder(self.publish_to)
 
 
 def play_all(

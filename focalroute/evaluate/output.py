@@ -46,6 +46,16 @@ def check_writable(file: Path | None, *used: str | Path | None) -> None:
         raise ConfigError(f"{file}: cannot be written: give a file that you may write")
 
 
+def check_folder(out: Path) -> None:
+    """Check, before the long work, that policies can be published to a folder, which may be new.
+
+    Raises:
+        ConfigError: it is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out: {out} is a file; give a folder of policy bundles, or the name of a new one")
+
+
 def write_file(file: Path, content: str | bytes) -> None:
     """Write a file, or text to standard output.
 

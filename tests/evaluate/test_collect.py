@@ -369,6 +369,7 @@ def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
     assert collected.asked == 10
     assert "every call failed" in (collected.stopped or "")
     assert collected.usd == Decimal(0)
+    assert all("who are you?" in collected.error[name] for name in "ab")
 
 
 def test_questions_that_failed_in_an_outage_are_asked_again(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
@@ -405,6 +406,18 @@ def test_collect_from_the_command_line(tmp_path: Path, pool: SimulatedPool, data
     spent = focalroute(*common, "--resume", "--max-usd", "0.0000001")
     assert spent.returncode == 1
     assert "stopped: the budget" in spent.stdout
+
+
+def test_a_pool_that_answers_nothing_is_a_failure_that_says_why(tmp_path: Path, dataset: Path) -> None:
+    """Too few questions to stop early ended with exit code 0, and without the reason."""
+    pool_file = tmp_path / "pool.toml"
+    pool_file.write_text('[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n')
+    common = ("collect", str(dataset), "--pool", str(pool_file), "--out", str(tmp_path / "log.jsonl"), "--limit", "2")
+    failed = focalroute(*common)
+    assert failed.returncode == 1
+    assert "a: connection: could not reach the service" in failed.stdout
+    (endpoint,) = json.loads(focalroute(*common, "--resume", "--json").stdout)["endpoints"]
+    assert endpoint["error"].startswith("connection: ")
 
 
 def test_a_killed_process_loses_no_line(tmp_path: Path, pool: SimulatedPool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -231,6 +232,13 @@ def test_missing_options_of_the_command_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--live and --queries"):
         CliRunner().invoke(app, ["eval"], catch_exceptions=False)
     file = write(tmp_path / "q.jsonl", HOPS)
+    for fraction in (math.nan, 0.0, 2.0):
+        with pytest.raises(ConfigError, match="train_fraction: give more than 0 and less than 1"):
+            LiveOptions(train_fraction=fraction)
+    with pytest.raises(ConfigError, match="answer: unknown kind 'numbr'"):
+        LiveOptions(answer="numbr")
+    with pytest.raises(ConfigError, match="is a file; give a folder"):  # was found out after all calls were paid
+        LiveOptions(publish_to=file)
     with pytest.raises(ConfigError, match=r"quality.*rouge-l"):
         live_command("sim", file, LiveOptions(quality="beauty"))
 
