@@ -231,7 +231,7 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
-_NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (of a date or time in quotes)"
+_NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (of a text, date or time in quotes)"
 
 
 def checked_label(label: Any, value: object) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, normal_form
+from focalroute.answers.canonical_json import canonical
 from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
 from focalroute.answers.typed import choice_text
@@ -104,7 +105,7 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     """
     label = _plain(label)
     if answer.kind == "structured":
-        return candidate_key(label_form(label))
+        return _structured_key(label, answer.keys)
     if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
         try:
             return candidate_key(calls_form([label] if isinstance(label, Mapping) else list(label)))
@@ -127,6 +128,19 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     if form is None:
         raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}; give the right answer alone")
     return candidate_key(form)
+
+
+def _structured_key(label: Label, keys: Sequence[str]) -> str:
+    """Return the key of a structured label. A text is JSON or, where only that is a candidate, the value itself."""
+    if isinstance(label, str) and not isinstance(label, Enum):
+        text = candidate_key(canonical(label))
+        if text in keys:
+            try:
+                key = candidate_key(label_form(label))
+            except BadLabel:
+                return text
+            return key if key in keys else text
+    return candidate_key(label_form(label))
 
 
 def judged(answer: StoredAnswer, **said: Unpack[Said]) -> tuple[float, str | None]:

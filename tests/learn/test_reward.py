@@ -130,6 +130,17 @@ def test_the_label_of_an_optional_answer_without_a_value_is_said() -> None:
     assert judged(structured, label="null") == (1.0, structured.keys[0])
 
 
+def test_a_structured_text_may_be_labelled_by_itself_or_by_its_json() -> None:
+    """As `answer.value`, which looks like other JSON or like none; what is a candidate as JSON is read so."""
+    texts = stored('"42"', '"x"', backs={"a": 0}, q=(0.6, 0.4), kind="structured")
+    for said, right in (("42", 0), ('"42"', 0), ("x", 1), ('"x"', 1)):
+        assert label_key(said, texts) == texts.keys[right]
+    with pytest.raises(BadLabel, match="of a text, date or time in quotes"):
+        label_key("y", texts)
+    both = stored('"42"', "42", backs={"a": 0}, q=(0.6, 0.4), kind="structured")
+    assert (label_key("42", both), label_key('"42"', both)) == (both.keys[1], both.keys[0])
+
+
 def test_a_whole_number_labels_a_free_form_question_as_its_text_does() -> None:
     assert label_key(7, FREE) == label_key("7", FREE)
 
