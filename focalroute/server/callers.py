@@ -40,7 +40,7 @@ _LONGEST_NAME = MAX_TAG_LENGTH - len(_TAG)
 _MAX_CONCURRENCY = 100
 _LARGEST_BOUND = 1_000_000
 _CHECK_EVERY_S = 1.0
-_TOML_LINE = re.compile(r"\(at line (\d+), column \d+\)$")
+_TOML_PLACE = re.compile(r"\(at (line \d+|end of document)[^()]*\)$")
 
 _log = logging.getLogger("focalroute.server")
 
@@ -213,8 +213,8 @@ def _read(path: Path) -> list[Caller]:
     try:
         tables = read_toml(data)
     except ValueError as error:  # whose message may quote a line with a key
-        line = _TOML_LINE.search(str(error))
-        raise ConfigError(f"{f'line {line[1]}: ' if line else ''}not valid TOML") from None
+        place = _TOML_PLACE.search(str(error))
+        raise ConfigError(f"{f'{place[1]}: ' if place else ''}not valid TOML") from None
     keys = tables.pop("key", None)
     if tables or not isinstance(keys, list):
         raise ConfigError("a file of keys has tables [[key]], and nothing else")

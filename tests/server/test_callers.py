@@ -57,6 +57,7 @@ def bearing(key: str) -> dict[str, str]:
         ("[[key]]\nsha256 = 'a'", r"key\[0\]: name: give a name"),
         ("[[key]]\nname = 'a'", r"key\[0\]: sha256, key_env: give one of them"),
         ("[[key]]\nname = 'a'\nsha256 = 'xyz'", r"key\[0\]: sha256: give the 64 hex digits"),
+        ("[[key]]\nname = 'a'\nkey_env = 'FR_LO", r"end of document: not valid TOML"),  # half written
         ("[[key]]\nname = 'a'\nkey_env = 'FR_NOT_SET'", r"variable FR_NOT_SET is not set"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_SHORT'", r"FR_SHORT: a key has at least 16 printable"),
         ("[[key]]\nname = 'a'\nkey_env = 'FR_LONG'\nusd = -1", r"key\[0\]: usd: give a positive amount"),
