@@ -179,6 +179,8 @@ def structure_of(wanted: object) -> Structure | None:
         except TypeError:  # it cannot be hashed
             return _of_type.__wrapped__(wanted)
     if isinstance(wanted, Mapping):
+        if wanted.get("type") == "json_schema" or ("type" not in wanted and isinstance(wanted.get("schema"), Mapping)):
+            raise ConfigError('answer: is a response_format; give what is under its "schema" alone')
         try:
             written = canonical(dict(wanted))
         except ValueError as error:

@@ -268,6 +268,12 @@ def test_a_wrong_schema_is_refused_at_the_door(wanted: Any) -> None:
         structure_of(wanted)
 
 
+@pytest.mark.parametrize("around", [{"name": "sum"}, {"type": "json_schema", "json_schema": {}}])
+def test_a_response_format_in_place_of_its_schema_is_refused(around: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match='is a response_format; give what is under its "schema" alone'):
+        structure_of({**around, "schema": {"type": "object"}})
+
+
 def test_without_jsonschema_a_schema_is_refused_and_a_model_works(tmp_path: Path) -> None:
     (tmp_path / "jsonschema.py").write_text("raise ImportError")
     code = """
