@@ -200,10 +200,9 @@ class Memory:
             self._scale[place] = _scale(offset @ offset)
 
     def forget(self, endpoint: int, newest: int) -> None:
-        """Forget all known outcomes of an endpoint but the latest ``newest``."""
+        """Forget all outcomes of an endpoint from before its latest ``newest`` with feedback."""
         latest_first = (-self._number[: self._size]).argsort()
-        old = self._known[latest_first, self._n + endpoint].cumsum() > newest
-        self._drop(endpoint, latest_first[old])
+        self._drop(endpoint, latest_first[self._told(endpoint, latest_first).cumsum() > newest])
 
     def forget_inferred(self, endpoint: int) -> None:
         """Forget an endpoint's outcomes that were inferred from agreement."""
@@ -233,13 +232,13 @@ class Memory:
     def surprise(self, endpoint: int, newest: int) -> float:
         """Return how surprising an endpoint's latest ``newest`` outcomes are if it has not changed, in nats.
 
-        z^2 / 2, with z the standardised difference between its accuracy on these texts and the estimate from its older
-        outcomes. Its variance grows, by up to `_KINDS` squared, the less these texts resemble the older ones, and by
-        what estimates were off on earlier stretches of as many queries (see `_unexplained`). Infinite without older
-        outcomes.
+        Only outcomes with feedback count, as in `focalroute.observe.drift`. It is z^2 / 2, with z the standardised
+        difference between its accuracy on these texts and the estimate from its older outcomes. Its variance grows, by
+        up to `_KINDS` squared, the less these texts resemble the older ones, and by what estimates were off on earlier
+        stretches of as many queries (see `_unexplained`). Infinite without older outcomes.
         """
         latest_first = (-self._number[: self._size]).argsort()
-        known = latest_first[self._known[latest_first, self._n + endpoint] > 0]
+        known = latest_first[self._told(endpoint, latest_first)]
         new, old = known[:newest], known[newest:]
         if not len(new) or not len(old):
             return math.inf
@@ -251,6 +250,11 @@ class Memory:
         if square / variance / 2 >= THRESHOLD:  # else the earlier stretches, which take longest, cannot matter
             variance += self._unexplained(endpoint, old, len(new))
         return square / variance / 2
+
+    def _told(self, endpoint: int, places: I64) -> NDArray[np.bool_]:
+        """Return in which places an endpoint's outcome is known from feedback, not from agreement."""
+        told: NDArray[np.bool_] = (self._known[places, self._n + endpoint] > 0) & ~self._inferred[places]
+        return told
 
     def _expected(self, endpoint: int, texts: I64, others: I64) -> tuple[F32, float]:
         """Return its expected accuracy on texts (S,), estimated from the others alone, and the median sum of w."""

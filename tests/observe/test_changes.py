@@ -50,6 +50,23 @@ def test_after_a_change_the_reading_follows_at_once() -> None:
     assert other.changes() == (None,) * 3
 
 
+def test_a_change_is_noticed_where_one_answer_in_five_has_feedback() -> None:
+    """The memory of texts remembers the others, too, with what agreement infers."""
+    observer, rng = Observer(NAMES, [None] * 3), random.Random(0)
+    words, noticed = [f"word{n}" for n in range(40)], list[tuple[int, str]]()
+    for n in range(900):
+        right = {"a": 0.85 if n < 600 else 0.35, "b": 0.8, "c": 0.75}
+        said = {name: 0 if rng.random() < share else rng.randrange(1, 4) for name, share in right.items()}
+        members = {name: Member(1, candidate, 5, 0.1, None) for name, candidate in said.items()}
+        features = text_features(" ".join(rng.sample(words, 12)))
+        observer.agree(Outcome(str(n), members, {}, features=features), 4)
+        if n % 5 == 0:
+            known = {name: float(candidate == 0) for name, candidate in said.items()}
+            noticed += [(n, name) for name in observer.learn(Outcome(str(n), members, known, features=features))]
+    assert [name for _, name in noticed] == ["a"]
+    assert 600 < noticed[0][0] < 800
+
+
 def test_two_endpoints_that_are_exchanged_are_noticed_though_they_are_hardly_asked_together() -> None:
     """A single query that both answered said nothing, and kept what each said alone from counting."""
     observer, rng = Observer(NAMES, [None] * 3), random.Random(3)
@@ -102,6 +119,18 @@ def test_the_experience_with_an_endpoint_that_changed_is_dropped() -> None:
     now = observer.accuracy()
     assert now[0] < 0.35
     assert now[1] - now[2] == pytest.approx((believed[1] - believed[2]) * 50 / 150)
+
+
+def test_a_memory_counts_what_to_keep_in_feedback() -> None:
+    """Each fifth outcome has feedback; what agreement inferred since the latest but two of those is kept."""
+    memory, kept = Memory(2), Memory(2)
+    texts = [text_features(f"question {n}") for n in range(30)]
+    for n, text in enumerate(texts):
+        memory.add(str(n), text, [float(n >= 20), 1.0], inferred=n % 5 > 0)
+        kept.add(str(n), text, [float(n >= 20) if n > 15 else np.nan, 1.0], inferred=n % 5 > 0)
+    memory.forget(0, 2)
+    assert memory.surprise(0, 2) == kept.surprise(0, 2) == np.inf  # nothing with feedback is older
+    assert memory.estimate(texts[18]).right.tolist() == kept.estimate(texts[18]).right.tolist()
 
 
 def test_a_memory_forgets_one_endpoints_past_alone() -> None:
