@@ -178,7 +178,7 @@ class ReplayOptions:
     """
 
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     seeds: Annotated[int, Field(ge=1)] = 1
     feedback: FeedbackKind = "label"
     feedback_share: Annotated[float, Field(gt=0, le=1)] = 1.0

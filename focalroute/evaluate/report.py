@@ -82,6 +82,10 @@ class EvalOptions(ReplayOptions):
 
     def __post_init__(self) -> None:
         presets(self.presets)  # raises for an unknown name
+        if not isinstance(self.policy, Policy | None):
+            raise ConfigError(
+                "eval: policy: give a Policy, such as focalroute.policy.references.load_reference('cold')"
+            )
 
     @property
     def cold(self) -> bool:

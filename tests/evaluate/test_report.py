@@ -287,6 +287,8 @@ def test_questions_that_a_preset_could_not_fuse_are_reported(
         ({"train_fraction": 1.0}, "train_fraction"),
         ({"presets": ["der", "rlfocal"]}, "preset: .*'rlfocal'.*rl-focal, der"),
         ({"seeds": 0}, "seeds"),
+        ({"seed": -1}, "seed: give at least 0"),
+        ({"policy": "cold"}, "policy: give a Policy, such as .*load_reference"),
         ({"operating_points": ()}, "operating_points: give at least 1"),
         ({"operating_points": (0, 0.5)}, r"operating_points\.0: give more than 0"),
         ({"operating_points": (1.5,)}, r"operating_points\.0: give at most 1"),
