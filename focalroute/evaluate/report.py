@@ -272,7 +272,7 @@ def show(report: Report) -> None:
     seeds = f"seed {report.seed}" if report.seeds == 1 else f"{report.seeds} seeds"
     rows: list[Row] = [*report.focalroute, *report.methods]
     rows.sort(key=lambda row: -row.accuracy)
-    minus = f"focalroute @ {shown.cost_ratio:.2f} minus it"
+    minus = f"{shown.title} minus it"
     console = output.console(_PIPED_WIDTH)
     if report.seen:
         console.print(output.trained_on_test(report.seen, report.n_test))

@@ -102,7 +102,7 @@ def test_a_trained_policy_is_played_at_every_operating_point(
     beside = {method["name"]: method["curve_minus"] for method in report["methods"]}
     assert beside["plurality"].keys() == {"difference", "ci95", "beats", "no_worse"}
     show(trained)
-    assert "focalroute @ 0.2" in capsys.readouterr().out
+    assert "focalroute @ 0.2 minus it" in capsys.readouterr().out  # as its row is called
 
 
 def test_the_curve_is_compared_at_the_methods_own_cost(trained: Report) -> None:
