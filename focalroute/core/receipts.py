@@ -163,7 +163,8 @@ class Receipt:
 
     def __str__(self) -> str:
         """Return its cost and time, then its timeline, a line for each event."""
-        lines = [f"{dollars(self.cost)}, {len(self.calls)} calls in {self.rounds} rounds, {self.latency_s:.3f} s"]
+        made = f"{_counted(len(self.calls), 'call')} in {_counted(self.rounds, 'round')}"
+        lines = [f"{dollars(self.cost)}, {made}, {self.latency_s:.3f} s"]
         for at_s, what, endpoint in self.timeline:
             lines.append(f"{at_s:8.3f} s  {what}" if endpoint is None else f"{at_s:8.3f} s  {endpoint}: {what}")
         return "\n".join(lines)
@@ -192,6 +193,10 @@ class Receipt:
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
         return _serializer().to_json(self, warnings=False).decode()
+
+
+def _counted(n: int, what: str) -> str:
+    return f"1 {what}" if n == 1 else f"{n} {what}s"
 
 
 @cache

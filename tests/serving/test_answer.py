@@ -159,4 +159,6 @@ def test_a_receipt_tells_what_happened_when(answer: Answer) -> None:
     assert of_one == ["queued", "sent", "done"]
     assert events[-1].what == "fused"
     assert answer.to_dict()["receipt"]["fused_s"] == answer.receipt.fused_s
-    assert len(str(answer.receipt).splitlines()) == 1 + len(events)
+    first, *lines = str(answer.receipt).splitlines()
+    assert len(lines) == len(events)
+    assert first.split(", ")[1] == f"{len(answer.receipt.calls)} calls in 1 round"
