@@ -128,7 +128,7 @@ class Receipt:
         calls: every member asked, in the order of asking.
         rounds: rounds in which an endpoint was asked.
         synthesis: the call that wrote the answer from the members' replies; if it failed, the answer is the reply that
-            the Fusion chose. None: no answer was to be written. It is in ``cost`` but not among ``calls``.
+            the Fusion chose. None: no answer was to be written. It is in ``cost`` and ``all_calls``.
         cost: USD of all calls, of ``synthesis`` and of ``embedding``; None if the cost of any is unknown.
         saved: USD saved by cancelling calls, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
@@ -163,18 +163,22 @@ class Receipt:
 
     def __str__(self) -> str:
         """Return its cost and time, then its timeline, a line for each event."""
-        made = f"{_counted(len(self.calls), 'call')} in {_counted(self.rounds, 'round')}"
+        made = f"{_counted(len(self.all_calls), 'call')} in {_counted(self.rounds, 'round')}"
         lines = [f"{dollars(self.cost)}, {made}, {self.latency_s:.3f} s"]
         for at_s, what, endpoint in self.timeline:
             lines.append(f"{at_s:8.3f} s  {what}" if endpoint is None else f"{at_s:8.3f} s  {endpoint}: {what}")
         return "\n".join(lines)
 
     @property
+    def all_calls(self) -> tuple[Call, ...]:
+        """The members' calls, then the synthesiser's."""
+        return self.calls if self.synthesis is None else (*self.calls, self.synthesis)
+
+    @property
     def timeline(self) -> tuple[Event, ...]:
         """The events of the ask in order; empty on receipts from before 24 November 2026."""
-        calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
         moments = [Event(self.fused_s, "fused", None)] if self.fused_s is not None else []
-        for call in calls:
+        for call in self.all_calls:
             ended = "done"
             if call.error is not None:
                 ended = "cancelled" if call.error.kind == "cancelled" else "failed"
@@ -186,8 +190,7 @@ class Receipt:
     @property
     def usage(self) -> Usage | None:
         """Tokens of all calls, ``synthesis`` included; None if no service reported any."""
-        calls = self.calls if self.synthesis is None else (*self.calls, self.synthesis)
-        known = [call.usage for call in calls if call.usage is not None]
+        known = [call.usage for call in self.all_calls if call.usage is not None]
         return functools.reduce(operator.add, known) if known else None
 
     def to_json(self) -> str:
@@ -416,7 +419,7 @@ _CELL = '<td style="text-align:left;white-space:{}">{}</td>'
 
 def _html(answer: Answer) -> str:
     """Return a table of every call's reply, its probability, cost and time span, the most probable first."""
-    calls = sorted(answer.receipt.calls, key=lambda call: _probability(answer, call), reverse=True)
+    calls = sorted(answer.receipt.all_calls, key=lambda call: _probability(answer, call), reverse=True)
     longest = max((call.ended_s or call.latency_s for call in calls), default=0.0)
     dearest = max((call.cost or 0 for call in calls), default=0)
     rows = [
@@ -445,9 +448,11 @@ def _probability(answer: Answer, call: Call) -> float:
 
 
 def _said(answer: Answer, call: Call) -> str:
-    if call.candidate is None:
-        return "no answer" if call.error is None else f"failed: {call.error.kind}"
-    return shortened(answer.candidates[call.candidate], _LONGEST)
+    if call.candidate is not None:
+        return shortened(answer.candidates[call.candidate], _LONGEST)
+    if call.error is not None:
+        return f"failed: {call.error.kind}"
+    return "wrote the answer" if call is answer.receipt.synthesis else "no answer"
 
 
 def _bar(part: float, whole: float, colour: str, *, start: float = 0.0) -> str:

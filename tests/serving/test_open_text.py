@@ -340,6 +340,8 @@ def test_a_synthesis_is_better_than_its_replies(pool: SimulatedPool, tmp_path: P
         assert answer.made_of == tuple(reply.endpoint for reply in answer.replies)
         assert "editor" not in answer.made_of
         assert json.loads(answer.receipt.to_json())["synthesis"]["endpoint"] == "editor"
+        assert ">editor<" in answer._repr_html_()
+        assert ">wrote the answer<" in answer._repr_html_()
     best = max(
         np.mean([b.quality(a.replies[i].text or "") for b, a in zip(briefs, answers, strict=True)]) for i in range(4)
     )
