@@ -216,8 +216,8 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     bare reward gives y = (reward + 1) / 2 to members that agree with the answer. Where only one answer is right (not of
     `_SEVERAL_RIGHT`), it also covers the others: after a reward of 1 they are wrong; else member j is right with
     probability (1 - y) q(j's candidate) / (1 - q(answer)). That is inferred, unless there were only two choices and the
-    answer was wrong. Without it, graded rewards would never count against a member that disagrees with the answer,
-    however often the answer is right.
+    answer was wrong. If the others learned nothing, graded rewards would never count against a member that disagrees
+    with the answer, however often the answer is right.
 
     A reward for a synthesised answer gives all members with an answer the same inferred value, as none earned it alone.
 
