@@ -61,6 +61,7 @@ def test_choices_are_as_many_as_serving_takes(tmp_path: Path) -> None:
     refused(path, r"log.jsonl:1: choices: give at most 1000$")
 
 
+@pytest.mark.slow
 def test_a_wide_query_in_a_long_log_is_refused_before_its_arrays_are_made(tmp_path: Path) -> None:
     """Of 70,000 queries the second has 1,000 choices: 3 MB of text, 560 MB for each array of masses."""
     path = tmp_path / "log.jsonl"
