@@ -6,6 +6,8 @@ help and completion are quick.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,3 +40,13 @@ EngineOption = Annotated[
 def given(**settings: Any) -> dict[str, Any]:
     """Return only the settings that were given; the pool file has the others."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+@contextlib.contextmanager
+def resumable() -> Iterator[None]:
+    """Around work that --resume continues: say so if it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command with --resume continues", err=True)
+        raise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given
+from focalroute.cli import JsonOption, PolicyOption, PoolOption, StoreOption, given, resumable
 from focalroute.core.dollars import Dollars, dollars
 from focalroute.core.errors import ConfigError, FocalrouteError, PoolError, locating
 from focalroute.core.files import hold_file, naming, refusing
@@ -67,7 +67,7 @@ def batch(
                 raise ConfigError(f"max_usd: {out} has cost {dollars(answers.usd)} already; allow more")
             settings["budget"] = _with_limit(load_pool(pool).budget, tag, left)
         to_ask = [one for one in asked if one.index not in answers.done]
-        with progress_bar("asking", len(to_ask), shown=not as_json) as advance:
+        with resumable(), progress_bar("asking", len(to_ask), shown=not as_json) as advance:
             failed = asyncio.run(_ask(pool, settings, to_ask, answers, advance, (concurrency, tag)))
     result = {"out": str(out), "before": before, "asked": len(to_ask), "failed": len(failed)}
     usd = None if answers.unpriced else answers.usd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption
+from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption, resumable
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 
@@ -74,13 +75,9 @@ def train(
             data = recorded(table, rows, show_task=show_task)
             tables.append(table)
             jobs.append(TrainingJob(data, settings, opened_backend, folder.absolute() if keep else None, resume))
-        try:
-            with progress_bar("training", len(jobs) * seeds * settings.steps, shown=not as_json) as advance:
-                found = train_each(jobs, every, engine=opened, advance=advance)
-        except KeyboardInterrupt:
-            if keep:
-                typer.echo("stopped; the same command with --resume continues", err=True)
-            raise
+        bar = progress_bar("training", len(jobs) * seeds * settings.steps, shown=not as_json)
+        with resumable() if keep else contextlib.nullcontext(), bar as advance:
+            found = train_each(jobs, every, engine=opened, advance=advance)
     published = list(map(publish_best, jobs, tables, folders, found))
     if not as_json:
         for each in zip(jobs, tables, folders, found, published, strict=True):

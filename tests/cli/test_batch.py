@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from decimal import Decimal
@@ -17,6 +19,7 @@ from aiohttp import web
 
 from focalroute.cli.app import main
 from focalroute.cli.batch import _Answers
+from tests.interruptible import heed_interrupts
 from tests.loopback import completion, json_reply, serving
 
 QUESTIONS: list[Any] = ["What is 17 + 25?", {"query": "What is 6 * 7?", "choices": ["42", "43"]}, "What is 2 + 2?"]
@@ -64,6 +67,23 @@ def test_every_question_has_its_line_and_a_run_goes_on_where_it_stopped(
     assert (told["before"], told["asked"]) == (1, 2)
     again = sorted(answers(out), key=lambda row: row["index"])
     assert [row["id"] == rows[row["index"]]["id"] for row in again] == [True, False, False]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGINT")
+def test_an_interrupt_says_how_to_go_on(folder: Path) -> None:
+    async def hanging(*_: Any) -> web.StreamResponse:
+        await asyncio.sleep(120)
+        return json_reply({})
+
+    with serving(hanging) as server:
+        (folder / "pool.toml").write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"')
+        command = [sys.executable, "-m", "focalroute", "batch", "in.jsonl", "out.jsonl"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
+        assert server.arrived.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in said
 
 
 def test_more_questions_at_a_time_than_can_be_started_are_refused(
