@@ -120,9 +120,10 @@ class LogTable:
         return ratios
 
     def held(self, rows: I64, ratio: float | None) -> float | None:
-        """USD per query at this cost ratio on these rows; None if there is no target, or all endpoints are asked."""
-        ask_all_usd = float(self.usd[rows].mean(axis=0).sum())
-        return ratio * ask_all_usd if ratio is not None and ratio != EVERYTHING and ask_all_usd else None
+        """USD per query at this cost ratio on these rows; None without rows or target, or if all are asked."""
+        if ratio is None or ratio == EVERYTHING or not len(rows):
+            return None
+        return ratio * float(self.usd[rows].mean(axis=0).sum()) or None
 
     def rank(self, rows: I64) -> tuple[int, ...]:
         """The endpoints by accuracy on these rows, best first, equals in pool order."""

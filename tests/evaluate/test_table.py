@@ -57,6 +57,14 @@ def test_a_recorded_cost_wins_over_price_times_tokens(tmp_path: Path) -> None:
     assert table.usd[0].tolist() == pytest.approx([110e-6, 0.5, 0])
 
 
+def test_a_share_of_what_no_rows_cost_is_no_target(tmp_path: Path) -> None:
+    """It was NaN, with a warning."""
+    table = table_of(tmp_path, [closed(1, {"a": 0, "b": 1})], {"a": 1.0, "b": 3.0})
+    every = np.arange(1)
+    assert table.held(every[:0], 0.5) is None
+    assert table.held(every, 0.5) == pytest.approx(0.5 * table.usd.sum())
+
+
 def test_an_endpoint_of_unknown_cost_is_named_and_left_out_of_all_costs(tmp_path: Path) -> None:
     """Altogether, where only some of its calls say what they cost; a failed call need not."""
     pool = tmp_path / "pool.toml"
