@@ -18,9 +18,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from focalroute.answers.canonical_json import canonical
-from focalroute.core.config import is_number
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import as_object
+from focalroute.core.shapes import as_object, is_number
 
 MAX_NODES = 5_000
 MAX_DEPTH = 64

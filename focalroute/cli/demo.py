@@ -160,6 +160,7 @@ def _row(method: str, right: Sequence[float], usd: Decimal, calls: int) -> DemoR
 
 def show(result: DemoResult) -> None:
     """Print the table."""
+    from focalroute.core.spelling import counted
     from focalroute.evaluate import output
 
     rows = [
@@ -177,7 +178,7 @@ def show(result: DemoResult) -> None:
     output.show_table(("", "accuracy", "before", "after", "$ / 1000", "calls"), rows, title=title)
     console = output.console()
     console.print("The best single is chosen in hindsight; $ are for 1000 queries, calls for each query.")
-    updates = "1 update" if result.policy_version == 1 else f"{result.policy_version} updates"
+    updates = counted(result.policy_version, "update")
     learned = f"learned {updates}" if result.policy_version else "had too little feedback to learn"
     console.print(
         f"focalroute started from the policy it ships with and {learned} from the labels, each given after its answer; "

@@ -381,9 +381,10 @@ def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table that folds its last column to fit; if that is not enough, it is wider than the terminal."""
     from rich.box import SIMPLE
     from rich.cells import cell_len
-    from rich.console import Console
     from rich.measure import measure_renderables
     from rich.table import Table
+
+    from focalroute.evaluate.output import console
 
     grid = Table(box=SIMPLE)
     *whole, folded = zip(columns, *rows, strict=True)
@@ -392,7 +393,7 @@ def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     grid.add_column(folded[0])
     for row in rows:
         grid.add_row(*row)
-    console = Console(highlight=False, markup=False, emoji=False)
-    least = measure_renderables(console, console.options.update(max_width=_WIDEST), [grid]).minimum
-    console.width = max(console.width, least)
-    console.print(grid)
+    there = console()
+    least = measure_renderables(there, there.options.update(max_width=_WIDEST), [grid]).minimum
+    there.width = max(there.width, least)
+    there.print(grid)

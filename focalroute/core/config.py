@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, fields, replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, SecretStr, ValidationError
@@ -231,11 +231,6 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
         if name in _NOT_IN_BODY:
             raise ValueError(f"{name}: {_NOT_IN_BODY[name]}")
     return params
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is an int or a float, but not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def require_json(what: str, value: object) -> None:

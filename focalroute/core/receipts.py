@@ -18,6 +18,7 @@ import pydantic_core
 
 from focalroute.core.dollars import dollars
 from focalroute.core.records import CostSource, Failure, Method, Reply, Usage
+from focalroute.core.spelling import counted
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -163,7 +164,7 @@ class Receipt:
 
     def __str__(self) -> str:
         """Return its cost and time, then its timeline, a line for each event."""
-        made = f"{_counted(len(self.all_calls), 'call')} in {_counted(self.rounds, 'round')}"
+        made = f"{counted(len(self.all_calls), 'call')} in {counted(self.rounds, 'round')}"
         lines = [f"{dollars(self.cost)}, {made}, {self.latency_s:.3f} s"]
         for at_s, what, endpoint in self.timeline:
             lines.append(f"{at_s:8.3f} s  {what}" if endpoint is None else f"{at_s:8.3f} s  {endpoint}: {what}")
@@ -196,10 +197,6 @@ class Receipt:
     def to_json(self) -> str:
         """The receipt as one JSON object; money as decimal strings."""
         return _serializer().to_json(self, warnings=False).decode()
-
-
-def _counted(n: int, what: str) -> str:
-    return f"1 {what}" if n == 1 else f"{n} {what}s"
 
 
 @cache

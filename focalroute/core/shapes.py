@@ -1,10 +1,10 @@
-"""Reads JSON from others: a value of an unexpected type counts as an empty one."""
+"""Tells types of values from others apart, and reads JSON, where one of an unexpected type counts as an empty one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic_core import from_json
 
@@ -25,6 +25,11 @@ def read_json(text: str | bytes | bytearray) -> Any:
         return from_json(text)
     except ValueError:
         return json.loads(text)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is an int or a float, but not a bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def as_object(value: object) -> Mapping[str, Any]:

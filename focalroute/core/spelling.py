@@ -1,4 +1,4 @@
-"""Explains wrong names and values in this package's words, and says what to give instead."""
+"""Explains wrong names and values in this package's words, says what to give instead, and counts in words."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def first_problem(error: ValidationError) -> tuple[str, ErrorDetails]:
     """Return the first problem that pydantic found, and its place: names and indices joined by dots."""
     problem = error.errors(include_url=False, include_input=False)[0]
     return ".".join(map(str, problem["loc"])), problem
+
+
+def counted(n: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "call"), counted(1200, "call")
+    ('1 call', '1,200 calls')
+    """
+    return f"1 {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] | None = None) -> str:

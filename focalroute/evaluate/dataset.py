@@ -14,6 +14,7 @@ from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form, normaliser
 from focalroute.core.errors import ConfigError, locating
+from focalroute.core.shapes import is_number
 from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines
 from focalroute.serving.query import make_query
 
@@ -222,7 +223,7 @@ def _from_json(text: str, otherwise: str) -> Any:
 
 def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:
     """The index that a label means: a number is an index, a text a choice or its letter (the dataset's, else A...)."""
-    text, number = str(label), isinstance(label, int | float) and not isinstance(label, bool)
+    text, number = str(label), is_number(label)
     named = [names.index(text) for names in (choices, letters) if names.count(text) == 1 and not number]
     digits = text.removesuffix(".0")  # which pandas writes in a column of which some are missing
     counted = [int(digits)] if digits.isdecimal() and len(digits) < 5 and int(digits) < len(choices) else []

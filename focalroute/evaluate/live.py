@@ -19,6 +19,7 @@ from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import Answer
 from focalroute.core.records import F32, Member, Outcome, Query
+from focalroute.core.spelling import counted
 from focalroute.evaluate import output
 from focalroute.evaluate.live_environment import (
     Asker,
@@ -86,9 +87,8 @@ class LiveOptions:
     publish_to: Path | None = None
 
     def __post_init__(self) -> None:
-        normaliser(
-            cast("AnswerKind | None", self.answer)
-        )  # raises for an unknown kind, even if every query has choices
+        # An unknown kind raises here, even if every query has choices.
+        normaliser(cast("AnswerKind | None", self.answer))
         if not 0 < self.train_fraction < 1:
             raise ConfigError(f"train_fraction: give more than 0 and less than 1, not {self.train_fraction}")
         if self.publish_to is not None:
@@ -338,7 +338,7 @@ def _slope(a: Score, b: Score) -> float:
 
 def show_live(report: LiveReport) -> None:
     """Print the report as two tables, the most accurate first."""
-    seeds = "1 seed" if report.seeds == 1 else f"{report.seeds} seeds"
+    seeds = counted(report.seeds, "seed")
     output.show_table(
         ("", report.scored, "95 %", "calls", "$ / 1000", "cost ratio"),
         (_cells(row) for row in sorted(report.methods, key=lambda row: -row.accuracy)),

@@ -17,11 +17,11 @@ from focalroute.answers import AnswerKind, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.tool_calls import ToolOffer
 from focalroute.answers.typed import TYPES, choice_text, members_of
-from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, is_number, require_json
+from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Combine, Query
-from focalroute.core.shapes import as_object
+from focalroute.core.shapes import as_object, is_number
 from focalroute.core.spelling import by_keyword
 
 T = TypeVar("T")
@@ -243,9 +243,9 @@ def takes_arguments(method: F) -> F:
     options = [one for one in asked if one.kind is inspect.Parameter.KEYWORD_ONLY]
     method.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     question = own[1].name  # `ask_many` has several
-    renamed = {name: question for name, meant in {**INSTEAD, "query": "query"}.items() if meant == "query"}
+    renamed = {name: question if meant == "query" else meant for name, meant in INSTEAD.items()}
     advice = 'give all but the question by keyword, such as choices=["yes", "no"]'
-    return by_keyword(advice, {**INSTEAD, **renamed})(method)
+    return by_keyword(advice, {**renamed, "query": question})(method)
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.core.shapes import objects_in
+from focalroute.core.shapes import is_number, objects_in
 from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
 from focalroute.sim.faults import Fault, ServedModel
 from focalroute.sim.models import SimulatedModel, uniforms
@@ -166,7 +166,7 @@ def _temperature(body: Mapping[str, Any]) -> float:
     value = body.get("temperature")
     if value is None:
         return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2:
+    if not is_number(value) or not 0 <= value <= 2:
         raise RequestRefused(400, "Invalid value for 'temperature': expected a number from 0 to 2.")
     return float(value)
 

@@ -16,10 +16,11 @@ from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar, TypeGuard
+from typing import ClassVar
 
 from focalroute.core.dollars import Amount
 from focalroute.core.errors import ConfigError
+from focalroute.core.shapes import is_number
 from focalroute.sim.families import Family
 from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import KNOWN
@@ -188,11 +189,6 @@ def sample(probabilities: Sequence[float], u: float, temperature: float = 1.0) -
     if temperature <= 0:
         return max(range(len(probabilities)), key=probabilities.__getitem__)
     return _pick(probabilities if temperature == 1 else _powered(probabilities, 1 / max(temperature, 0.01)), u)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is an int or a float, but not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_probability(value: object) -> bool:

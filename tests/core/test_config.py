@@ -96,7 +96,7 @@ def test_without_a_budget_table_there_is_no_budget(tmp_path: Path) -> None:
         ("", "the pool is empty"),
         ("endpoint = []\n", "the pool is empty"),
         ("[budget]\nusd_total = 1\n", "the pool is empty"),
-        (ONE + ONE, "names must be unique, .*; more than once: a"),
+        (ONE + ONE, "names must be unique, a judge's and an embedder's too; more than once: a"),
         ('[endpoint]\nname = "a"\nmodel = "m"\n', r"write \[\[endpoint\]\], with two brackets"),
         ("endpoint = 3\n", r"write \[\[endpoint\]\], with two brackets"),
         ("endpoint = [3]\n", r"endpoint\[0\]: write it as a table"),

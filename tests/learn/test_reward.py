@@ -233,7 +233,7 @@ def test_a_graded_reward_is_the_chance_that_the_answer_is_right_and_leaves_the_o
 
 
 def test_a_bare_reward_on_a_number_says_how_right_other_numbers_are() -> None:
-    """What is left to answers that no member gave is not theirs."""
+    """Probability left for answers that no member gave is not shared among the members."""
     answer = replace(FREE, probabilities=(0.6, 0.1))
     assert told(answer, reward=1.0).right == {"a": 1.0, "b": 0.0}
     assert told(answer, reward=1.0).inferred == frozenset()

@@ -61,7 +61,7 @@ def test_failures_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_from_the_terminal_leaves_the_other_process_alone(tmp_path: Path) -> None:
-    """Ctrl-C goes to all processes of a group; a server lets an update end, and so does this program."""
+    """A terminal sends Ctrl-C to the whole process group; like a server, this program lets the update finish."""
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
     code = (
         "import os, signal, threading\n"

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from focalroute.core.records import F64, Bools
+from focalroute.core.spelling import counted
 from focalroute.evaluate.metrics import interval, span
 from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.history import EndpointRecord, History
@@ -91,7 +92,7 @@ def _lead(history: History) -> str:
             "This store is empty. Ask with it (Ensemble(pool, store=...), or focalroute ask --store), then come back."
         )
     if len(history.worth) < FEW:
-        answers = "1 answer" if history.answers == 1 else f"{history.answers:,} answers"
+        answers = counted(history.answers, "answer")
         return (
             f"This store has {answers}, and feedback for {len(history.worth)} of them: whom it "
             f"asks is below; how good the answers are takes feedback for {FEW}."
