@@ -103,7 +103,6 @@ def compute_prior_stats(
     known = (first | later) & recorded.replied
     answered = known & recorded.usable & (recorded.tokens > 0)
     sums = {
-        "n": known,
         "usd": known * recorded.usd,
         "timed": known & (recorded.latency_s > 0),
         "latency": known * recorded.latency_s,
@@ -112,6 +111,7 @@ def compute_prior_stats(
         "squares": answered * recorded.tokens.astype(np.float64) ** 2,
     }
     seen = {name: _windowed(array.astype(np.float64), window) for name, array in sums.items()}
+    seen["n"], relative_accuracy, level = _accuracies(recorded, known, long_run, window)
     pairs, together, ahead = _pairs(recorded, known, window, every)
     size = len(recorded.names)
     focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), every, axis=0)[: len(recorded)]
@@ -119,20 +119,20 @@ def compute_prior_stats(
     relative_skill = np.repeat(relative_skill, every, axis=0)[: len(recorded)]
     order = ("n", "n", "usd", "timed", "latency")
     table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
-    relative_accuracy, level = _accuracies(recorded, known, long_run, window)
     rows = rows_of(table, focal, relative_skill, relative_accuracy, level)
     departure = departures(relative_accuracy, long_run.offsets, long_run.strengths)
     return PriorStats(rows, departure, _lengths(recorded, seen), pairs, every)
 
 
-def _accuracies(recorded: RecordedLog, known: Bools, long_run: LongRun, window: int) -> tuple[F64, F64]:
-    """Return accuracy minus level (T, N) before each row, by windows of all lengths, and that level (T,)."""
+def _accuracies(recorded: RecordedLog, known: Bools, long_run: LongRun, window: int) -> tuple[F64, F64, F64]:
+    """Return how often each endpoint is known in the pool's window (T, N), and accuracy minus level (T, N) before each
+    row, by windows of all lengths, with that level (T,)."""
     n, right = known.astype(np.float64), (known * recorded.value).astype(np.float64)
     lengths = window_lengths(window)
     seen, sums = (np.stack([_windowed(each, length) for length in lengths], axis=1) for each in (n, right))
     relative, levels = relative_accuracies(seen, sums, long_run.offsets, long_run.strengths)
     against = evidence(log_losses(relative, levels, n, right), n.sum(axis=1))
-    return mixed(relative, against), levels[:, 0]
+    return seen[:, 0], mixed(relative, against), levels[:, 0]
 
 
 def expected(recorded: RecordedLog) -> Expectation:
