@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import ConfigError
 
 #: Width of the text features that an `Observer` uses by default.
 TEXT_FEATURES = 256
@@ -85,16 +84,16 @@ def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
     """Return an embedder's vector, float32 (D,), scaled to Euclidean norm 1; zeros stay zeros.
 
     Raises:
-        ConfigError: it is not a vector of 1 to `MOST_FEATURES` finite numbers.
+        ValueError: it is not a vector of 1 to `MOST_FEATURES` finite numbers.
     """
     try:
         vector = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"embedder: must give a vector of numbers, gave {type(values).__name__}") from None
+        raise ValueError(f"must give a vector of numbers, gave {type(values).__name__}") from None
     shaped = vector.ndim == 1 and 0 < vector.size <= MOST_FEATURES
     if not shaped or not np.isfinite(vector).all():
         gave = "a NaN or an infinity" if shaped else f"an array of shape {vector.shape}"
-        raise ConfigError(f"embedder: must give a vector of 1 to {MOST_FEATURES} finite numbers, gave {gave}")
+        raise ValueError(f"must give a vector of 1 to {MOST_FEATURES} finite numbers, gave {gave}")
     largest = float(np.abs(vector).max())
     if not largest:
         return vector.astype(np.float32)

@@ -84,8 +84,8 @@ class EmbeddingService:
     def _checked(self, reply: Embeddings) -> list[F32]:
         try:
             found = [unit_vector(vector) for vector in reply.vectors]
-        except ConfigError as error:
-            raise protocol_error(str(error).removeprefix("embedder: ")) from None
+        except ValueError as error:
+            raise protocol_error(str(error)) from None
         self._width = self._width or found[0].size
         if found[0].size != self._width:
             raise protocol_error(f"its vectors have {found[0].size} numbers now, and had {self._width}")
@@ -132,16 +132,16 @@ class EmbeddingFunction:
         else:
             try:
                 return self._checked(found)
-            except ConfigError as error:
+            except ValueError as error:
                 if not self._width:
-                    raise
-                failed.append(CallFailed(Failure("unusable", str(error).removeprefix("embedder: "))))
+                    raise ConfigError(f"embedder: {error}") from None
+                failed.append(CallFailed(Failure("unusable", str(error))))
         raise failed.pop()  # raised here so that it has no context
 
     def _checked(self, found: Any) -> F32:
         vector = unit_vector(found)
         if self._width and vector.size != self._width:
-            raise ConfigError(f"embedder: gave {vector.size} numbers for a text, and {self._width} for one before")
+            raise ValueError(f"gave {vector.size} numbers for a text, and {self._width} for one before")
         self._width = vector.size
         return vector
 
