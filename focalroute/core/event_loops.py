@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -15,6 +16,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LOOK_EVERY_S = 0.02
 
 
 class PerLoop(Generic[T]):
@@ -76,6 +79,16 @@ class Background:
         for task in here:
             task.cancel()
         await asyncio.gather(*here, return_exceptions=True)
+
+
+async def wait_until(done: Callable[[], bool], within_s: float) -> None:
+    """Wait until other loops or threads are done, for at most ``within_s`` seconds.
+
+    It looks again and again, as a program that ends starts no thread that could wait.
+    """
+    give_up = time.monotonic() + within_s
+    while not done() and time.monotonic() < give_up:  # noqa: ASYNC110 - no event of this loop tells
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 class DaemonThreads(Executor):

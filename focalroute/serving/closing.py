@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from focalroute.core.event_loops import Background, PerLoop
+from focalroute.core.event_loops import Background, PerLoop, wait_until
 from focalroute.serving.concurrency import StartGate
 from focalroute.store.base import Store
 
 _CLOSING_S = 5.0  # for asks under way
-_CHECK_EVERY_S = 0.02
 
 _dropped = Background()  # what is being closed in loops that still run
 
@@ -40,10 +38,7 @@ class Resources:
                 closing = close()
                 if closing is not None:
                     await closing
-            give_up = time.monotonic() + _CLOSING_S
-            await self.gates.here().wait_idle(_CLOSING_S)
-            while any(gate.running for gate in self.gates.all()) and time.monotonic() < give_up:  # noqa: ASYNC110
-                await asyncio.sleep(_CHECK_EVERY_S)  # those of other loops
+            await wait_until(lambda: not any(gate.running for gate in self.gates.all()), _CLOSING_S)
         finally:
             self.store.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
@@ -34,30 +33,15 @@ class StartGate:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._running = 0
-        self._idle = asyncio.Event()  # set once the last running ask has ended
+        self.running = 0  # asks
         self._admitted = 0  # in this iteration
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __enter__(self) -> None:
-        self._running += 1
+        self.running += 1
 
     def __exit__(self, *_: object) -> None:
-        self._running -= 1
-        if not self._running:
-            self._idle.set()
-
-    @property
-    def running(self) -> int:
-        """The number of running asks."""
-        return self._running
-
-    async def wait_idle(self, within_s: float) -> None:
-        """Wait until no ask is running, for at most ``within_s`` seconds."""
-        if self._running:
-            self._idle.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), within_s)
+        self.running -= 1
 
     def enter(self) -> asyncio.Future[None] | None:
         """Return what to wait for before beginning; None: begin at once."""

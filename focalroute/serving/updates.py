@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from focalroute.core.errors import ConfigError, FocalrouteError, PolicyError
+from focalroute.core.event_loops import wait_until
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import Store, is_shared
@@ -31,7 +30,6 @@ _CLOSING_S = 10.0  # for an update under way to end
 _KILLING_S = 1.0  # for its process to be killed after that
 _NICE = 10  # asks have priority
 _CHECK_STOP_EVERY_S = 0.2
-_CHECK_IDLE_EVERY_S = 0.02
 
 _log = logging.getLogger("focalroute")
 
@@ -161,21 +159,15 @@ class Updater:
         An update on a thread, where no Python can be started, cannot be killed: it is left to end by itself.
         """
         self._worker.shutdown(wait=False, cancel_futures=True)
-        await self._wait_idle(_CLOSING_S)
+        await wait_until(self._is_idle, _CLOSING_S)
         self._stop.set()
-        await self._wait_idle(_KILLING_S)
+        await wait_until(self._is_idle, _KILLING_S)
         if self._learner is not None:
             self._learner.close()
 
-    async def _wait_idle(self, timeout_s: float) -> None:
-        """Wait while an update is under way, without a thread, as a program that ends starts none."""
-        give_up = time.monotonic() + timeout_s
-        while self._under_way and time.monotonic() < give_up:  # noqa: ASYNC110 - updates run in other threads
-            await asyncio.sleep(_CHECK_IDLE_EVERY_S)
-
-    @property
-    def _under_way(self) -> bool:
-        return self._one_at_a_time.locked() or (self._latest is not None and self._latest.running())
+    def _is_idle(self) -> bool:
+        """Whether no update is under way."""
+        return not (self._one_at_a_time.locked() or (self._latest is not None and self._latest.running()))
 
 
 def can_start() -> bool:

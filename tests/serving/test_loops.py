@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from focalroute.core.event_loops import PerLoop
+from focalroute.core.event_loops import PerLoop, wait_until
 from focalroute.serving.concurrency import MOST_ADMITTED, StartGate
 
 
@@ -116,19 +116,17 @@ def test_a_waiter_that_gives_up_takes_no_place() -> None:
     asyncio.run(main())
 
 
-def test_quiet_is_when_all_have_left_or_the_time_is_over() -> None:
+def test_quiet_is_when_all_is_done_or_the_time_is_over() -> None:
     async def main() -> None:
-        turns, loop = StartGate(), asyncio.get_running_loop()
-        for _ in range(2):  # also once it was quiet
-            await turns.wait_idle(60)
-            turns.__enter__()
-            turns.__enter__()
-            await turns.wait_idle(0.01)
-            waiting = [asyncio.ensure_future(turns.wait_idle(60)) for _ in range(2)]
-            loop.call_soon(turns.__exit__)
+        turns = StartGate()
+        await wait_until(lambda: not turns.running, 60)
+        with turns:
+            with turns:
+                await wait_until(lambda: not turns.running, 0.01)
+                assert turns.running == 2
+                waiting = asyncio.ensure_future(wait_until(lambda: not turns.running, 60))
             await asyncio.sleep(0.01)
-            assert not any(one.done() for one in waiting)
-            turns.__exit__()
-            await asyncio.gather(*waiting)
+            assert not waiting.done()
+        await waiting
 
     asyncio.run(main())
