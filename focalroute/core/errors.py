@@ -193,16 +193,16 @@ class CallFailed(FocalrouteError):
     Attributes:
         usage: tokens that the failed call consumed, where the service reported them.
         free: whether it certainly cost nothing: it never arrived, or the service refused it. Status 408 or 5xx is not
-            a refusal: a model may have run behind the gateway that gave up.
+            a refusal: a model may have run behind the gateway that gave up. Unless given, the failure tells.
         reported: an error in the body of a successful response, in the service's own words.
     """
 
     def __init__(
-        self, failure: Failure, usage: Usage | None = None, *, free: bool = False, reported: object = None
+        self, failure: Failure, usage: Usage | None = None, *, free: bool | None = None, reported: object = None
     ) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.usage = usage
         self.reported = reported
         refused = failure.kind == "status" and failure.status != 408 and (failure.status or 0) < 500
-        self.free = free or refused or failure.kind == "unavailable"
+        self.free = refused or failure.kind == "unavailable" if free is None else free

@@ -181,6 +181,17 @@ def test_a_service_that_goes_down_midway_teaches_nothing() -> None:
     assert caught.value.usage.completion_tokens > 48
 
 
+def test_a_check_that_is_refused_after_calls_of_unknown_usage_is_not_free() -> None:
+    """Only the last call is."""
+
+    async def tires(_: web.Request, body: Any) -> web.StreamResponse:
+        return json_reply({}, 429) if body.get("stream") else json_reply(completion(usage=None))
+
+    with serving(tires) as server, pytest.raises(CallFailed) as caught:
+        probe(server)
+    assert (caught.value.usage, caught.value.free) == (None, False)
+
+
 def test_a_fully_declared_endpoint_needs_no_probe_and_a_partly_declared_one_overrides_it() -> None:
     """The pool file has the last word on what it says."""
     partly = Endpoint("e", model="m", base_url="http://h/v1", n=False, top_logprobs=5)

@@ -487,6 +487,16 @@ def test_an_error_within_a_stream_is_that_failure(through: Through) -> None:
 
 
 @EVERY_WAY
+def test_what_fails_after_part_of_the_reply_has_come_is_not_free(through: Through) -> None:
+    """By a status that would be a refusal before: the pieces are billed."""
+    refused = {"error": {"code": 429, "message": "slow down"}}
+    errors = [failure(through, streaming(*pieces, refused), collect) for pieces in ([], [chunk("Sat")])]
+    broken = {"index": 0, "message": {"content": "Sat"}, "finish_reason": "error", **refused}
+    errors.append(failure(through, answering(completion(choices=[broken]))))
+    assert [(error.failure.status, error.free) for error in errors] == [(429, True), (429, False), (429, False)]
+
+
+@EVERY_WAY
 def test_a_stream_that_stalls_times_out_with_the_usage_so_far(through: Through) -> None:
     """The limit holds between pieces too."""
 

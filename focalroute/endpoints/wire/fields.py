@@ -51,8 +51,12 @@ def protocol_error(message: str, usage: Usage | None = None) -> CallFailed:
     return CallFailed(Failure("protocol", message), usage)
 
 
-def reported_error(error: object, usage: Usage | None) -> CallFailed:
-    """Return the failure of a successful response with an error in its body, as OpenRouter sends them."""
+def reported_error(error: object, usage: Usage | None, *, begun: bool = False) -> CallFailed:
+    """Return the failure of a successful response with an error in its body, as OpenRouter sends them.
+
+    Args:
+        begun: whether part of the reply has come, which is billed.
+    """
     code = as_object(error).get("code")
     if isinstance(code, str) and len(code) == 3 and code.isdecimal():
         code = int(code)
@@ -60,7 +64,7 @@ def reported_error(error: object, usage: Usage | None) -> CallFailed:
         failure = Failure("status", f"the reply reports error {code}", status=code)
     else:
         failure = Failure("protocol", "the reply reports an error")
-    return CallFailed(failure, usage, reported=error)
+    return CallFailed(failure, usage, free=False if begun else None, reported=error)
 
 
 def error_in(payload: Mapping[str, Any]) -> object:
@@ -77,7 +81,7 @@ def finish_of(choice: Mapping[str, Any], usage: Usage | None) -> str | None:
     """
     reason = text_of(choice.get("finish_reason"))
     if reason in _BROKEN:
-        raise reported_error(choice.get("error") or reason, usage)
+        raise reported_error(choice.get("error") or reason, usage, begun=True)
     kind = (reason or "").lower().partition(":")[0]
     return _FINISHES.get(kind, reason)
 

@@ -97,7 +97,7 @@ class StreamDecoder:
                 raise self._failed("a stream event is not JSON") from None
         if named_error:
             error = payload.get("error", payload) if isinstance(payload, dict) else data
-            raise fields.reported_error(error, self.usage)
+            raise fields.reported_error(error, self.usage, begun=self.begun)
         return self.event(payload)
 
     def event(self, payload: object) -> str:
@@ -111,7 +111,7 @@ class StreamDecoder:
         self.usage = fields.usage_of(payload.get("usage")) or self.usage
         error = fields.error_in(payload)
         if error is not None:
-            raise fields.reported_error(error, self.usage)
+            raise fields.reported_error(error, self.usage, begun=self.begun)
         self._model = self._model or fields.text_of(payload.get("model"))
         self.id = self.id or fields.text_of(payload.get("id"))
         choices = payload.get("choices")
