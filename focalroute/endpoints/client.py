@@ -18,7 +18,7 @@ from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import wire
 from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.transport import CHAT, COMPLETIONS, EMBEDDINGS, OnHeaders, OpenAITransport, Transport
-from focalroute.endpoints.wire import CapField, Completion, Request
+from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import stated_cost
 from focalroute.endpoints.wire.refusals import with_service_message
 from focalroute.endpoints.wire.stream import StreamDecoder
@@ -102,17 +102,22 @@ class EndpointClient:
             CallFailed: no chat completion came back; the failure says why.
             ConfigError: the endpoint has no address, or its key is not set.
         """
+        request, headers = self._with_params(request)
         while True:
+            body = self._body(request)
             try:
-                return self.quirks.see(await self._complete(request, timeout_s))
+                return self.quirks.see(await self._complete(body, headers, len(request.scored), timeout_s))
             except CallFailed as error:
-                if not self.quirks.learn(error.failure):
+                if not self._adapts(error.failure, request, body):
                     raise
 
-    async def _complete(self, request: Request, timeout_s: float | None) -> Completion:
-        request, headers = self._with_params(request)
-        scored = len(request.scored)
-        body = wire.encode_scored(request, self.endpoint.model) if scored else self._body(request, self._transport.cap)
+    def _adapts(self, failure: Failure, request: Request, sent: Mapping[str, Any]) -> bool:
+        """Learn from a refusal, unless another call has; whether the request is now sent in another form."""
+        return self.quirks.learn(failure) and self._body(request) != sent
+
+    async def _complete(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], scored: int, timeout_s: float | None
+    ) -> Completion:
         try:
             reply = await self._whole(COMPLETIONS if scored else CHAT, body, headers, timeout_s)
             return wire.decode_scored(reply, scored) if scored else wire.decode_bytes(reply)
@@ -165,23 +170,22 @@ class EndpointClient:
         """
         deadline = asyncio.get_running_loop().time() + (timeout_s or self.endpoint.timeout_s)
         decoder = decoder or StreamDecoder(unopened=self.quirks.unopened)
+        request, headers = self._with_params(replace(request, stream=True))
         while True:
+            body = self._body(request)
             try:
-                async with contextlib.aclosing(self._stream(request, deadline, decoder)) as pieces:
+                async with contextlib.aclosing(self._stream(body, headers, deadline, decoder)) as pieces:
                     async for piece in pieces:
                         yield piece
                 return
             except CallFailed as error:
-                if decoder.begun or not self.quirks.learn(error.failure):
+                if decoder.begun or not self._adapts(error.failure, request, body):
                     raise
 
     async def _stream(
-        self, request: Request, deadline: float, decoder: StreamDecoder
+        self, body: Mapping[str, Any], headers: Mapping[str, str], deadline: float, decoder: StreamDecoder
     ) -> AsyncGenerator[str | Completion, None]:
-        transport = self._transport
-        request, headers = self._with_params(replace(request, stream=True))
-        body = self._body(request, transport.cap)
-        pieces = transport.stream(body, headers, decoder)
+        pieces = self._transport.stream(body, headers, decoder)
         try:
             async with contextlib.aclosing(pieces):
                 while (piece := await _next(pieces, deadline)) is not None:
@@ -224,8 +228,10 @@ class EndpointClient:
         headers = params.pop("extra_headers", None) or {}
         return replace(request, params=params), headers
 
-    def _body(self, request: Request, cap: CapField) -> dict[str, Any]:
-        return self.quirks.fit(wire.encode(request, self.endpoint.model, self.endpoint.spoken, cap=cap))
+    def _body(self, request: Request) -> dict[str, Any]:
+        if request.scored:
+            return wire.encode_scored(request, self.endpoint.model)
+        return self.quirks.fit(wire.encode(request, self.endpoint.model, self.endpoint.spoken, cap=self._transport.cap))
 
 
 async def _within(seconds: float, whole: Awaitable[bytearray]) -> bytearray:

@@ -54,6 +54,7 @@ class MemberCall:
         first_token: when the first piece of its text came; None: none has, or it is not streamed.
         widened: whether it was repeated with more room, as its reply was cut.
         more_room: the room for thinking that this call alone gets.
+        room: the room for thinking that its latest attempt had.
         outrun: whether it was cancelled because an endpoint asked later answered first, or another one long before it.
         stream_sink: where its reply is streamed; None: it is not.
     """
@@ -68,6 +69,7 @@ class MemberCall:
     bills: list[Bill] = field(default_factory=list)
     widened: bool = False
     more_room: int = 0
+    room: int = 0
     outrun: bool = False
     stream_sink: StreamSink | None = None
 
@@ -247,7 +249,7 @@ class PoolMember:
             return True
         if not failure.cut and failure.lacks != ROOM:
             return False
-        room = None if failure.cut and call.widened else self._quirks.grow(plan.request, failure)
+        room = None if failure.cut and call.widened else self._quirks.grow(plan.request, failure, call.room)
         call.widened = call.widened or failure.cut
         call.more_room = room if room is not None and failure.cut else 0
         return room is not None
@@ -322,6 +324,7 @@ class PoolMember:
                 break
         else:
             raise _not_affordable()
+        call.room = room
         if self._settlement.possible:
             PAID_CALL.set(paid_call)
         in_flight = self.breaker.enter()

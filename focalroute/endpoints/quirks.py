@@ -90,7 +90,7 @@ class Quirks:
         return fitting
 
     def learn(self, failure: Failure) -> bool:
-        """Learn from a refusal; True: repeat the call, without what was refused."""
+        """Learn from a refusal; whether it is one of a field that is left out, or renamed, from now on."""
         field = failure.lacks
         if field in _CAPS:
             other = _CAPS[field == "max_tokens"]
@@ -102,7 +102,7 @@ class Quirks:
             return False
         if news:
             _log.info("%s takes no %s: it is left out from now on", self._name, field)
-        return news
+        return True
 
     def see(self, completion: Completion) -> Completion:
         """Learn from a reply; return it without thinking that was cut and looks like an answer."""
@@ -115,21 +115,25 @@ class Quirks:
             return completion
         return replace(completion, choices=tuple(map(_without_cut_thinking, completion.choices)))
 
-    def grow(self, request: Request, failure: Failure) -> int | None:
-        """Return more room for a call that was cut, or less for one refused for asking too much; None: no change."""
+    def grow(self, request: Request, failure: Failure, had: int) -> int | None:
+        """Return more room for a call that was cut, or less for one refused for asking too much; None: no change.
+
+        Args:
+            had: the room that the call had; if another call has changed it meanwhile, that change holds for this one.
+        """
         if self._fixed or request.max_tokens is None or not request.params.keys().isdisjoint(_CAPS):
             return None
-        if failure.lacks == ROOM and self.room > _LEAST:
-            self._room = self.room // _GROWTH
-            return self._room
+        if failure.lacks == ROOM:
+            if _LEAST < had <= self.room:
+                self._room = had // _GROWTH
+            return self.room if 0 < self.room < had else None
         if not failure.cut:
             return None
         if not self.thinks:
             return _TALKING_TOKENS
-        if self.room >= _MOST:
-            return None
-        self._room = min(max(self.room, _LEAST) * _GROWTH, _MOST)
-        return self._room
+        if had >= self.room or not had:  # without any it was not known to think
+            self._room = min(max(self.room, _LEAST) * _GROWTH, _MOST)
+        return self.room if self.room > had else None
 
 
 def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -169,6 +169,33 @@ def test_refusals_are_learned_once_and_cost_nothing() -> None:
     assert bodies[-1]["max_completion_tokens"] == 32
 
 
+def test_calls_that_are_refused_at_the_same_time_are_all_repeated() -> None:
+    """For a field that they have, and for too large a token limit: what the first of them taught holds for all."""
+
+    async def strict(_: web.Request, body: Any) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        message, param = "", ""
+        if "temperature" in body:
+            message, param = "Unsupported parameter: 'temperature' is not supported with this model.", "temperature"
+        elif body["max_tokens"] > 4096:
+            message, param = "max_tokens is too large: this model supports at most 4096 tokens", "max_tokens"
+        return (
+            json_reply({"error": {"message": message, "param": param}}, 400) if param else json_reply(completion("9"))
+        )
+
+    async def run(url: str) -> list[Answer]:
+        able: Any = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False}
+        thinker = Endpoint("m", model="qwq", base_url=url, stream_usage=False, whole_choices=False, **able)
+        async with AsyncEnsemble([thinker], attempts=1) as ensemble:
+            asks = (ensemble.ask("Which is larger?", choices=["7", "9"], temperature=0.5) for _ in range(3))
+            return await asyncio.gather(*asks)
+
+    with serving(strict) as server:
+        assert [answer.text for answer in asyncio.run(run(server.url))] == ["9"] * 3
+        asked_for = [received.body["max_tokens"] for received in server.received]
+    assert asked_for == [THINKING_TOKENS + 32] * 6 + [THINKING_TOKENS // 4 + 32] * 3
+
+
 def test_log_probabilities_that_are_refused_later_are_done_without() -> None:
     """Although the pool file says they come, and by a status that mostly means something else."""
 
