@@ -149,10 +149,15 @@ class PoolMember:
     async def _admitted(self) -> AsyncIterator[None]:
         """Wait until the limits allow one more call."""
         admitted = await self.throttle.enter(0.0, self.endpoint.timeout_s)
+        failure: Failure | None = _GIVEN_UP
         try:
             yield
+            failure = None
+        except CallFailed as error:
+            failure = error.failure
+            raise
         finally:
-            self.throttle.leave(admitted, None, None)
+            self.throttle.leave(admitted, None, failure)
 
     def lacks(self, needs: Needs) -> str | None:
         """Return the first need that it is known not to meet, by the pool file or its errors, or None."""
@@ -233,10 +238,9 @@ class PoolMember:
             CallFailed: it failed, or does not fit the ask's budget or the limits.
         """
         while True:
-            call.silent_since = time.perf_counter() + self.throttle.wait_s
             plan = self._plan(call)
             try:
-                return await self._attempt_admitted(call, plan)
+                return await self._attempt_or_repair(call, plan)
             except CallFailed as error:
                 if not self._adapts(call, plan, error.failure):
                     raise
@@ -262,8 +266,21 @@ class PoolMember:
             self._capabilities = capabilities.without(self._capabilities, failure) or self._capabilities
         return self._plan(call) != plan
 
+    async def _attempt_or_repair(self, call: MemberCall, plan: Plan) -> ParsedReply:
+        """Make one call, and if its structured reply is not valid and a second call can be made, ask again."""
+        try:
+            return await self._attempt_admitted(call, plan)
+        except NotValid as error:
+            if error.repair is None:
+                raise
+            try:
+                return await self._attempt_admitted(call, error.repair)
+            except CallFailed as again:
+                raise error if again.failure.kind in ("unavailable", "limited") else again from None
+
     async def _attempt_admitted(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make one call, once the endpoint's limits allow it."""
+        call.silent_since = time.perf_counter() + self.throttle.wait_s
         if not call.bills:
             call.started = time.perf_counter()
         admitted = await self.throttle.enter(self._expected_tokens(plan.request), call.context.left_s)
@@ -272,7 +289,7 @@ class PoolMember:
         before = len(call.bills)
         try:
             if plan.fallback is None:
-                return await self._attempt(call, plan)
+                return await self._pay(call, plan)
             return await self._attempt_or_fall_back(call, plan, plan.fallback)
         except CallFailed as error:
             failure = error.failure
@@ -289,28 +306,26 @@ class PoolMember:
         """Try the plan, then its fallback if the service refuses this schema or cannot score texts."""
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
-        if way not in self._unsupported:
-            try:
-                return await self._attempt(call, plan)
-            except CallFailed as error:
-                if not capabilities.refuses(error.failure) and not (scored and _scores_none(error.failure)):
-                    raise
-            if len(self._unsupported) >= _MAX_UNSUPPORTED:
-                self._unsupported.clear()
-            self._unsupported.add(way)
-        return await self._attempt(call, fallback)
-
-    async def _attempt(self, call: MemberCall, plan: Plan) -> ParsedReply:
-        """Make a paid call, and if its structured reply is not valid and a second call is affordable, ask again."""
+        if way in self._unsupported:
+            return await self._pay(call, fallback)
         try:
             return await self._pay(call, plan)
-        except NotValid as error:
-            if error.repair is None:
+        except CallFailed as error:
+            if not capabilities.refuses(error.failure) and not (scored and _scores_none(error.failure)):
                 raise
-            try:
-                return await self._pay(call, error.repair)
-            except CallFailed as again:
-                raise error if again.failure.kind == "unavailable" else again from None
+        answered = False  # if the fallback fails, too, the service may be out, which says nothing of the plan
+        try:
+            parsed = await self._pay(call, fallback)
+            answered = True
+        except CallFailed as error:
+            answered = error.failure.kind == "unusable"
+            raise
+        finally:
+            if answered:
+                if len(self._unsupported) >= _MAX_UNSUPPORTED:
+                    self._unsupported.clear()
+                self._unsupported.add(way)
+        return parsed
 
     async def _pay(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make one paid call: reserved before and settled after, however it ends.

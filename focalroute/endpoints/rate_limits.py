@@ -209,6 +209,7 @@ class Throttle:
             try:
                 await self._wait(admitted, tokens, until)
             except BaseException:
+                self._tried = self._tried and not admitted.trial
                 gate.leave(self)
                 raise
         return admitted

@@ -164,6 +164,29 @@ def test_a_closed_question_may_have_an_image(pool: SimulatedPool) -> None:
     assert [reply.endpoint for reply in answer.replies if reply.ok] == ["able"]
 
 
+def test_an_outage_does_not_teach_that_a_schema_is_refused() -> None:
+    """Some services fail on a schema by a status that an outage has, too; then they answer without it."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    down, refusing = True, False
+
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        fails = down or (refusing and "response_format" in body)
+        return json_reply({}, 500) if fails else json_reply(completion('{"n": 6}'))
+
+    able: Any = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": True, "stream_usage": False}
+    with serving(handler) as server:
+        with Ensemble([Endpoint("a", base_url=server.url, model="a", whole_choices=False, **able)]) as ensemble:
+            with pytest.raises(PoolError):
+                ensemble.ask("?", answer=schema, deadline_s=5)
+            down = False
+            ensemble.ask("?", answer=schema)
+            assert "response_format" in server.received[-1].body
+            refusing = True
+            for _ in range(2):
+                ensemble.ask("?", answer=schema)
+        assert ["response_format" in received.body for received in server.received[-3:]] == [True, False, False]
+
+
 def test_a_declared_feature_is_believed_over_a_refusal(pool: SimulatedPool) -> None:
     blunt = replace(pool.endpoints[0], tools=True)
     with Ensemble([blunt]) as ensemble:

@@ -18,9 +18,11 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
 from focalroute.endpoints import round as rounds
 from focalroute.endpoints.rate_limits import AdmittedCall, Rolling, Throttle, pause_of
-from tests.loopback import completion, json_reply, serving
+from tests.loopback import completion, json_reply, serving, until
 from tests.policies import ask_all, ask_the_cheapest
 
+ABLE: Any = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False, "stream_usage": False,
+             "whole_choices": False}  # fmt: skip
 FULL = Failure("status", "HTTP 429", 429)
 
 
@@ -176,6 +178,18 @@ def test_a_call_that_waits_for_a_pause_goes_on_once_it_is_lifted() -> None:
     turns(work)
 
 
+def test_a_trial_that_is_never_made_leaves_the_next_call_to_try() -> None:
+    """As its rate leaves no room for it within the deadline."""
+
+    async def work(throttle: Throttle) -> None:
+        throttle.leave(await throttle.enter(0, within_s=5), None, refused(503, 30))
+        with pytest.raises(CallFailed):
+            await throttle.enter(0, within_s=5)
+        assert throttle.triable
+
+    turns(work, requests_per_minute=1)
+
+
 def test_no_call_passes_a_pause_for_a_rate_limit() -> None:
     async def work(throttle: Throttle) -> None:
         throttle.leave(await throttle.enter(0, within_s=5), None, refused(429, 30))
@@ -293,6 +307,36 @@ def test_an_endpoint_that_was_asked_is_not_reported_as_left_out_in_later_rounds(
             answer = ensemble.ask("?", answer="number")
     assert [call.endpoint for call in answer.receipt.calls] == ["a", "b"]
     assert answer.degraded == ("fewer members: a failed",)
+
+
+def test_a_structured_reply_is_asked_for_again_only_within_the_limit() -> None:
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion('{"n": "six"}'))
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    with serving(handler) as server:
+        one = Endpoint("a", base_url=server.url, model="a", requests_per_minute=3, **ABLE)
+        with Ensemble([one], attempts=1) as ensemble:
+            for _ in range(2):
+                with pytest.raises(PoolError, match="not JSON that is valid"):
+                    ensemble.ask("?", answer=schema, deadline_s=2)
+        assert len(server.received) == 3
+
+
+def test_a_capability_check_that_is_refused_makes_asks_wait_too() -> None:
+    async def handler(_: web.Request, body: Any) -> web.StreamResponse:
+        if "Which planet" in str(body["messages"]):
+            return json_reply(completion("Mars"))
+        return json_reply({}, 429, {"Retry-After": "30"})
+
+    with (
+        serving(handler) as server,
+        Ensemble([Endpoint("a", base_url=server.url, model="a", max_concurrency=8)]) as ensemble,
+    ):
+        ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+        throttle = ensemble._async._pool._members[0].throttle
+        until(lambda: throttle.paused_s > 29)
+        assert throttle.limit < 8
 
 
 def test_the_last_endpoint_left_is_waited_for(tmp_path: Path) -> None:
