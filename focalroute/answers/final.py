@@ -10,7 +10,7 @@ _TAIL = 20_000  # characters: the final answer is near the end
 #: Tags of reasoning that is not part of the answer.
 THINKING = ("think", "thinking")
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
-_TAGGED = re.compile(r"<answer>\s*([^<]*)", re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>\s*((?:[^<]|<(?!/?answer>))*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
 _MARKER = re.compile(  # not of the verb, as in "to answer this question, we add: ..."
     r"\banswer\b(?!\s+(?:this|that|it|the|your|these|each)\b)"

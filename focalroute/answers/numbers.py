@@ -180,7 +180,7 @@ def _number_in_digits(text: str, which: int) -> str | None:
         if value is None:
             return None
         if match["half"]:
-            if abs(Fraction(value)) >= _LARGEST_WITH_HALF:
+            if value >= _LARGEST_WITH_HALF or value != int(value):  # a fraction of 1e-9999999 would take minutes
                 return None
             value = Fraction(value) + Fraction(1, 2)
         if match["sign"] not in (None, "+"):

@@ -119,6 +119,7 @@ def test_many_lead_ins_do_not_hang() -> None:
 def test_an_exponent_beyond_reason_neither_raises_nor_is_written_out(exponent: int, sign: str) -> None:
     form = normal_form(f"7e{sign}{exponent}", "number")
     assert form is None or len(form) < 40
+    assert normal_form(f"7e{sign}{exponent} and a half", "number") is None
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,13 @@ def test_a_choice_within_another_is_told_apart() -> None:
     assert named("+", ("+", "-")) == "+"
 
 
+@pytest.mark.parametrize("reply", ["Straße", "STRAßE.", "The answer is Straße.", "It must be the Straße, I think."])
+def test_letters_whose_lower_case_is_longer_are_read(reply: str) -> None:
+    """As of "ß" and "İ", of which two letters would be made."""
+    assert named(reply, ("Weg", "Straße")) == "Straße"
+    assert named(reply.replace("Straße", "İzmir").replace("STRAßE", "İZMIR"), ("Ankara", "İzmir")) == "İzmir"
+
+
 @given(st.text(max_size=200), st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=5, unique=True))
 @settings(max_examples=60)
 def test_any_reply_to_any_choices_can_be_read(reply: str, choices: list[str]) -> None:

@@ -103,10 +103,8 @@ class ChoiceParser:
         self.choices = choices
         self.labels = labels_for(choices)
         self._by_label = {label.casefold(): i for i, label in enumerate(self.labels)}
-        bare = [choice.strip(DECORATION).casefold() for choice in choices]
-        self._bare = [
-            b if b and bare.count(b) == 1 else c.strip().casefold() for b, c in zip(bare, choices, strict=True)
-        ]
+        bare = [_folded(choice.strip(DECORATION)) for choice in choices]
+        self._bare = [b if b and bare.count(b) == 1 else _folded(c.strip()) for b, c in zip(bare, choices, strict=True)]
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
 
     def find(self, text: str, *, cut: bool = False) -> NamedChoice | None:
@@ -121,7 +119,7 @@ class ChoiceParser:
 
     def _may_go_on(self, text: str, found: NamedChoice) -> bool:
         """Whether a name at the end of the text may be the beginning of another, as 4 of 42."""
-        ending, names = text[found.start :].casefold(), self._by_label if found.label else self._bare
+        ending, names = _folded(text[found.start :]), self._by_label if found.label else self._bare
         return any(name.startswith(ending) and name != ending for name in names)
 
     def _find(self, text: str, *, cut: bool) -> NamedChoice | None:
@@ -153,7 +151,7 @@ class ChoiceParser:
         """Return the choice named at ``at``, by text or label (in lower case only if ``loose`` or at a line's end)."""
         for i, bare in self._longest_first:
             end = at + len(bare)
-            if text[at:end].casefold() == bare and bare not in self._by_label and not _continues(text, end):
+            if _folded(text[at:end]) == bare and bare not in self._by_label and not _continues(text, end):
                 return NamedChoice(i, at, end, False)
         word = _WORD.match(text, at)
         choice = self._by_label.get(word.group().casefold()) if word else None
@@ -165,7 +163,7 @@ class ChoiceParser:
     def _repeats(self, text: str, found: NamedChoice, end: int) -> bool:
         """Whether all that follows a label is the text of the same choice, as in "B) Saturn"."""
         rest = text[found.end : end]
-        return found.label and rest.strip(DECORATION + "-\u2013\u2014").casefold() == self._bare[found.choice]
+        return found.label and _folded(rest.strip(DECORATION + "-\u2013\u2014")) == self._bare[found.choice]
 
     def _last_explicit(self, text: str, begin: int, start: int) -> NamedChoice | None:
         """Return the last "the answer is X" outside quotations."""
@@ -234,6 +232,14 @@ class ChoiceParser:
                 if not _continues(left, end) and not (at and left[at - 1].isalnum() and bare[0].isalnum()):
                     yield NamedChoice(i, at, end, False)
                     left = left[:at] + "\0" * (end - at) + left[end:]
+
+
+def _folded(text: str) -> str:
+    """Ignore case as `str.casefold` does, but keep the length: it would turn "ß" into two letters."""
+    folded = text.casefold()
+    if len(folded) == len(text):
+        return folded
+    return "".join([letter if len(letter.casefold()) > 1 else letter.casefold() for letter in text])
 
 
 def _continues(text: str, end: int) -> bool:
