@@ -240,14 +240,12 @@ def test_a_probe_names_endpoints_that_do_not_answer(tmp_path: Path) -> None:
 def test_eval_replays_a_log_and_writes_its_report(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [dict(line) for line in recorded(30, {"a": 0.9, "b": 0.6})])
     pool = write_pool(tmp_path / "pool.toml", {"a": 1.0, "b": 0.1})
-    files = ["--json", str(tmp_path / "report.json"), "--html", str(tmp_path / "report.html")]
-    options = ["--policy", "cold", "--seeds", "2", "--preset", "der", *files]
+    options = ["--policy", "cold", "--seeds", "2", "--preset", "der", "--json", str(tmp_path / "report.json")]
     result = focalroute("eval", str(log), "--pool", str(pool), *options)
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["n_train"], report["n_test"], report["seeds"], report["policy"]) == (24, 6, 2, "cold")
     assert {"plurality", "oracle", "shuffled", "preset-der"} <= {row["name"] for row in report["methods"]}
-    assert "preset-der" in (tmp_path / "report.html").read_text("utf-8")
     assert "plurality" in result.stdout
     printed = focalroute("eval", str(log), "--pool", str(pool), "--policy", "cold", "--json", "-")
     assert json.loads(printed.stdout)["n_test"] == 6

@@ -77,6 +77,7 @@ def test_where_the_networks_are_wrong_and_the_members_fixed_online_beats_frozen(
     assert learned.worth[1000:].mean() > frozen.worth[1000:].mean() + 0.1
 
 
+@pytest.mark.slow
 def test_the_refitted_fusion_learns_and_the_decider_stays(tmp_path: Path) -> None:
     """The policy believes one that is mostly wrong here."""
     table = table_of(tmp_path, stream(300, {**BEFORE, "a": 0.1, "b": 0.9}), PRICES)

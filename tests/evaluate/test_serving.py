@@ -300,6 +300,7 @@ def test_the_cost_weight_is_paced_to_a_target(tmp_path: Path, target: float) -> 
     assert paid / table.usd[200:].sum() == pytest.approx(target, rel=0.05)
 
 
+@pytest.mark.slow
 def test_pacing_holds_the_mean_where_single_queries_cost_many_times_the_target(tmp_path: Path) -> None:
     """One endpoint or both: 1/21 or all of it, to hold a twelfth."""
     prices = {"a": 1.0, "b": 20.0}

@@ -22,7 +22,7 @@ def content(learner: Learner) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize(("seed", "label"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("seed", "label"), [(0, True), pytest.param(1, False, marks=pytest.mark.slow)])
 def test_it_finds_the_optimum_of_a_small_world(seed: int, label: bool) -> None:
     """From nets that know nothing: whom to ask by what the context says, told apart by name alone; whom to believe."""
     assert value(fresh_learner(seed)) < OPTIMUM - 0.5

@@ -175,6 +175,7 @@ def test_a_challenger_that_is_worse_goes_and_another_one_comes(store: Store, tmp
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).challenger == 3
 
 
+@pytest.mark.slow
 def test_a_challenger_that_is_not_better_is_dropped_at_the_end_of_its_trial(store: Store, tmp_path: Path) -> None:
     """Before that as soon as it is not ahead, but not at once; and every answer counts once."""
     put(tmp_path, linear_learner())

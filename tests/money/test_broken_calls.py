@@ -19,11 +19,10 @@ LIMIT = Decimal("0.002")
 @pytest.mark.parametrize(
     ("kinds", "billed"),
     [
-        (broken_calls.STATUSES, "all"),
-        (broken_calls.STATUSES, "none"),
-        (broken_calls.MIXTURE, "every second one"),
+        pytest.param(broken_calls.STATUSES, "all", id="all billed", marks=pytest.mark.slow),
+        pytest.param(broken_calls.STATUSES, "none", id="none billed", marks=pytest.mark.slow),
+        pytest.param(broken_calls.MIXTURE, "every second one", id="some billed"),
     ],
-    ids=["all billed", "none billed", "some billed"],
 )
 def test_with_20_percent_of_calls_broken_the_ledger_is_near_the_bill_and_the_limit_holds(
     kinds: Sequence[Fault], billed: str

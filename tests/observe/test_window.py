@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute.core.records import Member, Outcome
@@ -91,6 +91,7 @@ def batch_fails(rows: list[Outcome], names: tuple[str, ...]) -> np.ndarray:
     return np.array([[1 - row.right[name] for name in names] for row in common]).reshape(-1, len(names))
 
 
+@settings(max_examples=40)
 @given(st.lists(outcomes(), max_size=40), st.integers(1, 8))
 def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], size: int) -> None:
     window = Window(size)

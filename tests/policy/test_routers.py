@@ -200,6 +200,7 @@ def test_a_bandit_by_hand() -> None:
     assert grown == pytest.approx(before * 0.997**-0.5)
 
 
+@pytest.mark.slow
 def test_a_bandit_forgets_what_changed() -> None:
     """From the 300th query on the middle one has everything right and the others nothing."""
     for name in ("lin-ucb", "thompson", "pareto-bandit"):

@@ -152,7 +152,7 @@ METHODS = ("ask", "ask_many", "stream", "feedback", "update", "reload", "stats")
 
 
 @pytest.mark.usefixtures("jedi_cache")
-@pytest.mark.parametrize("ensemble", [AsyncEnsemble, Ensemble])
+@pytest.mark.parametrize("ensemble", [pytest.param(AsyncEnsemble, marks=pytest.mark.slow), Ensemble])
 def test_a_notebook_offers_every_setting_and_every_argument(ensemble: type) -> None:
     made: Any = object.__new__(ensemble)
     names = {"Ensemble": ensemble, "ensemble": made}
@@ -164,7 +164,7 @@ def test_a_notebook_offers_every_setting_and_every_argument(ensemble: type) -> N
 
 
 @pytest.mark.usefixtures("jedi_cache")
-@pytest.mark.parametrize("ensemble", ["AsyncEnsemble", "Ensemble"])
+@pytest.mark.parametrize("ensemble", [pytest.param("AsyncEnsemble", marks=pytest.mark.slow), "Ensemble"])
 def test_an_editor_that_reads_the_source_alone_offers_the_same(ensemble: str) -> None:
     made = getattr(focalroute, ensemble)
     answer = "    (await ensemble.ask('?'))." if made is AsyncEnsemble else "    ensemble.ask('?')."

@@ -201,6 +201,7 @@ def test_asking_goes_through_the_turn(tmp_path: Path) -> None:
     assert 2 <= len(turn.replies) <= 4
 
 
+@pytest.mark.slow
 def test_one_head_over_all_teams_learns_too(tmp_path: Path) -> None:
     """Of four endpoints there are 11 teams of at least two; the probability learned from is that of the team drawn."""
     training, rows = parts(two_sides(tmp_path, 400))

@@ -22,6 +22,7 @@ from focalroute import Answer, AsyncEnsemble
 from focalroute.core.dollars import dollars
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Feedback, Member
+from focalroute.evaluate.report_page import page as page_module
 from focalroute.evaluate.report_page.drawings import (
     AskedByRound,
     CostQuality,
@@ -296,7 +297,11 @@ def page(written: dict[str, Any]) -> Path:
 
 
 @browser
-def test_figures_stay_in_sight_beside_a_long_name(asked: Asked, tmp_path: Path) -> None:
+def test_figures_stay_in_sight_beside_a_long_name(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the tables; without the drawings, which take seconds."""
+    monkeypatch.setattr(page_module, "as_svg", lambda *_, **__: "")
     names = ("x" * 200, *asked.history.names[1:])
     page = tmp_path / "page.html"
     shown = html(store_page(replace(asked.history, names=names), "s.db"))

@@ -165,7 +165,11 @@ def test_of_equally_good_options_the_first_is_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "optimum", "gain"), [(SPECIALISTS, 0.95, 0.05), (CHEAP, 0.85, 0.0)], ids=["specialists", "cheap"]
+    ("kinds", "optimum", "gain"),
+    [
+        pytest.param(SPECIALISTS, 0.95, 0.05, id="specialists"),
+        pytest.param(CHEAP, 0.85, 0.0, id="cheap", marks=pytest.mark.slow),
+    ],
 )
 def test_it_finds_the_known_optimum_and_beats_nets_set_by_hand(kinds: list[Kind], optimum: float, gain: float) -> None:
     """The specialist of the topic, told by the text, alone; the cheap good one alone and never the dear useless one.
@@ -211,7 +215,10 @@ def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     assert (trained.score, trained.curve) == (scores[-1], found.curve)
 
 
-@pytest.mark.parametrize(("rate", "fresh"), [(3e-3, True), (0.0, False)], ids=["learned", "knows nothing"])
+@pytest.mark.parametrize(
+    ("rate", "fresh"),
+    [pytest.param(3e-3, True, id="learned"), pytest.param(0.0, False, id="knows nothing", marks=pytest.mark.slow)],
+)
 def test_the_better_of_two_starts_goes_on(rate: float, fresh: bool) -> None:
     """Six endpoints that are all alike are a pool that the shipped Decider does not expect."""
     kept: list[Progress] = []
@@ -274,6 +281,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, uninterrupted
     assert sum(steps) == SMALL.steps
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_what_to_go_on_from(uninterrupted: Trained, tmp_path: Path) -> None:
     """SIGKILL right after its third checkpoint, that is without any chance to tidy up."""
     code = """
@@ -406,6 +414,7 @@ def test_the_policy_gradient_makes_what_did_better_likelier() -> None:
     assert worth(replace(decider, **step)) > worth(decider) + 0.02
 
 
+@pytest.mark.slow
 def test_the_critic_explains_held_out_rollouts() -> None:
     """One topic is hard for all of them: where they agree they are more likely right. The rest is chance: a regression
     with a ridge explains 0.09 and 0.045 of these returns themselves.
