@@ -37,6 +37,13 @@ EngineOption = Annotated[
 ]
 
 
+def named_folder(text: str) -> Path:
+    """Read the name of a folder to publish to; an empty one, as of an unset variable, would be the current folder."""
+    if not text:
+        raise typer.BadParameter("is empty; give a folder of policy bundles, or the name of a new one")
+    return Path(text)
+
+
 def given(**settings: Any) -> dict[str, Any]:
     """Return only the settings that were given; the pool file has the others."""
     return {name: value for name, value in settings.items() if value is not None}

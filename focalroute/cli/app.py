@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption
+from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption, named_folder
 from focalroute.cli.batch import batch
 from focalroute.cli.collect import collect, import_
 from focalroute.cli.console import ask, chat
@@ -144,7 +144,10 @@ def evaluate(
     answer: Annotated[str | None, typer.Option(help="With --live: kind of a free-form answer.")] = None,
     quality: Annotated[str | None, typer.Option(help="With --live: metric that scores free-form answers.")] = None,
     max_rounds: Annotated[int, typer.Option(min=1, help="With --live: length of the longest chain.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="With --live: folder to publish the trained DER to.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=named_folder, metavar="PATH", help="With --live: folder to publish the trained DER to."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report to this file as JSON, or print it (-).")
     ] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption, resumable
+from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption, named_folder, resumable
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 
@@ -29,7 +29,12 @@ def train(
         typer.Option(help="The pool file (TOML) with the endpoints' prices; with several logs one for each."),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder of policy bundles to publish to; with several logs OUT/NAME for each.")
+        Path,
+        typer.Option(
+            parser=named_folder,
+            metavar="PATH",
+            help="Folder of policy bundles to publish to; with several logs OUT/NAME for each.",
+        ),
     ],
     seed: Annotated[int, typer.Option(min=0, help="Same seed and log: the same policy.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many to train; the best on the validation part is kept.")] = 1,
@@ -111,6 +116,7 @@ def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
 def _show(
     job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained], published: Mapping[str, Any]
 ) -> None:
+    from focalroute.core.spelling import counted
     from focalroute.evaluate import output
     from focalroute.evaluate.training import best_of
 
@@ -123,7 +129,7 @@ def _show(
     output.show_table(
         ("cost weight", "accuracy", "cost ratio", "calls"),
         [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-        title=f"seed {best.seed} on the last {job.held} queries, before it learned from them",
+        title=f"seed {best.seed} on the last {counted(job.held, 'query')}, before it learned from them",
     )
     for sentence in output.left_out(table.bad_rows, table.unpriced):
         print(sentence)

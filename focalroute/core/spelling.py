@@ -57,10 +57,11 @@ def first_problem(error: ValidationError) -> tuple[str, ErrorDetails]:
 def counted(n: int, what: str) -> str:
     """Return a number of things in words.
 
-    >>> counted(1, "call"), counted(1200, "call")
-    ('1 call', '1,200 calls')
+    >>> counted(1, "call"), counted(1200, "call"), counted(2, "query")
+    ('1 call', '1,200 calls', '2 queries')
     """
-    return f"1 {what}" if n == 1 else f"{n:,} {what}s"
+    several = f"{what[:-1]}ies" if what.endswith("y") and what[-2] not in "aeiou" else f"{what}s"
+    return f"1 {what}" if n == 1 else f"{n:,} {several}"
 
 
 def did_you_mean(name: str, known: Collection[str], instead: Mapping[str, str] | None = None) -> str:

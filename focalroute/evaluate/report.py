@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from focalroute.core.config import STRICT, Unchecked, raises_config_error
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
+from focalroute.core.spelling import counted
 from focalroute.evaluate import output
 from focalroute.evaluate.baselines import presets
 from focalroute.evaluate.eval_page import eval_page
@@ -279,7 +280,7 @@ def show(report: Report) -> None:
     output.show_table(
         ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls", "s", "p95 s", "ECE", minus, "its curve"),
         (_cells(row, shown) for row in rows),
-        title=f"{report.log}: {report.n_test} queries after {report.n_train}, {seeds}",
+        title=f"{report.log}: {counted(report.n_test, 'query')} after {report.n_train:,}, {seeds}",
         left=("", minus),
         strong={point.title for point in report.focalroute},
     )
@@ -293,7 +294,9 @@ def show(report: Report) -> None:
         console.print(sentence)
     for name, count in report.unfused.items():
         if count:
-            console.print(f"{name} answered {count} questions by plurality: more choices than any in training.")
+            console.print(
+                f"{name} answered {counted(count, 'question')} by plurality: more choices than any in training."
+            )
     if report.policy == "cold":
         console.print("focalroute served its cold start: trained on no recorded answers.")
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from focalroute.cli.app import app
 from focalroute.cli.train import train
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page
@@ -131,6 +133,14 @@ def test_wrong_options_are_named_before_anything_is_done(given: tuple[Path, Path
     with pytest.raises(ConfigError, match=r"\.training-0\.npz: is damaged"):
         train([log], [pool], out, iterations=1, resume=True)
     assert versions(out) == ()
+
+
+@pytest.mark.parametrize("arguments", [["train", "log.jsonl", "--pool", "p.toml"], ["eval", "--live", "sim"]])
+def test_an_empty_name_of_a_folder_is_refused(arguments: list[str]) -> None:
+    """As a path it is the current folder, in which the policy was then published: that of an unset variable."""
+    done = CliRunner().invoke(app, [*arguments, "--out", ""])
+    assert done.exit_code == 2
+    assert "is empty; give a folder" in done.stderr
 
 
 @pytest.mark.parametrize("show_task", [True, False])
