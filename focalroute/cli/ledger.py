@@ -27,6 +27,7 @@ Form = Literal["text", "csv", "json"]
 
 
 def ledger(
+    context: typer.Context,
     store: Annotated[str, typer.Option(help="The SQLite file, or the redis:// address.")],
     by: Annotated[Literal["endpoint", "tag", "day", "all"], typer.Option(help="What to sum by.")] = "endpoint",
     saved: Annotated[
@@ -54,6 +55,9 @@ def ledger(
         raise ConfigError("--csv, --json: give one of them")
     if saved is not None and (reconcile or repair):
         raise ConfigError("--saved: does not go with --reconcile or --repair; leave one out")
+    grouped = context.get_parameter_source("by")
+    if grouped is not None and grouped.name == "COMMANDLINE" and (saved is not None or reconcile or repair):
+        raise ConfigError("--by: does not go with --saved, --reconcile or --repair; leave it out")
     form: Form = "text"
     if as_csv:
         form = "csv"
