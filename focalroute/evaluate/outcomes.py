@@ -226,7 +226,7 @@ class _Line:
 _TOKENS = "; give it, or cost_usd"
 _WHY_NEEDED = {
     "answer": "; give null where the reply holds none",
-    "score": ", and the query has no label",
+    "score": ", and the query has no label; give one of them, or leave such lines out (--skip-bad-rows)",
     "prompt_tokens": _TOKENS,
     "completion_tokens": _TOKENS,
 }
