@@ -125,7 +125,7 @@ def main() -> None:
     for name in options.task or TASKS:
         task, seeds = TASKS[name], range(FIRST_SEED, FIRST_SEED + options.seeds)
         parts = [played(task, options.train, options.test, seed, plan) for seed in seeds]
-        together = {way: joined([part[way] for part in parts]) for way in parts[0]}
+        together = {way: [joined([part[way] for part in parts])] for way in parts[0]}
         report = live_report(name, together, seeds=len(parts), scored=task.quality or "accuracy")
         show_live(report)
         title = f"{name}, {options.test} queries a seed after {options.train}: means and standard errors"

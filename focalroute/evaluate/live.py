@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
+import pydantic
+from pydantic import Field
 
 from focalroute.answers import AnswerKind, normaliser
-from focalroute.core.config import Endpoint
+from focalroute.core.config import STRICT, Endpoint, Unchecked, raises_config_error
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import progress_bar
@@ -29,7 +31,6 @@ from focalroute.evaluate.live_environment import (
     LiveResult,
     cut,
     in_process,
-    joined,
     over_http,
     play,
     read_queries,
@@ -57,7 +58,8 @@ _WARM = 100  # training queries to serve first, unscored, to fill an ensemble's 
 _COLUMNS = [slices(ENDPOINT)[name].start for name in ("accuracy", "price")]
 
 
-@dataclass(frozen=True, slots=True)
+@raises_config_error
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class LiveOptions:
     """The options of a live evaluation.
 
@@ -73,24 +75,24 @@ class LiveOptions:
         publish_to: folder to publish DER's policies to, the last alpha last; None: they are discarded.
 
     Raises:
-        ConfigError: the kind, the share or the folder cannot be used.
+        ConfigError: a value is invalid.
     """
+
+    shown_as: ClassVar[str] = "eval"
 
     answer: str | None = None
     quality: str | None = None
-    train_fraction: float = 0.8
-    seed: int = 0
-    seeds: int = 1
-    max_steps: int = 3
-    alphas: Sequence[float] = ALPHAS
-    settings: DerSettings = DerSettings()  # noqa: RUF009 - immutable
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    seed: Annotated[int, Field(ge=0)] = 0
+    seeds: Annotated[int, Field(ge=1)] = 1
+    max_steps: Annotated[int, Field(ge=1)] = 3
+    alphas: Annotated[Sequence[Annotated[float, Field(ge=0)]], Field(min_length=1)] = ALPHAS
+    settings: Annotated[DerSettings, Unchecked] = DerSettings()
     publish_to: Path | None = None
 
     def __post_init__(self) -> None:
         # An unknown kind raises here, even if every query has choices.
         normaliser(cast("AnswerKind | None", self.answer))
-        if not 0 < self.train_fraction < 1:
-            raise ConfigError(f"train_fraction: give more than 0 and less than 1, not {self.train_fraction}")
         if self.publish_to is not None:
             output.check_folder(self.publish_to)
 
@@ -274,7 +276,7 @@ def evaluate_live(
                 endpoints = load_pool(pool).endpoints
                 ask = stack.enter_context(over_http(endpoints, train))
             parts.append(play_all(endpoints, train, test, ask, options=options, seed=number, advance=advance))
-    played = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    played = {name: [part[name] for part in parts] for name in parts[0]}
     return live_report(title, played, seeds=len(seeds), scored=options.quality or "accuracy")
 
 
@@ -285,15 +287,17 @@ def _steps(queries: Sequence[LiveQuery], options: LiveOptions, pool: str) -> int
     return played * (endpoints + 3 + len(options.alphas)) * options.seeds
 
 
-def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, scored: str = "accuracy") -> LiveReport:
-    """Score results on the same queries.
+def live_report(
+    title: str, played: Mapping[str, Sequence[ReplayResult]], *, seeds: int, scored: str = "accuracy"
+) -> LiveReport:
+    """Score results on the same queries, by strategy; of each one result for each run over these queries.
 
     A family's curve is the upper envelope of its rows in cost and accuracy, linear in between, as two rows can be mixed
     at random. It is chosen on the scored queries themselves, which favours the family. If DER costs less than the whole
     curve, it is compared with the cheapest row.
     """
-    ask_all_usd = float(played["plurality"].usd.sum())
-    methods = {name: score(name, [one], ask_all_usd) for name, one in played.items()}
+    ask_all_usd = float(np.mean([run.usd.sum() for run in played["plurality"]]))
+    methods = {name: score(name, runs, ask_all_usd) for name, runs in played.items()}
     ours = [name for name in played if name.startswith("der ")]
     beside = {
         name: {
@@ -303,19 +307,19 @@ def live_report(title: str, played: Mapping[str, ReplayResult], *, seeds: int, s
         for name in ours
     }
     minus = {
-        name: {other: compare([played[name]], [one]) for other, one in played.items() if other != name} for name in ours
+        name: {other: compare(played[name], runs) for other, runs in played.items() if other != name} for name in ours
     }
-    n = len(played["plurality"].worth)
+    n = sum(len(run.worth) for run in played["plurality"])
     return LiveReport(title, n, seeds, scored, tuple(methods.values()), beside, minus)
 
 
 def _beside(
-    name: str, rows: Sequence[str], methods: Mapping[str, Score], played: Mapping[str, ReplayResult]
+    name: str, rows: Sequence[str], methods: Mapping[str, Score], played: Mapping[str, Sequence[ReplayResult]]
 ) -> PairedDifference:
     curve = _envelope([methods[row] for row in rows])
-    found = beside_curve(methods[name], [played[name]], curve, [[played[point.name]] for point in curve])
+    found = beside_curve(methods[name], played[name], curve, [played[point.name] for point in curve])
     if found is None:
-        return compare([played[name]], [played[curve[0].name]])
+        return compare(played[name], played[curve[0].name])
     low, high = 0.0 - found.ci95[1], 0.0 - found.ci95[0]
     return PairedDifference(0.0 - found.difference, (low, high), low > 0, low > -0.01)
 
@@ -342,7 +346,7 @@ def show_live(report: LiveReport) -> None:
     output.show_table(
         ("", report.scored, "95 %", "calls", "$ / 1000", "cost ratio"),
         (_cells(row) for row in sorted(report.methods, key=lambda row: -row.accuracy)),
-        title=f"{report.title}: {report.n_test} queries, {seeds}",
+        title=f"{report.title}: {counted(report.n_test, 'query')}, {seeds}",
         strong=report.minus,
     )
     output.show_table(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,17 +99,19 @@ def made(right: float, usd: float, calls: int, n: int = 400) -> ReplayResult:
     return ReplayResult(worth, np.full(n, usd), np.ones((n, calls), np.bool_))
 
 
+PLAYED = {
+    "single a": made(0.2, 1, 1),
+    "single b": made(0.6, 3, 1),
+    "self-correction a @ 2": made(0.3, 2, 2),  # below the line from a to b
+    "round-robin @ 1": made(0.2, 1, 1),
+    "plurality": made(0.5, 4, 2),
+    "der @ alpha 0.3": made(0.5, 2, 2),
+    "der @ alpha 9": made(0.3, 0.5, 1),
+}
+
+
 def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> None:
-    played = {
-        "single a": made(0.2, 1, 1),
-        "single b": made(0.6, 3, 1),
-        "self-correction a @ 2": made(0.3, 2, 2),  # below the line from a to b
-        "round-robin @ 1": made(0.2, 1, 1),
-        "plurality": made(0.5, 4, 2),
-        "der @ alpha 0.3": made(0.5, 2, 2),
-        "der @ alpha 9": made(0.3, 0.5, 1),
-    }
-    report = live_report("t", played, seeds=1)
+    report = live_report("t", {name: [one] for name, one in PLAYED.items()}, seeds=1)
     beside = report.equal_cost["der @ alpha 0.3"]
     assert beside["single"].difference == beside["self-correction"].difference == pytest.approx(0.5 - 0.4)
     assert beside["round-robin"].difference == pytest.approx(0.3)
@@ -120,7 +123,14 @@ def test_der_is_set_beside_a_mixture_of_a_family_s_rows_at_its_own_cost() -> Non
     assert json.loads(json.dumps(asdict(report)))["methods"][0]["name"] == "single a"
 
 
-def test_plays_of_several_seeds_are_joined_row_by_row() -> None:
+def test_the_same_queries_with_another_seed_are_no_further_evidence() -> None:
+    """Four seeds that give the same answers halved the width of all intervals, as if there were more queries."""
+    one = live_report("t", {name: [run] for name, run in PLAYED.items()}, seeds=1)
+    four = live_report("t", {name: [run] * 4 for name, run in PLAYED.items()}, seeds=4)
+    assert four == replace(one, n_test=1600, seeds=4)
+
+
+def test_plays_of_other_queries_are_joined_row_by_row() -> None:
     one, other = (
         LiveResult(part.worth, part.usd, part.asked, {name: np.full(len(part.worth), 7)})
         for name, part in (("a", made(1, 1, 2, 10)), ("b", made(0, 3, 3, 20)))
@@ -232,9 +242,10 @@ def test_missing_options_of_the_command_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--live and --queries"):
         CliRunner().invoke(app, ["eval"], catch_exceptions=False)
     file = write(tmp_path / "q.jsonl", HOPS)
-    for fraction in (math.nan, 0.0, 2.0):
-        with pytest.raises(ConfigError, match="train_fraction: give more than 0 and less than 1"):
-            LiveOptions(train_fraction=fraction)
+    wrong: dict[str, Any]
+    for wrong in ({"train_fraction": math.nan}, {"train_fraction": 0.0}, {"seeds": 0}, {"alphas": ()}):
+        with pytest.raises(ConfigError, match=f"eval: {next(iter(wrong))}: give (more|less than|at least)"):
+            LiveOptions(**wrong)
     with pytest.raises(ConfigError, match="answer: unknown kind 'numbr'"):
         LiveOptions(answer="numbr")
     with pytest.raises(ConfigError, match="is a file; give a folder"):  # was found out after all calls were paid
