@@ -147,7 +147,7 @@ async def sse(request: web.Request, *events: Any, end: bool | None = True) -> we
 def self_signed(folder: Path) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that nobody vouches for, and its key."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
     return certificate, key

@@ -65,7 +65,8 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     """
     parts = urlsplit(endpoint.base_url or "")
     host = parts.hostname or ""
-    if endpoint.proxy or is_loopback(host) or urllib.request.proxy_bypass(host):
+    port = parts.port or (443 if parts.scheme == "https" else 80)  # no_proxy may name it, too
+    if endpoint.proxy or is_loopback(host) or any(map(urllib.request.proxy_bypass, (host, f"{host}:{port}"))):
         return endpoint.proxy
     proxies = urllib.request.getproxies()
     kind = parts.scheme if proxies.get(parts.scheme) else "all"

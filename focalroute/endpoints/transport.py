@@ -18,9 +18,10 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
 from focalroute.core.services import service_within
+from focalroute.core.tls import innermost, trust_hint
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField
 from focalroute.endpoints.wire.fields import protocol_error
-from focalroute.endpoints.wire.refusals import refusal_of
+from focalroute.endpoints.wire.refusals import PROXY_LOGIN, refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 
 #: Takes the raw headers of a response.
@@ -84,10 +85,13 @@ def request_failure(error: BaseException) -> CallFailed:
         return CallFailed(Failure("protocol", f"the client failed ({type(error).__name__})", hint=hint))
     if "TimeoutException" in names and not names & _UNSENT:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
-    root = _innermost(error)
+    root = innermost(error)
     cause = type(root).__name__
     if "ProxyError" in names:
+        status = getattr(root, "status", None)  # aiohttp's: what the proxy answered
         hint = "check the proxy that is set, by proxy or by the environment's http_proxy and https_proxy"
+        if isinstance(status, int):
+            cause, hint = f"HTTP {status}", PROXY_LOGIN if status == 407 else hint
         failure = Failure("connection", f"could not get through the proxy ({cause})", hint=hint)
         return CallFailed(failure, free=True)
     if "ProtocolError" in names and "disconnected" not in str(error):
@@ -96,7 +100,11 @@ def request_failure(error: BaseException) -> CallFailed:
     message, hint = "could not reach the service", ""
     if isinstance(root, ssl.SSLCertVerificationError):
         cause = f"{cause}: {root.verify_message}"
-        hint = "set verify, or SSL_CERT_FILE, to a file of the authority that signed the service's certificate"
+        hint = trust_hint(
+            root,
+            authority="set verify, or SSL_CERT_FILE, to a file of the authority that signed the service's certificate",
+            name="call the service in base_url by a name that is in its certificate",
+        )
     elif isinstance(root, ssl.SSLError):
         hint = "check base_url: TLS failed there; is it http instead of https, or another port?"
     elif not names & _UNSENT:
@@ -104,13 +112,6 @@ def request_failure(error: BaseException) -> CallFailed:
         hint = "try again; if it always does, see its log: over https it may want a certificate of the client (cert)"
     failure = Failure("connection", f"{message} ({cause})", hint=hint)
     return CallFailed(failure, free=bool(names & _NOT_ALL_SENT))
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the root cause, such as a name that was not found or an untrusted certificate."""
-    for _ in range(8):
-        error = error.__cause__ or error.__context__ or error
-    return error
 
 
 class Transport(ABC):

@@ -633,12 +633,15 @@ def test_openai_s_own_service_gets_its_own_name_for_the_token_limit(monkeypatch:
     assert (other.get("max_completion_tokens"), other.get("max_tokens")) == (None, 8)
 
 
-@pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
-def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+@pytest.mark.parametrize(
+    ("variable", "excepted"),
+    [("http_proxy", "direct.invalid"), ("all_proxy", "direct.invalid:80,somewhere.invalid:8080")],
+)
+def test_the_environment_s_proxy_is_used(monkeypatch: pytest.MonkeyPatch, variable: str, excepted: str) -> None:
     """For calls and for listings, unless the host is excepted. all_proxy was for listings only."""
     with serving(ok) as server:
         monkeypatch.setenv(variable, server.url.removesuffix("/v1"))
-        monkeypatch.setenv("no_proxy", "direct.invalid")
+        monkeypatch.setenv("no_proxy", excepted)
         somewhere, direct = (f"http://{name}.invalid/v1" for name in ("somewhere", "direct"))
         assert using(somewhere, complete).choices[0].text == "A"
         assert fetch_models(Endpoint("e", model="m", base_url=somewhere), 10)
@@ -658,6 +661,21 @@ def test_a_proxy_that_is_not_there_is_blamed_and_not_the_service(monkeypatch: py
         using(f"{scheme}://somewhere.invalid/v1", complete)
     assert caught.value.free
     assert "http_proxy" in caught.value.failure.hint
+
+
+@pytest.mark.parametrize(("status", "hint"), [(407, "give the proxy's user"), (403, "check the proxy")])
+def test_what_a_proxy_answers_to_connect_is_told(monkeypatch: pytest.MonkeyPatch, status: int, hint: str) -> None:
+    async def run() -> None:
+        async with speaking(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()) as url:
+            monkeypatch.setenv("https_proxy", url.removesuffix("/v1"))
+            clients = HttpClients()
+            client = EndpointClient(Endpoint("e", model="m", base_url="https://somewhere.invalid/v1"), clients)
+            with pytest.raises(CallFailed, match=rf"through the proxy \(HTTP {status}\)") as caught:
+                await client.complete(REQUEST)
+            await clients.aclose()
+            assert caught.value.failure.hint.startswith(hint)
+
+    asyncio.run(run())
 
 
 @pytest.mark.filterwarnings("error")

@@ -437,6 +437,8 @@ def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path
         untrusted = failed(endpoint(base_url=url, cert=(certificate, key))).failure
         assert "self-signed certificate)" in untrusted.message
         assert untrusted.hint.startswith("set verify, or SSL_CERT_FILE")
+        named = failed(endpoint(base_url=url.replace("127.0.0.1", "localhost"), verify=certificate)).failure
+        assert named.hint == "call the service in base_url by a name that is in its certificate"
         uncertified = failed(endpoint(base_url=url, verify=False)).failure
         assert uncertified.message.startswith("the service ended the connection without a reply (")
         assert "a certificate of the client (cert)" in uncertified.hint

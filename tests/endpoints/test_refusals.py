@@ -202,6 +202,16 @@ SAID = (
         "check base_url URL: is /v1 missing?",
         "HTTP 404",
     ),
+    Said(  # "The plain HTTP request was sent to HTTPS port", "No required SSL certificate was sent"
+        "a web server, TLS", "https://nginx.org/en/docs/http/ngx_http_ssl_module.html#errors", 400, None,
+        "check base_url (is it https?) and cert: a web server in front of the service does not take the call",
+        "HTTP 400",
+    ),
+    Said(
+        "a proxy", "https://www.rfc-editor.org/rfc/rfc9110#status.407", 407, None,
+        "give the proxy's user and password in its address, as http://user:password@proxy:3128",
+        "HTTP 407",
+    ),
 )  # fmt: skip
 
 
@@ -231,6 +241,7 @@ def test_a_refusal_is_told_with_what_to_do_first(said: Said, monkeypatch: pytest
     assert failure is not None
     assert (failure.status, failure.host, failure.model) == (said.status, host, "gpt-55")
     assert failure.retryable == (said.status >= 500 or "too fast" in said.service)
+    assert not failure.of_request or said.body is not None  # a web server has not read the question
 
 
 def test_the_page_has_them_all_under_what_to_do() -> None:

@@ -48,6 +48,8 @@ def where(redis_server: RedisServer) -> str:
         ("redis://host/0?keep=many", "from 1, got 'many'"),
         ("redis://host/0?journal=/no/such/folder/journal", "make it first"),
         ("redis://host/0?ssl_ca_certs=ca.pem", "write rediss://"),
+        ("rediss://host/0?ssl_ca_certs=/no/such.pem", "ssl_ca_certs: '/no/such.pem' cannot be read"),
+        ("rediss://host/0?ssl_cert_reqs=maybe", "ssl_cert_reqs: give one of none, optional, required"),
         ("redis://host/0?password_env=NOT_SET", "NOT_SET is not set"),
     ],
 )
@@ -111,8 +113,10 @@ def test_tls_is_checked_against_the_authority_given(tmp_path: Path) -> None:
         with closing(open_store(f"{where}&ssl_ca_certs={certificate}")) as store:
             store.write(answer("x")).result(10)
             assert store.answer("x") == answer("x")
-        with pytest.raises(StoreError, match="cannot be reached"):
+        with pytest.raises(StoreError, match=r"self-signed certificate\); give ssl_ca_certs="):
             open_store(where)
+        with pytest.raises(StoreError, match="by a name that is in its certificate"):
+            open_store(f"{where.replace('127.0.0.1', 'localhost')}&ssl_ca_certs={certificate}")
 
 
 def test_two_prefixes_are_two_stores(redis_server: RedisServer) -> None:

@@ -22,6 +22,8 @@ Feature = Literal["tools", "images", "json_schema"]
 
 #: `Failure.lacks` of a request that wants more tokens than the model can give.
 ROOM = "the token limit"
+#: What to do about status 407, which only a proxy sends.
+PROXY_LOGIN = "give the proxy's user and password in its address, as http://user:password@proxy:3128"
 #: The statuses with which a service refuses something in the request.
 REFUSING = (400, 403, 404, 422)
 
@@ -111,6 +113,7 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
         param=param,
         provider_message=shown or None,
         cut=_CUT in message,
+        hint=_AT_THE_DOOR if status == 400 and _is_page(payload) else "",
     )
 
 
@@ -126,10 +129,15 @@ def with_service_message(failure: Failure, reported: object, secrets: Sequence[s
     return replace(refusal, kind=failure.kind, message=message, status=failure.status)
 
 
+def _is_page(payload: object) -> bool:
+    """Whether it is a web page, which comes from a web server or a proxy in front of the service."""
+    return isinstance(payload, str) and payload.lstrip().startswith("<")
+
+
 def _message(payload: object, depth: int = _DEEPEST) -> str:
     """Return the error's message; if it is a list of mistakes, each with its field."""
     if isinstance(payload, str):
-        if payload.lstrip().startswith("<"):  # a web page
+        if _is_page(payload):
             return ""
         return payload if not payload.lstrip().startswith(("{", "[")) else _within(payload, depth) or payload
     if depth <= 0:
@@ -309,6 +317,7 @@ _ROOM = "give it more room: a larger max_tokens, or a larger thinking_tokens of 
 _SHORTEN = "shorten the prompt, or ask a model with a longer context"
 _REPHRASE = "rephrase the prompt: the service's filter withholds it"
 _CHECK = "check the parameters: the service does not take the request as it is"
+_AT_THE_DOOR = "check base_url (is it https?) and cert: a web server in front of the service does not take the call"
 _SEE = "ask without choices, answer and tools to see what the models say, and say in the prompt how to answer"
 _REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 
@@ -369,6 +378,8 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return f"check base_url {endpoint.base_url or host}: it redirects, and redirects are not followed"
     if status < 400:
         return f"check base_url: is {host} an OpenAI-compatible service?"
+    if status == 407:
+        return PROXY_LOGIN
     if status == 402 or (status in (400, 403, 429) and _CREDIT.search(message) and "per" not in message.split()):
         return f"add credit to the account at {host}"
     if status == 401 or (status in (400, 403) and _WRONG_KEY.search(message)):

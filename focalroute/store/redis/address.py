@@ -15,7 +15,9 @@ SCHEMES = ("redis://", "rediss://")
 
 _KEPT = 100_000
 #: Settings passed on to redis-py; any other is taken for a misspelling.
-_TLS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+_TLS_FILES = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
+_TLS = {*_TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
+_CERT_REQS = ("none", "optional", "required")
 
 
 def is_redis(where: object) -> bool:
@@ -66,6 +68,7 @@ class RedisAddress:
         tls = {key: given.pop(key) for key in sorted(_TLS & given.keys())}
         if tls and parts.scheme != "rediss":
             raise ConfigError(f"store: {next(iter(tls))} is for TLS; write rediss:// for it")
+        _check_tls(tls)
         own: dict[str, object] = {key: read(given.pop(key)) for key, read in _SETTINGS.items() if key in given}
         location = _with_password(parts.netloc, given.pop("password_env", None))
         if given:
@@ -76,6 +79,18 @@ class RedisAddress:
         if "prefix" in own:
             name += f"?prefix={own['prefix']}"
         return cls(url, name, **own)  # type: ignore[arg-type]
+
+
+def _check_tls(settings: Mapping[str, str]) -> None:
+    """Refuse what redis-py would take for a server that cannot be reached."""
+    for name in sorted(_TLS_FILES & settings.keys()):
+        try:
+            Path(settings[name]).open("rb").close()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            said = f"store: {name}: {settings[name]!r} cannot be read ({type(error).__name__}); give a PEM file"
+            raise ConfigError(said) from None
+    if settings.get("ssl_cert_reqs", "required") not in _CERT_REQS:
+        raise ConfigError(f"store: ssl_cert_reqs: give one of {', '.join(_CERT_REQS)}")
 
 
 def _with_password(location: str, variable: str | None) -> str:

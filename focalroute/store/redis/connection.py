@@ -7,12 +7,14 @@ keys are on one node; the address may name any node, which redirects to that one
 from __future__ import annotations
 
 import secrets
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from focalroute.core.errors import ConfigError, FocalrouteError, StoreError, needing
+from focalroute.core.tls import innermost, trust_hint
 from focalroute.store.redis.address import RedisAddress
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ _ADVICE = {
     "READONLY": "it is a replica: name the primary",
     "NOAUTH": "it wants a password: give one in the address, or with ?password_env=",
     "WRONGPASS": "it refuses the user or the password",
-    "NOPERM": "its access list does not let this user do that",
+    "NOPERM": "its access list does not let this user do that: it needs all keys of the store, whose names begin with "
+    "the prefix in braces, and the commands in docs/fleet.md",
     "CROSSSLOT": "a proxy in front of it splits the keys; connect to the server itself",
     "BUSY": "a script keeps it busy",
     "LOADING": "it is still reading its files",
@@ -205,7 +208,7 @@ class RedisConnection:
         for reply in replies:
             if isinstance(reply, self._redis.exceptions.NoScriptError):
                 self.drop()
-                raise RedisUnavailable("its scripts were flushed")
+                raise RedisUnavailable(f"{self._address.name}: its scripts were flushed")
         return replies
 
     def _send(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
@@ -270,7 +273,19 @@ def _plain(error: Exception) -> str:
             "refused a call; check that it is Redis 6.2 or newer, or Valkey, has that database, and that nothing else "
             "writes to the store's keys"
         )
-    return f"cannot be reached ({type(error).__name__}); start it, or check the address"
+    root = innermost(error)
+    cause, remedy = type(root).__name__, "start it, or check the address"
+    if isinstance(root, ssl.SSLCertVerificationError):
+        cause = f"{cause}: {root.verify_message}"
+        remedy = trust_hint(
+            root,
+            authority="give ssl_ca_certs= the file of the authority that signed its certificate",
+            name="call it in the address by a name that is in its certificate",
+        )
+    elif isinstance(root, ssl.SSLError):
+        cause = f"{cause}: {root.reason}" if root.reason else cause
+        remedy = "check whether it speaks TLS there (rediss://), and the certificates in ssl_certfile and ssl_ca_certs"
+    return f"cannot be reached ({cause}); {remedy}"
 
 
 def _source(name: str) -> str:

@@ -1,0 +1,27 @@
+"""Says why a connection failed, and what to do about a certificate that is not trusted."""
+
+from __future__ import annotations
+
+import ssl
+
+# OpenSSL's numbers of what is wrong with a certificate.
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_IP = 9, 10, 62, 64
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the root cause, such as a name that was not found or an untrusted certificate."""
+    for _ in range(8):
+        error = error.__cause__ or error.__context__ or error
+    return error
+
+
+def trust_hint(error: ssl.SSLCertVerificationError, *, authority: str, name: str) -> str:
+    """Return what to do about a server's certificate that is not trusted.
+
+    Args:
+        authority: what to do if the authority that signed it is unknown.
+        name: what to do if it is a certificate of another host.
+    """
+    if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        return "renew the server's certificate, or correct this machine's clock"
+    return name if error.verify_code in (_OTHER_HOST, _OTHER_IP) else authority

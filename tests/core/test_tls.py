@@ -1,0 +1,18 @@
+"""What to do about a certificate that is not trusted depends on what is wrong with it."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from focalroute.core.tls import trust_hint
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(9, "renew the"), (10, "renew the"), (62, "name"), (64, "name"), (18, "authority")]
+)
+def test_the_remedy_fits_what_is_wrong_with_a_certificate(number: int, hint: str) -> None:
+    error = ssl.SSLCertVerificationError()
+    error.verify_code = number
+    assert trust_hint(error, authority="authority", name="name").startswith(hint)
