@@ -210,6 +210,7 @@ class AsyncEnsemble:
 
     async def __aenter__(self) -> Self:
         _check_loop()
+        self.check_open()
         return self
 
     async def __aexit__(self, *_: object) -> None:

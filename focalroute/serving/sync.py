@@ -332,9 +332,12 @@ class Ensemble:
         return async_openai_client(self._async, self._loop.awaited)
 
     def _run(self, work: Callable[[], Awaitable[R]]) -> R:
+        self._check_open()
+        return self._loop.run(work)
+
+    def _check_open(self) -> None:
         if not self._unclosed.alive:
             raise EnsembleClosed(CLOSED)
-        return self._loop.run(work)
 
     def _close_stream(self, close: Callable[[], Awaitable[None]]) -> None:
         # If the garbage collector drops it on the loop's thread, the loop itself closes its generator.
@@ -360,6 +363,7 @@ class Ensemble:
             self._loop.finish()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(self, *_: object) -> None:

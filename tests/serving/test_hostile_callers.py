@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from focalroute import AsyncEnsemble, Budget, ConfigError, Endpoint, EnsembleClosed, FocalrouteError, PoolError
+from focalroute import (
+    AsyncEnsemble,
+    Budget,
+    ConfigError,
+    Endpoint,
+    Ensemble,
+    EnsembleClosed,
+    FocalrouteError,
+    PoolError,
+)
 from focalroute.core.config import MOST_CHOICES
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
@@ -163,13 +172,17 @@ def test_a_closed_ensemble_is_an_error_of_the_tree(simulated_pool: SimulatedPool
             await ensemble.ask("What is 1 + 1?")
         assert isinstance(closed.value, FocalrouteError)
         assert isinstance(closed.value, RuntimeError)
-        for after in (lambda: ensemble.feedback("id", reward=1), ensemble.reload, ensemble.update):
+        for after in (lambda: ensemble.feedback("id", reward=1), ensemble.reload, ensemble.update, ensemble.__aenter__):
             with pytest.raises(EnsembleClosed):
                 await after()
         with pytest.raises(EnsembleClosed):
             ensemble.limit_tags({"a": 1})
 
     asyncio.run(ask())
+    with Ensemble(simulated_pool.endpoints) as ensemble:
+        pass
+    with pytest.raises(EnsembleClosed):
+        ensemble.__enter__()
 
 
 def test_other_event_loops_than_asyncio_s_are_an_error_of_the_tree(simulated_pool: SimulatedPool) -> None:
