@@ -205,4 +205,4 @@ class CallFailed(FocalrouteError):
         self.usage = usage
         self.reported = reported
         refused = failure.kind == "status" and failure.status != 408 and (failure.status or 0) < 500
-        self.free = refused or failure.kind == "unavailable" if free is None else free
+        self.free = refused or failure.kind in ("limited", "unavailable") if free is None else free

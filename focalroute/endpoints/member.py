@@ -171,11 +171,11 @@ class PoolMember:
     # -- availability ------------------------------------------------------------------------------------------------
 
     def check(self) -> bool:
-        """Whether asks may call it now. If it is out of use and a trial call is due, start that in the background."""
+        """Whether asks may call it now; if it is out of use, start a trial call that is due and within its limits."""
         self.breaker.notice()
         if self.breaker.allows:
             return self.throttle.ready
-        if self.breaker.claim_trial():
+        if (self.throttle.ready or self.throttle.triable) and self.breaker.claim_trial():
             self._trials.start(self._run_trial())
         return False
 
@@ -199,15 +199,17 @@ class PoolMember:
         )  # fmt: skip
 
     async def _run_trial(self) -> None:
-        """Make the breaker's trial call; if that is not affordable, the next ask is the trial."""
+        """Make the breaker's trial call, within the limits; if it is not affordable, the next ask is the trial."""
         well: bool | None = None
         try:
             async with self._reserved(with_room(capabilities.TRIAL, self._quirks.room)) as paid_call:
                 if paid_call is not None:
-                    paid_call.usage = (await capabilities.call_trial(self._client)).usage
+                    async with self._admitted():
+                        paid_call.usage = (await capabilities.call_trial(self._client)).usage
             well = True
-        except FocalrouteError:
-            well = False
+        except FocalrouteError as error:
+            limited = isinstance(error, CallFailed) and error.failure.kind == "limited"
+            well = None if limited else False
         finally:
             self.breaker.end_trial(well)
 

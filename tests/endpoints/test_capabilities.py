@@ -14,7 +14,7 @@ from aiohttp import web
 from focalroute import Budget, Ensemble
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, PoolError
-from focalroute.core.records import Usage
+from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
@@ -190,6 +190,7 @@ def test_a_check_that_is_refused_after_calls_of_unknown_usage_is_not_free() -> N
     with serving(tires) as server, pytest.raises(CallFailed) as caught:
         probe(server)
     assert (caught.value.usage, caught.value.free) == (None, False)
+    assert CallFailed(Failure("limited", "it was never called")).free
 
 
 def test_a_fully_declared_endpoint_needs_no_probe_and_a_partly_declared_one_overrides_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,26 @@ def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_in_the_backgrou
         after = ask(ensemble)[0]
     assert asked(after) == ["first"]
     assert after.degraded == ()
+
+
+def test_a_probe_keeps_to_the_rate_limit(
+    service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("focalroute.endpoints.breaker._FIRST_S", 60.0)
+    first, second = settings["endpoints"]
+    settings["endpoints"] = [replace(first, requests_per_minute=5), second]
+    with Ensemble(**settings) as ensemble:
+        service.down.add("first")
+        ask(ensemble, 5)
+        ensemble._async._pool._breakers.clock = lambda: time.monotonic() + 60
+        assert breaker(ensemble) == "half-open"
+        ask(ensemble, 2)
+        member = ensemble._async._pool._members[0]
+        assert not member._trials
+        member.throttle._rates["requests"].most = 7
+        ask(ensemble)
+        until(lambda: service.calls["first"] == 6)
+        assert member.throttle._rates["requests"]._total == 6
 
 
 def test_every_process_on_the_store_knows_which_endpoints_are_out_and_back(
