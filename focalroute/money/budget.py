@@ -205,6 +205,7 @@ class BudgetGuard:
         if row.reservation is not None:
             self._held.discard(row.reservation.id)
         self._kept.write_calls([(row,)]).add_done_callback(_warn)
+        self._refreshing.clear()  # later callers must not get the balances from before
 
     def write(self, rows: Sequence[LedgerRow]) -> None:
         """Have the store write rows without reservations; rows it cannot write are logged."""

@@ -19,7 +19,7 @@ from focalroute.core.errors import BudgetExceeded, ConfigError, StoreError
 from focalroute.money.budget import AskBudget, BudgetGuard, HeldAmount
 from focalroute.money.cost import Bill
 from focalroute.store.accounts import Account, Balance
-from focalroute.store.base import Reservation
+from focalroute.store.base import LedgerRow, Reservation
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.test_writing import held
 
@@ -140,6 +140,20 @@ def test_a_look_that_was_already_under_way_is_repeated(store: SqliteStore, monke
         await asyncio.wait_for(limited.refresh((Account(),)), 10)
 
     asyncio.run(look())
+    assert len(looked) == 2
+
+    async def look_after_a_call() -> None:
+        looked.clear()
+        held = await limited.ask_budget(None, "x").reserve("a", Decimal(1))
+        assert held is not None
+        before = asyncio.ensure_future(limited.refresh((Account(),)))
+        await asyncio.sleep(0)
+        limited.settle(LedgerRow("x", "a", held.at, None, ZERO, "price", (), held.reservation))
+        await asyncio.wait_for(limited.refresh((Account(),)), 10)
+        assert limited.balance(Account()).reserved == 0
+        before.cancel()
+
+    asyncio.run(look_after_a_call())
     assert len(looked) == 2
 
 
