@@ -224,6 +224,18 @@ def test_a_server_without_room_says_so_and_goes_on_with_room(server: RedisServer
         until(lambda: _up(store) and len(list(store.recent(9))) == 2)
 
 
+def test_a_server_that_would_drop_budgets_for_room_is_warned_of(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys of the store have no time to live: only the policies over all keys drop them."""
+    command(server, "CONFIG", "SET", "maxmemory", "100mb")
+    for policy, warned in (("volatile-lru", False), ("allkeys-lru", True), ("noeviction", False)):
+        command(server, "CONFIG", "SET", "maxmemory-policy", policy)
+        caplog.clear()
+        RedisStore(server.url).close()
+        assert ("set maxmemory-policy noeviction" in caplog.text) is warned
+
+
 def test_full_durability_needs_a_server_that_has_it(server: RedisServer) -> None:
     command(server, "CONFIG", "SET", "appendfsync", "everysec")
     with pytest.raises(StoreError, match="appendfsync always"):

@@ -60,11 +60,23 @@ def _every_entry(connection: RedisConnection, stream: KeyName) -> Iterator[Entri
 
 def find_durability(connection: RedisConnection) -> str:
     """When Redis writes calls to disk: "always", "everysec", "no" (up to the system), "none"; "" if it does not say."""
-    try:
-        found = pairs(connection.command("CONFIG", "GET", "append*"))
-    except StoreError:
+    found = _settings(connection, "append*")
+    if found is None:
         return ""
     return found.get("appendfsync", b"").decode() if found.get("appendonly") == b"yes" else "none"
+
+
+def may_evict(connection: RedisConnection) -> bool:
+    """Whether Redis, when its memory is full, drops any keys, such as a balance; False if it does not say."""
+    found = _settings(connection, "maxmemory*") or {}
+    return found.get("maxmemory-policy", b"").startswith(b"allkeys") and found.get("maxmemory") != b"0"
+
+
+def _settings(connection: RedisConnection, pattern: str) -> dict[str, bytes] | None:
+    try:
+        return pairs(connection.command("CONFIG", "GET", pattern))
+    except StoreError:
+        return None
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

@@ -119,6 +119,8 @@ class RedisStore(QueuedStore[RedisConnection]):
             )
         if kept == "none":
             _log.warning("%s: keeps no data over a restart; set appendonly yes", self.name)
+        if reads.may_evict(self._connection):
+            _log.warning("%s: drops budgets when its memory is full; set maxmemory-policy noeviction", self.name)
 
     # -- the store's face --------------------------------------------------------------------------------------------
 
