@@ -40,7 +40,7 @@ def read_env_file(path: Path) -> None:
     Raises:
         ConfigError: the file cannot be read, is larger than 64 KiB, or has a line that is not ``NAME=value``.
     """
-    if not path.is_file():
+    if not (os.path.lexists(path) and path.is_file()):  # the former is False also if the folder may not be entered
         return
     try:
         with path.open("rb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -117,7 +118,7 @@ def resolve_policy(
         raise ConfigError(f"policy: {policy} is a file; give the folder of the bundles")
     folder, _, version = str(policy).rpartition("@")  # eval and policy show take folder@version
     referred = version.isdecimal() and not there and bool(bundle.versions(folder))
-    if policy not in ALL_BASELINES and (referred or Path(policy, "manifest.json").is_file()):
+    if policy not in ALL_BASELINES and (referred or os.path.lexists(Path(policy, "manifest.json"))):
         raise ConfigError(
             f"policy: {policy} is one version; give the folder that it is in, and choose a version by `focalroute "
             "policy rollback`"

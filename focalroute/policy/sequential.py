@@ -12,6 +12,7 @@ root/v000001/
 
 from __future__ import annotations
 
+import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -242,7 +243,8 @@ def load_der(folder: Path) -> Der:
 
 def load_any_folder(folder: Path) -> Policy | Der:
     """Load the policy in one version's folder, of either kind; PolicyError if it fails a check."""
-    return load_der(folder) if (folder / DER_FILE).exists() else load_folder(folder)
+    der = os.path.lexists(folder / DER_FILE)  # False also if the folder may not be entered; `load_folder` says so
+    return load_der(folder) if der else load_folder(folder)
 
 
 def load_served(root: str | Path, version: int | None = None) -> Policy | Der:

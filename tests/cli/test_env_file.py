@@ -10,6 +10,7 @@ import pytest
 
 from focalroute.cli.app import main, read_env_file
 from focalroute.core.errors import ConfigError
+from tests.permissions import barred
 
 
 def test_keys_and_our_settings_are_taken_and_what_is_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +55,12 @@ def test_the_command_line_reads_the_one_here(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SystemExit):
         main()
     assert os.environ["STUMBLE_KEY"] == "x"
+
+
+def test_a_folder_that_may_not_be_entered_has_none(tmp_path: Path) -> None:
+    """A service may be started in one; every command failed."""
+    with barred(tmp_path):
+        read_env_file(tmp_path / ".env")
 
 
 @pytest.mark.parametrize("asked", [["--version"], ["--help"], ["ask", "--help"]], ids=str)

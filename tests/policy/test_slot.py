@@ -16,8 +16,10 @@ from focalroute.policy import slot as slot_module
 from focalroute.policy.bundle import COLD, CURRENT, Policy, load
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import publish, rollback
+from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
 from tests.by_hand import linear_decider
+from tests.permissions import barred, open_folder
 
 DECIDER, FUSION = (COLD / "decider.onnx").read_bytes(), (COLD / "fusion.onnx").read_bytes()
 
@@ -97,6 +99,25 @@ def test_at_a_start_the_newest_good_version_before_a_broken_one_serves(
     assert "v000004/manifest.json" in str(slot.error)
     (record,) = caplog.records
     assert record.message.startswith("a policy cannot be served, so version 2 serves instead (publish again, or roll ")
+
+
+def test_a_version_that_another_user_may_not_read_is_not_served_and_said() -> None:
+    """As published by another user whose files are private; the older version serves on, or at a start the fallback."""
+    with open_folder() as root:
+        again(root)
+        slot = PolicySlot.open(root)
+        again(root, parent=1)
+        with barred(root / "v000002"):
+            assert not slot.refresh()
+            fresh = PolicySlot.open(root)
+        with barred(root):
+            outside = PolicySlot.open(resolve_policy(root, ()))
+    assert (slot.current.version, fresh.current.version, outside.current.version) == (1, 1, FALLBACK)
+    assert [str(one.error).partition(": cannot be read: Permission denied")[0] for one in (slot, fresh, outside)] == [
+        f"{root}/v000002/manifest.json",
+        f"{root}/v000002/manifest.json",
+        str(root),
+    ]
 
 
 def test_a_file_in_place_of_the_folder_serves_the_fallback_and_says_why(tmp_path: Path) -> None:
