@@ -35,6 +35,7 @@ _log = logging.getLogger("focalroute")
 _SHARE = 0.1  # of the time an ask has left
 _KEPT = 1024  # texts whose vectors are kept
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # after a failure, and while failures follow each other
+_EVIDENCE_S = 0.5  # an embedder that was given less time has not failed
 
 
 class EmbeddedText(NamedTuple):
@@ -125,7 +126,7 @@ class TextEmbedding:
         except CallFailed as error:
             return self._without(error.failure)
         except TimeoutError:
-            return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"))
+            return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"), failed=left_s >= _EVIDENCE_S)
 
     async def _made(self, source: VectorSource, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
         """Return a text's vector: the first of several asks with that text makes it, and the others find it."""
@@ -149,9 +150,9 @@ class TextEmbedding:
                 self._kept.move_to_end(key)
         return found
 
-    def _without(self, failure: Failure) -> EmbeddedText:
+    def _without(self, failure: Failure, *, failed: bool = True) -> EmbeddedText:
         now = time.monotonic()
-        if failure.kind not in ("unavailable", "limited") and now >= self._paused_until:
+        if failed and failure.kind not in ("unavailable", "limited") and now >= self._paused_until:
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._paused_until = now + self._pause_s
             _log.warning("the embedder failed, asks go without features of their texts: %s", failure.advised)

@@ -288,6 +288,18 @@ def test_a_slow_service_is_not_waited_for_and_what_it_may_have_cost_is_kept(sim:
     assert answer.receipt.embedding == rows["encoder"].cost > 0
 
 
+def test_one_hasty_ask_does_not_pause_the_embedder_for_others(sim: SimulatedPool) -> None:
+    async def unhurried(text: str) -> list[float]:
+        await asyncio.sleep(0.1)
+        return of_length(text)
+
+    with Ensemble(members(sim), embedder=unhurried, **PATIENT) as ensemble:
+        hasty = ensemble.ask(QUESTION, choices=CHOICES, deadline_s=0.9)
+        patient = ensemble.ask(QUESTION, choices=CHOICES)
+    assert "no vector within" in hasty.degraded[0]
+    assert patient.degraded == ()
+
+
 def test_a_slow_function_is_not_waited_for(sim: SimulatedPool) -> None:
     free = threading.Event()
 
