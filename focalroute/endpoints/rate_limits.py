@@ -215,6 +215,16 @@ class Throttle:
         return admitted
 
     async def _wait(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
+        await self._wait_for_pause(admitted, until)
+        while self._rates:
+            await self._use(admitted, tokens, until)
+            if admitted.trial or self._paused_until <= time.monotonic():
+                break
+            self._unuse(admitted)  # a pause has begun meanwhile
+            await self._wait_for_pause(admitted, until)
+        admitted.started = time.monotonic()
+
+    async def _wait_for_pause(self, admitted: AdmittedCall, until: float) -> None:
         while (now := time.monotonic()) < self._paused_until:
             if self.triable:
                 self._tried = admitted.trial = True
@@ -222,11 +232,9 @@ class Throttle:
             if self._paused_until >= until:
                 raise _limited(self._paused_until - now)
             await asyncio.sleep(min(self._paused_until - now, _LOOK_AGAIN_S))
-        if self._rates:
-            await self._use(admitted, tokens, now, until)
-        admitted.started = time.monotonic()
 
-    async def _use(self, admitted: AdmittedCall, tokens: float, now: float, until: float) -> None:
+    async def _use(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
+        now = time.monotonic()
         with self._lock:
             when = self._earliest(tokens, now)
             if when >= until:
@@ -236,8 +244,11 @@ class Throttle:
         try:
             await asyncio.sleep(when - now)
         except BaseException:
-            self._correct(admitted, dict.fromkeys(admitted.uses, 0.0))
+            self._unuse(admitted)
             raise
+
+    def _unuse(self, admitted: AdmittedCall) -> None:
+        self._correct(admitted, dict.fromkeys(admitted.uses, 0.0))
 
     def _correct(self, admitted: AdmittedCall, real: Mapping[str, float]) -> None:
         with self._lock:

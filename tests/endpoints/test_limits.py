@@ -190,6 +190,19 @@ def test_a_trial_that_is_never_made_leaves_the_next_call_to_try() -> None:
     turns(work, requests_per_minute=1)
 
 
+def test_a_pause_that_begins_while_a_call_waits_for_its_rate_holds_for_it() -> None:
+    async def work(throttle: Throttle) -> None:
+        throttle._rates["requests"].use(1, time.monotonic() - 59.9)
+        waiting = asyncio.create_task(throttle.enter(0, within_s=5))
+        await asyncio.sleep(0.01)
+        throttle.pause(0.3)
+        admitted = await waiting
+        assert throttle.paused_s == 0
+        assert throttle._rates["requests"].earliest(1, admitted.started) == pytest.approx(admitted.started + 60)
+
+    turns(work, requests_per_minute=1)
+
+
 def test_no_call_passes_a_pause_for_a_rate_limit() -> None:
     async def work(throttle: Throttle) -> None:
         throttle.leave(await throttle.enter(0, within_s=5), None, refused(429, 30))
