@@ -40,7 +40,7 @@ from focalroute.serving.ensemble import AsyncEnsemble
 from focalroute.serving.query import new_id
 from focalroute.serving.streaming import AsyncAnswerStream
 
-#: The largest body of a request; a larger one is refused without reading the rest.
+#: The largest body of a request; a larger one is refused unread if it declares its length, else without the rest.
 MAX_BODY_BYTES = 16 * 2**20
 
 _SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is parsed on the event loop, in 2 ms at most
@@ -219,14 +219,16 @@ class Service:
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
             message = "send the body as it is, without Content-Encoding"
             raise Refused(415, message, code="unsupported_content_encoding")
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+            raise _too_large()
         parts, size = [], 0
         try:
             async with asyncio.timeout(_BODY_S):
                 async for part in request.stream():
                     size += len(part)
                     if size > MAX_BODY_BYTES:
-                        message = f"the body is larger than {MAX_BODY_BYTES} bytes; send less"
-                        raise Refused(413, message, code="body_too_large", extra_headers={"Connection": "close"})
+                        raise _too_large()
                     self._body_bytes += len(part)
                     request.state.body_bytes = size
                     if self._body_bytes > _MOST_BODY_BYTES:
@@ -314,6 +316,11 @@ class Service:
     async def _healthy(self, _: Request) -> Response:
         self._ensemble.check_open()  # raises also if it was made before a fork
         return _json({"status": "ok"})
+
+
+def _too_large() -> Refused:
+    message = f"the body is larger than {MAX_BODY_BYTES} bytes; send less"
+    return Refused(413, message, code="body_too_large", extra_headers={"Connection": "close"})
 
 
 class _EventStream(StreamingResponse):
