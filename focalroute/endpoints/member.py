@@ -300,7 +300,7 @@ class PoolMember:
             failure = _GIVEN_UP
             raise
         finally:
-            usage = call.bills[-1].usage if len(call.bills) > before else None
+            usage, *_ = Bill.total(call.bills[before:])
             tokens = None if usage is None else usage.prompt_tokens + usage.completion_tokens
             self.throttle.leave(admitted, tokens, failure)
 

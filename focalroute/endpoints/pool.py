@@ -34,6 +34,11 @@ _SCORED = replace(capabilities.DEAREST, whole_choices=True)
 _REFRESH_EVERY_S = 1.0  # how often the states stored by other processes are fetched
 
 
+def health_key(endpoint: Endpoint) -> str:
+    """Return the name under which its health is stored; two endpoints with one model may have different accounts."""
+    return f"{endpoint.name}: {capabilities.key(endpoint)}"
+
+
 class Pool:
     """The endpoints of an ensemble, ready to be asked. Safe to use from several event loops.
 
@@ -53,7 +58,7 @@ class Pool:
             PoolMember(endpoint, breaker, self._clients, store, guard)
             for endpoint, breaker in zip(pool, self._breakers.all, strict=True)
         )
-        self._keys = tuple(map(capabilities.key, pool))
+        self._keys = tuple(map(health_key, pool))
         self._store = store
         self._rules = rules
         self._allowance = RaceAllowance()

@@ -167,9 +167,10 @@ class CapabilityRow:
 
 @dataclass(frozen=True, slots=True)
 class HealthRow:
-    """The state of an endpoint's circuit breaker, as last reported by any process; ``key`` as for `CapabilityRow`.
+    """The state of an endpoint's circuit breaker, as last reported by any process.
 
     Attributes:
+        key: names endpoint, service, model and dialect.
         open_until: the breaker is open until then, Unix time; None: it is closed.
         ejections: consecutive ejections of the endpoint.
         changed_at: Unix time.

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, Budget, Endpoint, Ensemble
-from focalroute.endpoints.capabilities import key
+from focalroute.endpoints.pool import health_key
 from focalroute.store import open_store
 from focalroute.store.base import HealthRow
 from tests.loopback import Server, completion, json_reply, serving, until
@@ -134,11 +134,22 @@ def test_every_process_on_the_store_knows_which_endpoints_are_out_and_back(
         assert service.calls["first"] <= calls + 2  # at most a probe of its own, and the ask
 
 
+def test_an_endpoint_that_is_out_does_not_put_another_with_its_model_out(settings: dict[str, Any]) -> None:
+    """Its key may be the reason."""
+    first, second = settings["endpoints"]
+    settings["endpoints"] = [first, replace(first, name="other key", api_key="k"), second]
+    with Ensemble(**settings) as ensemble:
+        pool, breakers = ensemble._async._pool, ensemble._async._pool._breakers.all
+        breakers[0]._open()
+        pool._on_health(pool._store.health())
+        assert [one.state for one in breakers] == ["open", "closed", "closed"]
+
+
 def test_a_state_from_a_clock_far_ahead_is_not_taken_over(settings: dict[str, Any]) -> None:
     """It would be the newest until then, and keep the endpoint out."""
     ahead = time.time() + 3600
     with closing(open_store(settings["store"])) as store:
-        store.write(HealthRow(key(settings["endpoints"][0]), ahead + 30, 1, ahead)).result(10)
+        store.write(HealthRow(health_key(settings["endpoints"][0]), ahead + 30, 1, ahead)).result(10)
     with Ensemble(**settings) as ensemble:
         assert asked(ask(ensemble)[0]) == ["first"]
 
