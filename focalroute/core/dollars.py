@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Context, Decimal, DivisionByZero, InvalidOperation, Overflow
 
 from focalroute.core.errors import ConfigError
 
@@ -13,6 +13,9 @@ PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 #: Money as the caller may write it. Once validated it is a Decimal, exact as written; the package reads it through
 #: `Endpoint.price` and `parse_usd`.
 Amount = Decimal | float | str
+
+#: Amounts are computed in this context: a program's own may round to a few digits, or raise where one is rounded.
+MONEY = Context(prec=28, rounding=ROUND_HALF_EVEN, traps=[DivisionByZero, InvalidOperation, Overflow])
 
 _NUMBERS = (Decimal, int, float, str)
 _MAX_AMOUNT_LENGTH, _MAX_AMOUNT_DIGITS, _MAX_AMOUNT_EXPONENT = 64, 40, 24

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import localcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, cast, overload
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack,
 from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.config import Budget, Endpoint
-from focalroute.core.dollars import Amount
+from focalroute.core.dollars import MONEY, Amount
 from focalroute.core.errors import ConfigError, EnsembleClosed, FocalrouteError, PoolError
 from focalroute.core.event_loops import Background, PerLoop
 from focalroute.core.pool import validate_pool
@@ -312,13 +313,13 @@ class AsyncEnsemble:
         self.check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
-        return AsyncAnswerStream(asked.id, partial(self._answer, asked), self._streams)
+        return AsyncAnswerStream(asked.id, partial(self._answer_anew, asked), self._streams)
 
-    async def _answer_anew(self, query: Query) -> Answer:
-        with self._gates.here():
-            return await self._answer(query)
+    async def _answer_anew(self, query: Query, stream_sink: StreamSink | None = None) -> Answer:
+        with self._gates.here(), localcontext(MONEY):
+            return await self._answer(query, stream_sink)
 
-    async def _answer(self, query: Query, stream_sink: StreamSink | None = None) -> Answer:
+    async def _answer(self, query: Query, stream_sink: StreamSink | None) -> Answer:
         """Answer a query: observe, decide, ask and fuse until the policy stops, then record the answer."""
         self.check_open()  # it may have been closed since a stream was made, or while the cache had this ask wait
         ask = await self._begin(query, stream_sink)
@@ -602,7 +603,8 @@ class AsyncEnsemble:
         self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats
-        return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
+        with localcontext(MONEY):
+            return stats_of(self.endpoints, self._store, self._observer, health, version, name, judge)
 
     async def reload(self) -> None:
         """Serve the policy folder's current bundle from now on; asks notice a new one by themselves within a second."""

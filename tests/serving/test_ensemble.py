@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import decimal
 import gc
 import itertools
 import json
@@ -1100,7 +1101,8 @@ def test_closing_waits_until_asks_under_way_are_in_the_store(tmp_path: Path, inj
         assert store.totals()["a"].calls == 3
 
 
-def test_closing_waits_for_asks_of_other_loops_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_closing_waits_for_asks_of_other_loops_too(tmp_path: Path, streams: bool) -> None:
     """Their costs were lost, as the store was closed under them."""
     go_on = threading.Event()
 
@@ -1111,13 +1113,45 @@ def test_closing_waits_for_asks_of_other_loops_too(tmp_path: Path) -> None:
     with serving(handler) as server, ThreadPoolExecutor(1) as elsewhere:
         endpoint = Endpoint("a", model="a", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
         ensemble = AsyncEnsemble([endpoint], store=tmp_path / "s.db")
-        answer = elsewhere.submit(lambda: asyncio.run(ensemble.ask("?", answer="number")))
+
+        async def ask() -> Answer:
+            if not streams:
+                return await ensemble.ask("?", answer="number")
+            async with ensemble.stream("?", answer="number") as stream:
+                async for _ in stream:
+                    pass
+            return stream.answer
+
+        answer = elsewhere.submit(lambda: asyncio.run(ask()))
         until(lambda: len(server.received) == 1)
         threading.Timer(0.1, go_on.set).start()
         asyncio.run(ensemble.aclose())
         assert answer.result(60).durable
     with closing(SqliteStore(tmp_path / "s.db")) as store:
         assert store.totals()["a"].calls == 1
+
+
+def test_amounts_do_not_depend_on_the_callers_decimal_context(tmp_path: Path) -> None:
+    """They were rounded to its digits; or it raised, and what was reserved stayed so."""
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        return json_reply(completion("42", usage={"prompt_tokens": 1000, "completion_tokens": 0}), next(statuses))
+
+    async def run(url: str) -> None:
+        endpoint = Endpoint("a", model="a", base_url=url, input_usd_per_1m="0.123456", output_usd_per_1m=1)
+        async with AsyncEnsemble([endpoint], attempts=1, budget=Budget(usd_total=1), deadline_s=30) as ensemble:
+            with decimal.localcontext(prec=4):
+                answer = await ensemble.ask("?" * 2000, answer="number")
+                with pytest.raises(PoolError):
+                    await ensemble.ask("?" * 2000, answer="number")
+                spent = ensemble.stats().cost
+            assert answer.cost == Decimal("0.000123456")
+            assert spent == answer.cost * 3 / 2
+            assert not ensemble._guard._held
+
+    statuses = iter((200, 500))
+    with serving(handler) as server:
+        asyncio.run(run(server.url))
 
 
 def test_closing_twice_is_fine_and_a_closed_ensemble_says_so(pool: SimulatedPool) -> None:
