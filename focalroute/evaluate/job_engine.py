@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from focalroute.core.errors import ConfigError, FocalrouteError, needing
 
@@ -26,6 +28,7 @@ M = TypeVar("M")
 Job = Callable[[S, T, Callable[[M], object]], R]
 
 _LOOK_S = 0.2  # between two fetches of messages
+_REACH_S = 10.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 
 
@@ -141,6 +144,7 @@ def _ray(address: str) -> Iterator[Any]:
             import ray
         try:
             with warnings.catch_warnings(action="ignore"):  # errors are reported below
+                _reach(address)
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **cluster)
         except Exception as error:  # noqa: BLE001 - Ray raises bare Exceptions, as when a cluster does not start in time
             said = (str(error).strip() or type(error).__name__).splitlines()[-1]
@@ -149,6 +153,13 @@ def _ray(address: str) -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raise OSError unless something listens at a client server's address; Ray itself would try for 35 seconds."""
+    parts = urlsplit(address)
+    if parts.scheme == "ray" and parts.port is not None:
+        socket.create_connection((parts.hostname or "", parts.port), _REACH_S).close()
 
 
 @cache  # Ray reads these once in a process

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -99,6 +100,14 @@ def test_an_engine_that_does_not_exist_is_named(name: str) -> None:
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'focalroute\[ray\]'"), open_engine("ray"):
+        pass
+
+
+def test_a_cluster_that_is_not_there_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray tried for 35 seconds. It is not needed for that, nor loaded here, as that takes a while."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    refused = r"engine: no Ray cluster at ray://127\.0\.0\.1:1: .*Connection refused"
+    with pytest.raises(ConfigError, match=refused), open_engine("ray://127.0.0.1:1"):
         pass
 
 
