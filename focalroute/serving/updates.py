@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -196,15 +198,16 @@ def update_in_subprocess(
     here = os.pathsep.join(map(str, sys.path))  # so that the process can import the same modules
     environment = {**os.environ, "PYTHONPATH": here}
     try:
-        process = subprocess.Popen(  # noqa: S603 - this Python, by its path
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0,  # a terminal sends Ctrl-C to the whole group: this process decides how the other one ends
-        )
+        with _sigterm_blocked():
+            process = subprocess.Popen(  # noqa: S603 - this Python, by its path
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                process_group=0,  # a terminal sends Ctrl-C to the whole group
+            )
     except OSError as error:
         raise PolicyError(f"no process could be started to update the policies: {error.strerror}") from None
     with process:
@@ -224,6 +227,19 @@ def update_in_subprocess(
     if process.returncode:
         raise PolicyError(f"the policies could not be updated: {why.removeprefix('error: ')}")
     return _reports().validate_json(report)
+
+
+@contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Keep SIGTERM from processes started within: systemd sends it to all of a service, which ends its own updates."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @cache

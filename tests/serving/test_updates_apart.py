@@ -60,20 +60,28 @@ def test_failures_of_the_other_process_are_raised_here(tmp_path: Path) -> None:
         update_in_subprocess(file, tmp_path / "policy")
 
 
-def test_an_interrupt_from_the_terminal_leaves_the_other_process_alone(tmp_path: Path) -> None:
-    """A terminal sends Ctrl-C to the whole process group; like a server, this program lets the update finish."""
+def test_signals_to_all_of_a_program_leave_the_other_process_alone(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to the process group, systemd SIGTERM to every process; this program ends the update."""
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
     code = (
-        "import os, signal, threading\n"
+        "import os, signal, subprocess, threading\n"
         "from focalroute.serving.updates import update_in_subprocess\n"
-        "ended = threading.Event()\n"
+        "ended, started = threading.Event(), []\n"
+        "class Popen(subprocess.Popen):\n"
+        "    def __init__(self, *command, **settings):\n"
+        "        super().__init__(*command, **settings)\n"
+        "        started.append(self)\n"
+        "subprocess.Popen = Popen\n"
         "def interrupt():\n"
         "    while not ended.wait(0.05):\n"
         "        os.killpg(0, signal.SIGINT)\n"
+        "        for process in started:\n"
+        "            process.terminate()\n"
         "signal.signal(signal.SIGINT, lambda *_: None)\n"
         "threading.Thread(target=interrupt).start()\n"
         "try:\n"
         f"    assert update_in_subprocess({file!r}, {policy!r}, seed=3).episodes > 0\n"
+        "    assert started and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
         "finally:\n"
         "    ended.set()\n"
     )
