@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, FocalrouteError
 from focalroute.core.event_loops import Background, PerLoop
-from focalroute.core.records import Failure
+from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breaker
 from focalroute.endpoints.calls import CallContext, StreamSink
@@ -253,12 +253,21 @@ class PoolMember:
             return False
         if capabilities.refuses(failure) and self._unlearn(call, plan, failure):
             return True
+        if failure.cut and self._fills_context(call.bills[-1].usage, plan.request.n):
+            return False
         if not failure.cut and failure.lacks != ROOM:
             return False
         room = None if failure.cut and call.widened else self._quirks.grow(plan.request, failure, call.room)
         call.widened = call.widened or failure.cut
         call.more_room = room if room is not None and failure.cut else 0
         return room is not None
+
+    def _fills_context(self, usage: Usage | None, samples: int) -> bool:
+        """Whether a call was cut as its model's context was full, so that more room would not help."""
+        limit = self.endpoint.context_tokens
+        return (
+            limit is not None and usage is not None and limit <= usage.prompt_tokens + usage.completion_tokens / samples
+        )
 
     def _unlearn(self, call: MemberCall, plan: Plan, failure: Failure) -> bool:
         """Drop a refused capability; whether that changes the plan. If capabilities were only assumed, drop all."""

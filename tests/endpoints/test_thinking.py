@@ -137,6 +137,20 @@ def test_a_reply_that_was_cut_is_repeated_once_with_more_room() -> None:
         assert pool.stats()["endless"].calls == 2  # the first of them named max_tokens, and was refused
 
 
+@pytest.mark.parametrize(("used", "calls"), [(1959, 2), (1960, 1)])
+def test_a_reply_that_was_cut_as_the_context_is_full_is_not_repeated(used: int, calls: int) -> None:
+    async def cut(_: web.Request, body: Any) -> web.StreamResponse:
+        choice = {"message": {"content": "", "reasoning": "7 is"}, "finish_reason": "length"}
+        return json_reply(completion(choices=[choice], usage={"prompt_tokens": 40, "completion_tokens": used}))
+
+    able: Any = {"logprobs": False, "top_logprobs": 0, "n": False, "structured_choice": False, "stream_usage": False}
+    with serving(cut) as server:
+        small = Endpoint("m", model="qwq", base_url=server.url, whole_choices=False, context_tokens=2000, **able)
+        with pytest.raises(PoolError, match="give it more room"):
+            asked([small])
+        assert len(server.received) == calls
+
+
 def asked(endpoints: Sequence[Endpoint], **options: Any) -> Answer:
     async def run() -> Answer:
         async with AsyncEnsemble(endpoints) as ensemble:
