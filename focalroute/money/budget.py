@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -31,6 +32,9 @@ from focalroute.store.base import LedgerRow, Outcomes, Release, Reservation, Res
 T = TypeVar("T")
 
 _log = logging.getLogger("focalroute")
+
+#: Collects the budgets of the asks in this context; None: they are not collected.
+ASKED: ContextVar[list[AskBudget] | None] = ContextVar("asked", default=None)
 
 _LOOK_AGAIN_S = 0.01
 _USUAL_CALLS = 128  # after which the counts so far are halved
@@ -133,7 +137,10 @@ class BudgetGuard:
             own = parse_usd(max_usd, "max_usd")
             self._require_prices("max_usd")
             cap = own if cap is None else min(own, cap)
-        return AskBudget(self, cap, answer_id, tags, patience_s)
+        made, asked = AskBudget(self, cap, answer_id, tags, patience_s), ASKED.get()
+        if asked is not None:
+            asked.append(made)
+        return made
 
     def open_ask_budget(self, answer_id: str) -> AskBudget:
         """Make a budget without a cap, for calls that belong to no ask."""

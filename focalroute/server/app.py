@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from focalroute.core.errors import BudgetExceeded, ConfigError, FeedbackError, F
 from focalroute.core.receipts import Answer
 from focalroute.core.services import is_loopback
 from focalroute.endpoints.rate_limits import Rolling
+from focalroute.money.budget import ASKED, AskBudget
 from focalroute.openai_api import completion_id
 from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
 from focalroute.openai_api.replies import DONE, completion, events, feedback_taken, model, model_list
@@ -183,17 +184,17 @@ class Service:
         except BaseException:
             self._under_way[name] -= 1
             raise
-        began = time.perf_counter()
+        began, asked = time.perf_counter(), list[AskBudget]()
         self._metrics.begin()
         try:
             if chat.stream:
-                return await self._streamed(request, chat, name, began)
-            asking = self._traced(request, lambda: self._ensemble.ask(chat.query, **chat.options))
+                return await self._streamed(request, chat, name, began, asked)
+            asking = self._traced(request, lambda: self._ensemble.ask(chat.query, **chat.options), asked)
             answer = await _while_connected(request.receive, asking)
         except BaseException as error:
-            self._ended(began, name=name, error=error)
+            self._ended(began, asked, name=name, error=error)
             raise
-        self._ended(began, answer, name)
+        self._ended(began, asked, answer, name)
         return _json(completion(chat, answer), headers={"x-request-id": completion_id(answer.id)})
 
     async def _read(self, request: Request, read: Callable[[object], T]) -> T:
@@ -263,33 +264,43 @@ class Service:
             raise Refused(429, message, "rate_limit_error", code="too_many_requests", retry_after_s=wait_s)
         rate.use(1, now)
 
-    async def _streamed(self, request: Request, chat: ChatRequest, name: str, began: float) -> Response:
+    async def _streamed(
+        self, request: Request, chat: ChatRequest, name: str, began: float, asked: list[AskBudget]
+    ) -> Response:
         """A response that begins with the first piece: an error before it still gets its own HTTP status."""
         stream = self._ensemble.stream(chat.query, **chat.options)
         try:
-            first = await _while_connected(request.receive, self._traced(request, stream.next_piece))
+            first = await _while_connected(request.receive, self._traced(request, stream.next_piece, asked))
         except BaseException:
             await stream.aclose()
             raise
-        return _EventStream(chat, stream, first, lambda answer, error: self._ended(began, answer, name, error))
+        return _EventStream(chat, stream, first, lambda answer, error: self._ended(began, asked, answer, name, error))
 
-    async def _traced(self, request: Request, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work, an ask, in the trace that the request names; only in a task of its own, as that stays set."""
+    async def _traced(self, request: Request, work: Callable[[], Awaitable[T]], asked: list[AskBudget]) -> T:
+        """Do the work, an ask, in the trace that the request names; only in a task of its own, as that stays set.
+
+        Args:
+            asked: gets the ask's budget.
+        """
         self._ensemble.join_trace(request.headers)
+        ASKED.set(asked)
         return await work()
 
     def _ended(
-        self, began: float, answer: Answer | None = None, name: str = "", error: BaseException | None = None
+        self,
+        began: float,
+        asked: Sequence[AskBudget],
+        answer: Answer | None = None,
+        name: str = "",
+        error: BaseException | None = None,
     ) -> None:
         self._under_way[name] -= 1
         self._metrics.end(time.perf_counter() - began)
+        self._metrics.paid(sum((one.spent for one in asked), Decimal(0)), name)
         if isinstance(error, PoolError):
-            cost = sum((reply.cost or Decimal(0) for reply in error.replies), Decimal(0))
-            self._metrics.called(error.replies, cost, name)
+            self._metrics.called(error.replies)
         elif answer is not None and not answer.cached:  # a cached answer's calls were counted before
-            receipt = answer.receipt
-            written = () if receipt.synthesis is None else (receipt.synthesis,)
-            self._metrics.called((*receipt.calls, *written), receipt.cost, name)
+            self._metrics.called(answer.receipt.all_calls)
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
@@ -358,9 +369,11 @@ class _EventStream(StreamingResponse):
             with contextlib.suppress(ClientDisconnect, OSError):  # a client that stops reading counts as gone
                 await _while_connected(receive, self.stream_response(send_in_time))
         finally:
-            self._ended(self._answer, self._error)
-            await self._lines.aclose()
-            await self._stream.aclose()
+            try:
+                await self._lines.aclose()
+                await self._stream.aclose()
+            finally:
+                self._ended(self._answer, self._error)
 
     async def _lines_of(self, chat: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
         try:

@@ -54,9 +54,12 @@ class Metrics:
         """Count a request that was answered."""
         self._requests.labels(path, str(status)).inc()
 
-    def called(self, calls: Iterable[Call | Reply], cost: Decimal | None, caller: str) -> None:
-        """Count the calls of an ask; those of a failed one may have cost money, too."""
-        self._cost.labels(caller).inc(float(cost or 0))
+    def paid(self, cost: Decimal, caller: str) -> None:
+        """Count what an ask has cost, answered or not."""
+        self._cost.labels(caller).inc(float(cost))
+
+    def called(self, calls: Iterable[Call | Reply]) -> None:
+        """Count the calls of an ask."""
         for call in calls:
             self._calls.labels(call.endpoint, "ok" if call.error is None else call.error.kind).inc()
             if call.usage is not None:

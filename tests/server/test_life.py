@@ -70,10 +70,13 @@ def test_a_client_that_hangs_up_has_its_calls_cancelled(held: Held, tmp_path: Pa
             until(lambda: asks_under_way(url) == 0)
             held.go_on.set()
             assert post(f"{url}/v1/chat/completions", ask())[0] == 200
+            spent = measured(url, "focalroute_cost_usd_total")
     store = open_store(tmp_path / "s.db")
     (row,) = store.ledger("all")
     store.close()
     assert (row.calls, row.asks) == (2, 2)
+    assert spent == pytest.approx(float(row.cost))
+    assert spent > 11 / 1_000_000
 
 
 def asks_under_way(url: str) -> float:
