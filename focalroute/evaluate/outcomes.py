@@ -87,7 +87,7 @@ class LoggedQuery:
     Attributes:
         task: a topic name; no policy sees it unless asked for.
         messages: OpenAI messages; a ``prompt`` is a single user message; empty if the log has no text.
-        choices: the closed set of answers, None for a free-form question.
+        choices: the closed set of answers; None for a free-form question, and where only scores are known.
         label: the right answer: index into the choices, or text; None: only scores are known.
         outputs: endpoint name -> output, without endpoints that were not asked.
         line: line number in the file, from 1.
@@ -255,7 +255,20 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     _check_answer("label", row.label, row.choices)
     given = {name: one for name, one in (row.outputs or {}).items() if one is not None}
     outputs = {name: _output(f"outputs.{name}", one, row) for name, one in given.items()}
-    return LoggedQuery(row.id, row.task, _messages(row), row.choices, row.label, outputs, number)
+    choices = row.choices
+    if choices is not None and row.label is None and outputs:
+        choices = _choices_to_back(choices, outputs)
+    return LoggedQuery(row.id, row.task, _messages(row), choices, row.label, outputs, number)
+
+
+def _choices_to_back(choices: tuple[str, ...], outputs: Mapping[str, Output]) -> tuple[str, ...] | None:
+    """The choices of a query without a label; None if no output says which it backs, so that only scores are known."""
+    if all(one.answer is None and one.probabilities is None for one in outputs.values()):
+        return None
+    for name, one in outputs.items():
+        if one.answer is None and one.score:
+            raise ConfigError(f"outputs.{name}.answer: is missing, but the score is not 0; give both, or no choices")
+    return choices
 
 
 def _is_left_out(name: str, value: object) -> bool:

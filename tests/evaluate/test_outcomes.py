@@ -40,6 +40,20 @@ def test_free_form_scores_and_messages_are_read(tmp_path: Path) -> None:
     assert second.outputs["a"].score == 0.5
 
 
+def test_choices_of_which_no_output_says_which_it_backs_are_left_out(tmp_path: Path) -> None:
+    """No endpoint's answer was found among the choices, so that all methods but the oracle were worth nothing."""
+    scored: dict[str, Line] = {"a": {"score": 0.5, "cost_usd": 0}, "b": {"score": 1, "cost_usd": 0}}
+    line: Line = {"id": "1", "choices": ["x", "y"], "outputs": scored}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
+    assert query.choices is None
+    line["outputs"] = {"a": scored["a"] | {"answer": 1}, "b": scored["b"] | {"answer": None, "score": 0}}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [line]))
+    assert query.choices == ("x", "y")
+    line["outputs"]["b"] = scored["b"]
+    with pytest.raises(ConfigError, match=r"outputs\.b\.answer: is missing, but the score is not 0; give both"):
+        read_log(write_log(tmp_path / "log.jsonl", [line]))
+
+
 def test_a_gzip_file_reads_the_same(tmp_path: Path) -> None:
     plain = write_log(tmp_path / "log.jsonl", [closed(1, {"a": 0}), closed(2, {"a": 1})])
     packed = tmp_path / "log.jsonl.gz"
@@ -126,7 +140,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_answering(latency_s="fast"), "outputs.a.latency_s"),
         (_answering(error=5), "outputs.a.error"),
         (_answering(prompt_tokens=""), "outputs.a.prompt_tokens: is missing; give it, or cost_usd"),
-        (_UNLABELLED, "outputs.a.score"),
+        (_UNLABELLED, "outputs.a.score: is missing, and the query has no label; give one of them, or leave such lines"),
         (_NO_TOKENS, "outputs.a.prompt_tokens"),
         (_SILENT, "outputs.a.answer"),
     ],
