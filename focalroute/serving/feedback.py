@@ -73,7 +73,7 @@ class FeedbackHandler:
         answer_id = answer_id_of(answer_id)
         if not isinstance(source, str) or not 0 < len(source) <= _LONGEST_SOURCE or not source.isprintable():
             raise FeedbackError(f"source: give a name of at most {_LONGEST_SOURCE} printable characters")
-        stored = self._answers.get(answer_id) or await asyncio.to_thread(self._store.answer, answer_id)
+        stored = self._answers.get(answer_id) or await self._read(answer_id)
         if stored is None:
             raise unknown_answer(answer_id)
         value, key = judged(stored, **said)
@@ -81,6 +81,12 @@ class FeedbackHandler:
         await self._batchers.here().write((feedback,))
         if self._on_feedback is not None:
             self._on_feedback(feedback)
+
+    async def _read(self, answer_id: str) -> StoredAnswer | None:
+        try:
+            return await asyncio.to_thread(self._store.answer, answer_id)
+        except RuntimeError:  # the program ends, and no thread takes work any more
+            return self._store.answer(answer_id)
 
     def remember(self, answer: StoredAnswer) -> None:
         """Keep what feedback on this answer is checked against, so that it need not be read from the store."""

@@ -765,16 +765,20 @@ def test_feedback_for_an_unknown_answer_says_what_to_do(pool: SimulatedPool) -> 
 
 
 def test_feedback_by_id_from_another_process_is_learned_from(pool: SimulatedPool, tmp_path: Path) -> None:
+    """Also when that process ends, and its threads take no work any more."""
     code = """
-import sys
+import atexit, sys
 from focalroute import Endpoint, Ensemble
-with Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none")], store=sys.argv[1]) as reviewer:
-    reviewer.feedback(sys.argv[2], label="42")
+reviewer = Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none")], store=sys.argv[1])
+reviewer.feedback(sys.argv[2], label="42")
+atexit.register(reviewer.feedback, sys.argv[2], label="42", source="at exit")
 """
     with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
         answer = ensemble.ask(QUESTION, choices=CHOICES)
         subprocess.run([sys.executable, "-c", code, str(tmp_path / "s.db"), answer.id], check=True)
         until(lambda: any(endpoint.seen for endpoint in ensemble.stats().endpoints.values()))
+        ((_, given),) = ensemble._async._store.recent(1)
+    assert [feedback.source for feedback in given] == ["user", "at exit"]
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
