@@ -103,7 +103,7 @@ class PoolMember:
 
     def _remembered(self) -> Capabilities | None:
         row = self._store.capabilities(capabilities.key(self.endpoint))
-        if row is None or time.time() - row.probed_at > _CHECK_AGAIN_S:
+        if row is None or abs(time.time() - row.probed_at) > _CHECK_AGAIN_S:  # a wrong clock may have been ahead
             return None
         return capabilities.override(self.endpoint, Capabilities.from_dict(row.values))
 

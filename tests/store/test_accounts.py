@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from focalroute.core.records import Usage
 from focalroute.store.accounts import DOUBT_S, Account, Balance
-from focalroute.store.base import LedgerRow, Release, Reservation
+from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Release, Reservation
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import until
 from tests.redis_server import RedisServer
@@ -357,6 +357,18 @@ def test_a_reservation_by_a_clock_far_ahead_is_not_held_for_years(engine: Engine
             engine.later(store, later)
     with closing(engine.open()) as store:
         assert store.balances(limits).result(10)[TOTAL].spent == Decimal("0.5")
+        assert store.verify() == ()
+
+
+def test_news_by_a_clock_far_ahead_do_not_stand_until_its_time_comes(engine: Engine) -> None:
+    """Of an endpoint's health and capabilities; those by a clock that is a little ahead do."""
+    now = time.time()
+    with closing(engine.open()) as store:
+        for ahead, kept in ((7200, 0), (5, 5), (4, 5)):
+            store.write(HealthRow("k", now, 1, now + ahead), CapabilityRow("k", now + ahead, {})).result(10)
+            store.write(HealthRow("k", now, 1, now), CapabilityRow("k", now, {})).result(10)
+            assert store.health().result(10)["k"].changed_at == now + kept
+            assert store.capabilities("k").probed_at == now + kept
         assert store.verify() == ()
 
 

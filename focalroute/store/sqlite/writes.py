@@ -104,11 +104,15 @@ def _statement(table: str, conflict: str) -> str:
 
 @cache
 def _replacing(table: str, keys: str, newer: str = "") -> str:
-    """The clause that replaces the row with the same keys; ``newer``: unless the new row is older by this column."""
+    """The clause that replaces the row with the same keys.
+
+    Args:
+        newer: a column of moments, by which an older row replaces no newer one, unless a wrong clock wrote that.
+    """
     columns = [column for column in (*COLUMNS[table], "crc") if column not in keys.split(", ")]
     clause = f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(f'{column} = excluded.{column}' for column in columns)}"
     if newer:
-        clause += f" WHERE excluded.{newer} >= {newer}"
+        clause += f" WHERE excluded.{newer} >= {newer} OR {newer} > strftime('%s', 'now') + {AHEAD_S}"
     return clause
 
 

@@ -132,9 +132,11 @@ function apply.release(row)
     move(cjson.decode(tags), tonumber(moment), minus(NOTHING, estimated), minus(NOTHING, ended))
 end
 
+-- The latest by the writers' clocks, except that one by a clock that is ahead does not stand until its moment comes.
 local function keep_latest(hash, key, moment, text)
     local kept = redis.call('HGET', hash, key)
-    if not kept or tonumber(moment) >= tonumber(string.match(kept, '^[^\n]*')) then
+    local last = kept and tonumber(string.match(kept, '^[^\n]*'))
+    if not last or tonumber(moment) >= last or not credible(1, last) then
         redis.call('HSET', hash, key, moment .. '\n' .. text)
     end
 end
