@@ -9,7 +9,7 @@ import typer
 
 from focalroute.cli import JsonOption
 
-pools = typer.Typer(no_args_is_help=True, help="Look after a pool file: check it, probe its endpoints, renew prices.")
+pools = typer.Typer(no_args_is_help=True, help="Check a pool file, probe its endpoints, update its prices.")
 
 _Pool = Annotated[
     Path | None,

@@ -122,7 +122,7 @@ def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json
     if as_json:
         print(json.dumps({"url": url, "endpoints": endpoints, "keys": keys}), flush=True)
         return
-    who = "anybody on this machine" if keys is None else f"{keys} key(s)"
+    who = "anyone on this machine" if keys is None else f"{keys} key(s)"
     with contextlib.suppress(OSError):  # a full disk with the log, or a reader that is gone, does not stop a server
         print(f"{endpoints} endpoints as the model focalroute on {url} for {who}", file=sys.stderr, flush=True)
 

@@ -115,7 +115,7 @@ def _gathered(
             sample, output = _read(row, _task(Path(file)))
             first, outputs = found.setdefault(sample.id, (sample, {}))
             if model in outputs:
-                raise ConfigError(f"doc_id: {sample.id!r} is there twice of {model}; give each question once")
+                raise ConfigError(f"doc_id: {sample.id!r} appears twice for {model}; give each question once")
             hashes = (sample.digest, first.digest)
             if sample != first or (None not in hashes and hashes[0] != hashes[1]):
                 raise ConfigError(

@@ -190,7 +190,7 @@ def make_query(
     if choices is not None and params.get("tools") and params.get("tool_choice") != "none":
         raise ConfigError('tools: a closed question cannot call any; leave them out, or give tool_choice="none"')
     if (samples or 1) > 1 and (isinstance(answer, Structure) or "tools" in params):
-        raise ConfigError("samples: leave it out; structured answers, and tool calls, need one reply from each member")
+        raise ConfigError("samples: leave it out; structured answers and tool calls need one reply from each member")
     if combine not in _MODES:
         raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
     if usd_per_second is not None and not (is_number(usd_per_second) and 0 <= usd_per_second <= MOST_USD_PER_SECOND):
@@ -200,7 +200,7 @@ def make_query(
     if task is not None and not isinstance(task, str):
         raise ConfigError("task: give a topic's name as text")
     if (query is None) == (messages is None):
-        raise ConfigError("query: give the question as text, or messages=; one of them")
+        raise ConfigError("query: give either the question as text or messages=")
     asked = _messages(query if messages is None else messages, system)
     if params:
         _check_tools(params.get("tools") or ())
@@ -408,6 +408,6 @@ def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, 
     first: dict[str, int] = {}
     for number, choice in enumerate(map(str.strip, choices), 1):
         if choice in first:
-            raise ConfigError(f"choices: must be distinct; number {first[choice]} is there more than once")
+            raise ConfigError(f"choices: must be distinct; number {first[choice]} is repeated")
         first[choice] = number
     return choices, values

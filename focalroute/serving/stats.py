@@ -19,7 +19,7 @@ _NOTHING = LedgerSum("")
 
 @dataclass(frozen=True, slots=True)
 class EndpointStats:
-    """One endpoint.
+    """The statistics of one endpoint.
 
     Attributes:
         calls: calls on the store's ledger, retries and probes included; ``unpriced`` of them have no known cost.
@@ -51,7 +51,7 @@ class EndpointStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """An ensemble at one moment.
+    """The statistics of an ensemble at one moment.
 
     Attributes:
         policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.

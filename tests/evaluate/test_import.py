@@ -119,7 +119,7 @@ def test_files_named_by_model_are_not_taken_for_tasks(tmp_path: Path) -> None:
 
 def test_a_question_that_one_model_has_twice_is_not_laid_on_another_model(tmp_path: Path) -> None:
     file = written(tmp_path / "samples_t.jsonl", sample(0), sample(0, target="1", acc=0.0))
-    with pytest.raises(ConfigError, match=r"samples_t\.jsonl:2: doc_id: 't/0' is there twice of a"):
+    with pytest.raises(ConfigError, match=r"samples_t\.jsonl:2: doc_id: 't/0' appears twice for a"):
         import_samples({"a": [file]}, tmp_path / "log.jsonl")
 
 

@@ -68,7 +68,7 @@ def test_a_message_content_is_text_or_parts(content: Any) -> None:
     [
         ([], "at least 2 choices, got 0"),
         (["only"], "at least 2 choices, got 1"),
-        (["a", "b", "a"], "distinct; number 1 is there more than once"),
+        (["a", "b", "a"], "distinct; number 1 is repeated"),
         (["a", " a"], "distinct"),
         ("abc", "give a list such as"),
         (5, "give a list such as"),
