@@ -38,7 +38,9 @@ def ledger(
     ] = None,
     reconcile: Annotated[
         bool,
-        typer.Option("--reconcile", help="Compare the running balances of limits with the ledger; 1 if they differ."),
+        typer.Option(
+            "--reconcile", help="Compare the running balances of limits with the ledger; exit code 1 if they differ."
+        ),
     ] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Set those balances to the ledger's sums.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,

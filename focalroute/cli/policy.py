@@ -22,7 +22,7 @@ policies = typer.Typer(no_args_is_help=True, help="Compare policies, show a fold
 @policies.command()
 def compare(
     a: Annotated[str, typer.Argument(help="A policy: a folder, folder@version, or cold for the shipped one.")],
-    b: Annotated[str, typer.Argument(help="Another one.")],
+    b: Annotated[str, typer.Argument(help="The policy to compare with A.")],
     store: Annotated[str, typer.Option(help="The SQLite file, or redis:// address, with answers and feedback.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split of answers that the critic is fitted on.")] = 0,
     as_json: JsonOption = False,
