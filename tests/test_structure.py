@@ -80,7 +80,6 @@ ORDER = (
     "policy",
     "endpoints",
     "learn",
-    "openai_api",
     "serving",
     "server",
     "sim",

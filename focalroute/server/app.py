@@ -31,13 +31,13 @@ from focalroute.core.receipts import Answer
 from focalroute.core.services import is_loopback
 from focalroute.endpoints.rate_limits import Rolling
 from focalroute.money.budget import ASKED, AskBudget
-from focalroute.openai_api import completion_id
-from focalroute.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
-from focalroute.openai_api.replies import DONE, completion, events, feedback_taken, model, model_list
-from focalroute.openai_api.requests import ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.server.callers import Caller, Callers
 from focalroute.server.metrics import CONTENT_TYPE, Metrics
 from focalroute.serving.ensemble import AsyncEnsemble
+from focalroute.serving.openai_api import completion_id
+from focalroute.serving.openai_api.refusals import Refused, internal_error, is_own, public_refusal_of
+from focalroute.serving.openai_api.replies import DONE, completion, events, feedback_taken, model, model_list
+from focalroute.serving.openai_api.requests import ChatRequest, parse_json, read_chat, read_feedback
 from focalroute.serving.query import new_id
 from focalroute.serving.streaming import AsyncAnswerStream
 

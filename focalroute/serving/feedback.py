@@ -15,8 +15,8 @@ from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe import Observer
-from focalroute.openai_api import answer_id_of
 from focalroute.policy.slot import PolicySlot
+from focalroute.serving.openai_api import answer_id_of
 from focalroute.serving.updates import Updater
 from focalroute.serving.write_batcher import WriteBatcher
 from focalroute.store.base import Store, StoredAnswer

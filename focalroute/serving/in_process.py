@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from focalroute.core.errors import EnsembleClosed, FocalrouteError
-from focalroute.openai_api import completion_id
-from focalroute.openai_api.refusals import Refused, refusal_of
-from focalroute.openai_api.replies import completion, events, feedback_taken, model, model_list
-from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
+from focalroute.serving.openai_api import completion_id
+from focalroute.serving.openai_api.refusals import Refused, refusal_of
+from focalroute.serving.openai_api.replies import completion, events, feedback_taken, model, model_list
+from focalroute.serving.openai_api.requests import parse_json, read_chat, read_feedback
 
 if TYPE_CHECKING:
     import openai

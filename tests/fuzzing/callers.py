@@ -16,11 +16,11 @@ from focalroute.core.config import Budget
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.endpoints.paid_call import unbounded
-from focalroute.openai_api.refusals import Refused
-from focalroute.openai_api.requests import parse_json, read_chat, read_feedback
 from focalroute.policy.bundle import versions
 from focalroute.policy.sequential import load_served
 from focalroute.policy.slot import PolicySlot
+from focalroute.serving.openai_api.refusals import Refused
+from focalroute.serving.openai_api.requests import parse_json, read_chat, read_feedback
 from focalroute.serving.query import make_query
 from tests.fuzzing import seeds
 

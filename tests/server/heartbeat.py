@@ -15,10 +15,10 @@ import uvicorn
 
 from focalroute import AsyncEnsemble, Endpoint
 from focalroute.cli.server import _listening
-from focalroute.openai_api.requests import MOST_VALUES
 from focalroute.server import create_app
 from focalroute.server.app import MAX_BODY_BYTES
 from focalroute.server.connections import server_config
+from focalroute.serving.openai_api.requests import MOST_VALUES
 from focalroute.sim import SimulatedModel, SimulatedPool
 from tests.server.running import post
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from focalroute import Endpoint
-from focalroute.openai_api.requests import AnswerFormat, _Chat, _Extras, read_chat, read_format
+from focalroute.serving.openai_api.requests import AnswerFormat, _Chat, _Extras, read_chat, read_format
 from tests.loopback import completion, json_reply, serving
 from tests.server.running import ask, post, served
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from focalroute import Budget, Endpoint
 from focalroute.core.errors import PolicyError, StreamBroken
-from focalroute.openai_api.refusals import public_refusal_of
+from focalroute.serving.openai_api.refusals import public_refusal_of
 from tests.loopback import Server, completion, json_reply, serving, sse
 from tests.server.running import ask, post, served
 

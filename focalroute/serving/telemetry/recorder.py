@@ -33,8 +33,8 @@ from focalroute.core.receipts import Answer
 from focalroute.core.records import Decision, Failure, Feedback, Query, Reply
 from focalroute.core.services import service_at
 from focalroute.money.cost import total
-from focalroute.openai_api.replies import finish_reason_of
 from focalroute.serving.ask import Ask
+from focalroute.serving.openai_api.replies import finish_reason_of
 from focalroute.serving.telemetry import Telemetry
 
 _SCOPE = "focalroute"

@@ -16,7 +16,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.shapes import as_object
 from focalroute.core.spelling import advice, did_you_mean, first_problem
 from focalroute.endpoints.elicit.messages import append_text
-from focalroute.openai_api.refusals import Refused
+from focalroute.serving.openai_api.refusals import Refused
 
 #: The one model that is served.
 MODEL = "focalroute"

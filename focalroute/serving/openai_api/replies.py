@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from focalroute.core.receipts import Answer, Call, Receipt
 from focalroute.core.records import Failure, Usage
-from focalroute.openai_api import answer_id_of, completion_id
-from focalroute.openai_api.refusals import Refused
-from focalroute.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
+from focalroute.serving.openai_api import answer_id_of, completion_id
+from focalroute.serving.openai_api.refusals import Refused
+from focalroute.serving.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
 
 _CUT = ("length", "content_filter")
 
