@@ -20,7 +20,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
-from focalroute.observe import Observer
+from focalroute.observe.observer import Observer
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot

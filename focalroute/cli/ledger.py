@@ -155,7 +155,7 @@ def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
     """Estimate savings from the store's ledger; the best single endpoint is that of an ensemble which starts now."""
     from focalroute.learn.reward import credit, outranks, unjudged
     from focalroute.money.cost import savings, typical_cost
-    from focalroute.observe import Observer
+    from focalroute.observe.observer import Observer
 
     names = [endpoint.name for endpoint in pool.endpoints]
     observer = Observer(names, [typical_cost(one) for one in pool.endpoints], window=_WINDOW)

@@ -43,9 +43,9 @@ from focalroute.evaluate.replay import ReplayResult
 from focalroute.learn.export import der_model
 from focalroute.learn.nets import parameters
 from focalroute.money.cost import typical_cost
-from focalroute.observe import Observer
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.observe.observer import Observer
 from focalroute.policy.publish import publish_der
 from focalroute.policy.sequential import QUERY
 from focalroute.serving.sync import Ensemble

@@ -23,10 +23,10 @@ from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import Pacer
-from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.features import Embedder, text_features
+from focalroute.observe.observer import Observer
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded, Served

@@ -5,11 +5,3 @@
 
 `layout` names every number in these; `observation` and `pool_stats` compute the numbers, for serving and for training.
 """
-
-from __future__ import annotations
-
-from focalroute.observe.ask_view import AskView
-from focalroute.observe.observer import Observer
-from focalroute.observe.window import Window
-
-__all__ = ["AskView", "Observer", "Window"]

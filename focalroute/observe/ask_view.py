@@ -167,21 +167,11 @@ class AskView:
                 trial._back(i, candidate, mass, 0, round)
         return trial.evidence()
 
-    def add(self, reply: Reply, round: int) -> None:
+    def add(self, reply: Reply, round: int) -> int | None:
         """Add a member's reply of this round (1-based); of a failed call, only that the member was asked.
 
-        A reply without a readable answer counts as failed.
-
-        Raises:
-            KeyError: the endpoint is not in the pool.
-            ValueError: it was already added, or its probabilities do not fit the choices.
-        """
-        if self._index[reply.endpoint] in self.asked:
-            raise ValueError(f"endpoint {reply.endpoint!r} was already added to this ask")
-        self.again(reply, round)
-
-    def again(self, reply: Reply, round: int) -> int | None:
-        """Add a reply as `add` does, of a member that may have replied before; its latest usable reply counts.
+        A reply without a readable answer counts as failed. Of a member that replied before, the latest usable reply
+        counts.
 
         Returns:
             The candidate that the reply backs; None if the reply is not usable.
@@ -271,14 +261,8 @@ class AskView:
         return Observation(np.array(context, np.float32), rows)
 
     def see(self, posterior: Sequence[float]) -> None:
-        """Take the fused posterior over the present candidates into the next observations.
-
-        Raises:
-            ValueError: it is not one probability for each candidate, adding up to 1.
-        """
+        """Take the fused posterior over the present candidates into the next observations."""
         p = list(posterior)
-        if len(p) != len(self.candidates) or not abs(sum(p) - 1) < 0.01 or min(p) < 0:
-            raise ValueError(f"a posterior over {len(self.candidates)} candidates must be as many probabilities")
         self._leader, self._none = p.index(max(p)), None
         self._agrees = []
         if self.agreement is not None and len(p) > 1:
@@ -391,14 +375,7 @@ class AskView:
             return None, None
         if not self._closed:
             return self._free_form(reply)
-        k, mass, choice = len(self.candidates), reply.probabilities, reply.choice
-        if mass is not None and len(mass) != k:
-            raise ValueError(f"endpoint {reply.endpoint!r} gave {len(mass)} probabilities for {k} choices")
-        if choice is None and mass is not None:
-            choice = max(range(k), key=mass.__getitem__)
-        if choice is not None and not 0 <= choice < k:
-            raise ValueError(f"endpoint {reply.endpoint!r} backs choice {choice} of {k}")
-        return choice, mass
+        return reply.choice, reply.probabilities
 
     def _free_form(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
         """Return the same for a free-form reply, adding its new candidates; it backs its first."""

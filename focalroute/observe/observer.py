@@ -18,7 +18,6 @@ from itertools import combinations
 
 import numpy as np
 
-from focalroute.core.errors import ConfigError
 from focalroute.core.records import F32, F64, Outcome, Query
 from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, RecentOutcomes, departures, shrunk_accuracy
 from focalroute.observe.agreement import Agreement, Reader
@@ -75,10 +74,6 @@ class Observer:
         embedder: str | None = None,
     ) -> None:
         self.endpoints = tuple(endpoints)
-        if len(set(self.endpoints)) != len(self.endpoints) or not self.endpoints:
-            raise ConfigError("endpoints: give at least one name, each only once")
-        if len(prices) != len(self.endpoints):
-            raise ConfigError(f"prices: give one for each of the {len(self.endpoints)} endpoints, not {len(prices)}")
         self._embed = embed
         self.embedder = name_of(embed) if embedder is None else embedder
         self._index = {name: i for i, name in enumerate(self.endpoints)}

@@ -77,8 +77,6 @@ class Window:
     """
 
     def __init__(self, size: int = 500) -> None:
-        if size < 1:
-            raise ValueError(f"window size must be at least 1, not {size}")
         self.size = size
         self.version = 0
         self._tracks: dict[str, _Track] = {}
@@ -187,8 +185,6 @@ def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
     """Return what a member adds to its endpoint's totals. 0 tokens or a latency of 0 means unknown."""
     known = one = guessed = value = 0
     if right is not None:
-        if not 0 <= right <= 1:
-            raise ValueError(f"an outcome's value must lie within [0, 1], not {right}")
         if inferred or 0 < right < 1:
             guessed, value = 1, round(right * INFERRED_UNIT)
         else:

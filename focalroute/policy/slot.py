@@ -102,10 +102,6 @@ class PolicySlot:
         if isinstance(self.current, Baseline):
             self.current.learn(outcome, candidates)
 
-    def draw(self, rng: random.Random) -> tuple[Served, int | None]:
-        """See `drawn`."""
-        return drawn(self.current, self.challenger, rng)
-
     def swap(self, policy: Served) -> None:
         """Serve with this policy from now on."""
         self.challenger = None

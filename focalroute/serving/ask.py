@@ -20,7 +20,7 @@ from focalroute.endpoints.breaker import Latencies
 from focalroute.endpoints.calls import StreamSink
 from focalroute.money.budget import AskBudget
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
-from focalroute.observe import AskView
+from focalroute.observe.ask_view import AskView
 from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import Eligible, decide, posterior
 from focalroute.policy.fallback import Guarded

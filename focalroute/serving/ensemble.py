@@ -36,12 +36,12 @@ from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import make_pacers
 from focalroute.money.price_library import with_prices
 from focalroute.money.prices import warn_if_stale
-from focalroute.observe import Observer
+from focalroute.observe.observer import Observer
 from focalroute.observe.warm_caches import WarmCaches
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
-from focalroute.policy.slot import PolicySlot
+from focalroute.policy.slot import PolicySlot, drawn
 from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
@@ -372,7 +372,7 @@ class AsyncEnsemble:
         due = asyncio.get_running_loop().time() + deadline_s
         deadline = due - min(_LAST_S, deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
-        policy, rival = self._slot.draw(rng)
+        policy, rival = drawn(self._slot.current, self._slot.challenger, rng)
         if (turn := self._gates.here().enter()) is not None:
             await turn
             self.check_open()

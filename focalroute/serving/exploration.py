@@ -16,8 +16,8 @@ from focalroute.endpoints.pool import Pool
 from focalroute.money.budget import AskBudget
 from focalroute.money.cost import Bill
 from focalroute.money.pacing import Pacer
-from focalroute.observe import Observer
 from focalroute.observe.exploration import Cost, Probe, Probing
+from focalroute.observe.observer import Observer
 from focalroute.serving.ask import Ask
 from focalroute.store.base import PROBE, Store, StoredAnswer, StoredProbe
 

@@ -14,7 +14,7 @@ from focalroute.core.errors import FeedbackError
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
-from focalroute.observe import Observer
+from focalroute.observe.observer import Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.openai_api import answer_id_of
 from focalroute.serving.updates import Updater

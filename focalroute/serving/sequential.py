@@ -108,7 +108,7 @@ class SequentialAsk(Ask):
         self.rounds.append(round_)
         for reply in round_.replies:
             index = self.policy.endpoints.index(reply.endpoint)
-            candidate = self.view.again(reply, len(self.rounds))
+            candidate = self.view.add(reply, len(self.rounds))
             if candidate is None:
                 if reply.error is None or reply.error.kind != "cancelled":  # the loser of a race may be asked again
                     self.failed.add(index)

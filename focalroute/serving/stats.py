@@ -9,8 +9,8 @@ from decimal import Decimal
 from focalroute.core.config import Endpoint
 from focalroute.endpoints.rate_limits import Health
 from focalroute.money.cost import Saving, known_cost, savings
-from focalroute.observe import Observer
 from focalroute.observe.drift import Change
+from focalroute.observe.observer import Observer
 from focalroute.serving.judge import JudgeStats
 from focalroute.store.base import LedgerSum, Store
 

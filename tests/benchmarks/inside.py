@@ -25,8 +25,8 @@ import focalroute.serving.ensemble
 from focalroute import AsyncEnsemble
 from focalroute.core.records import Member, Outcome, Reply, Round, Usage
 from focalroute.money.budget import BudgetGuard
-from focalroute.observe import Observer
 from focalroute.observe.features import text_features
+from focalroute.observe.observer import Observer
 from focalroute.policy import bundle
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded

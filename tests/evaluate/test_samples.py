@@ -21,9 +21,9 @@ from focalroute.core.records import Query, Reply, Usage
 from focalroute.endpoints.capabilities import NONE, Capabilities
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.wire import decode
-from focalroute.observe import Observer
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.layout import MEMBER, slices
+from focalroute.observe.observer import Observer
 from focalroute.policy.bundle import cold
 from focalroute.policy.decider import posterior
 from focalroute.policy.fallback import Guarded

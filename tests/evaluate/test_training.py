@@ -27,10 +27,10 @@ from focalroute.learn.offline.stacking import fusion_inputs
 from focalroute.learn.offline.views import long_run
 from focalroute.learn.online import unpack
 from focalroute.money.cost import typical_cost
-from focalroute.observe import Observer
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices
 from focalroute.observe.memory import Expectation
+from focalroute.observe.observer import Observer
 from focalroute.policy.bundle import learner, load
 from focalroute.policy.publish import publish
 from tests.evaluate.logs import Line, output, stream, table_of

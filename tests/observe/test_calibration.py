@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from focalroute.core.records import Masses, Outcome, Query, Reply
-from focalroute.observe import Observer
 from focalroute.observe.calibration import CalibrationStats, Corrections, Totals
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import ENDPOINT, slices
+from focalroute.observe.observer import Observer
 
 NAMES = ("left", "right")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import HASHED, Member, Outcome
-from focalroute.observe import Observer
 from focalroute.observe.drift import Change
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.memory import Memory
+from focalroute.observe.observer import Observer
 
 NAMES = ("a", "b", "c")
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import HASHED, Member, Outcome, Query, Reply
-from focalroute.observe import Observer
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
+from focalroute.observe.observer import Observer
 
 NAMES = ("a", "b", "c")
 
@@ -224,14 +224,6 @@ def test_adopting_the_same_again_keeps_what_was_learned_since_and_another_replac
     fresh.adopt(other)
     assert similar(observer) == pytest.approx(similar(fresh), abs=1e-6)
     assert observer.seen() == (40, 40, 0)
-
-
-def test_an_outcome_that_is_refused_is_not_remembered_either() -> None:
-    made = experience()
-    observer = embedded(made.vectors)
-    with pytest.raises(ValueError, match=r"1\.5"):
-        observer.learn(outcome(0, made.vectors[0], a=1.0, b=1.5))
-    assert similar(observer) == [0, 0, 0]
 
 
 def test_only_members_are_remembered_and_feedback_said_again_counts_once() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from focalroute.core.records import Member, Outcome
-from focalroute.observe import Observer
 from focalroute.observe.exploration import Cost, Probing
+from focalroute.observe.observer import Observer
 
 NAMES = ("a", "b", "c", "d")
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import Member, Outcome, Query
-from focalroute.observe import Observer
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
+from focalroute.observe.observer import Observer
 from focalroute.observe.referees import RELIABILITY, Referees, Verdict, judge
 
 CHOICES = 4

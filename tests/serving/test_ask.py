@@ -13,10 +13,10 @@ import pytest
 from focalroute.core.records import Failure, Member, Outcome, Query, Reply, Round
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
-from focalroute.observe import Observer
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, slices
+from focalroute.observe.observer import Observer
 from focalroute.policy.bundle import cold
 from focalroute.policy.decider import decide, pick_probabilities
 from focalroute.policy.fallback import Fallback, Guarded

@@ -15,7 +15,7 @@ import pytest
 
 from focalroute.core.records import Member, Outcome, Reply, Round, Usage
 from focalroute.money.budget import BudgetGuard
-from focalroute.observe import Observer
+from focalroute.observe.observer import Observer
 from focalroute.policy import bundle
 from focalroute.policy.fallback import Guarded
 from focalroute.serving.ask import Ask

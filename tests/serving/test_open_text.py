@@ -17,10 +17,10 @@ from aiohttp import web
 
 from focalroute import Answer, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.core.records import Feedback, Query, Reply
-from focalroute.observe import Observer
 from focalroute.observe.agreement import Agreement, moved_to_leader, shared
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
+from focalroute.observe.observer import Observer
 from focalroute.sim import Brief, Fault, SimulatedModel, SimulatedPool, prose_requests
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import Server, completion, json_reply, serving

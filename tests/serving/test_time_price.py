@@ -12,7 +12,7 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import Member, Outcome, Query, Reply, Round
 from focalroute.endpoints.breaker import Latencies
 from focalroute.money.budget import BudgetGuard
-from focalroute.observe import Observer
+from focalroute.observe.observer import Observer
 from focalroute.observe.pool_stats import COST_PENALTIES, cost_penalties
 from focalroute.policy.baselines import Plurality
 from focalroute.policy.bundle import cold

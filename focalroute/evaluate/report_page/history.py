@@ -18,8 +18,8 @@ from focalroute.core.records import F64, I64, Bools, Feedback
 from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
 from focalroute.learn.reward import credit
 from focalroute.learn.trajectory import Costs, deciding
-from focalroute.observe import Observer
 from focalroute.observe.drift import Change
+from focalroute.observe.observer import Observer
 from focalroute.store.base import SYNTHESIS, StoredAnswer
 
 _Rated = Sequence[tuple[StoredAnswer, Feedback]]

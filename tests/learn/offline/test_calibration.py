@@ -14,8 +14,8 @@ from focalroute.evaluate.training import recorded
 from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats, expected
 from focalroute.learn.offline.rollout import log_view
 from focalroute.learn.offline.views import long_run
-from focalroute.observe import Observer
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
+from focalroute.observe.observer import Observer
 
 COLUMNS = [slices(MEMBER)[name].start for name in ("log_probability", "calibrated")]
 EVIDENCE = slices(MEMBER)["evidence"].start
