@@ -51,7 +51,7 @@ def make_answer(ask: Ask, *, store_text: bool) -> tuple[Answer, StoredAnswer]:
     """
     if ask.fused is None:
         raise ask.failure()
-    selection = select_answer(ask)
+    selection = select_answer(ask, ask.fused.posterior)
     receipt = _receipt(ask, selection)
     answer = Answer(
         id=ask.query.id,
@@ -74,14 +74,12 @@ def make_answer(ask: Ask, *, store_text: bool) -> tuple[Answer, StoredAnswer]:
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
-def select_answer(ask: Ask) -> Selection:
+def select_answer(ask: Ask, posterior: list[float]) -> Selection:
     """Select the synthesised answer, else the candidate with the most posterior mass, the first among equals.
 
     The fields of a structured answer are elected one by one.
     """
-    if ask.fused is None:
-        raise RuntimeError("no reply has been fused yet")
-    query, posterior, written = ask.query, ask.fused.posterior, ask.written
+    query, written = ask.query, ask.written
     best = posterior.index(max(posterior))
     confidence = ask.view.confidence(posterior[best])
     text, form = ask.view.candidates[best], ask.view.forms[best]

@@ -31,18 +31,6 @@ METRICS = ("focal", "fleiss_kappa", "disagreement", "binary_entropy", "q_statist
 MIN_ROWS = 20
 
 
-def columns_of(metrics: Sequence[str]) -> list[int]:
-    """The indices of these metrics in `METRICS`.
-
-    Raises:
-        ValueError: there is no such metric.
-    """
-    for name in metrics:
-        if name not in METRICS:
-            raise ValueError(f"metrics: there is no {name!r}; give some of {', '.join(METRICS)}")
-    return [METRICS.index(name) for name in metrics]
-
-
 def diversities(fails: F32, pools: F32, pairs: F32) -> F32:
     """The metrics (B, 7) of some pools; all 0 with fewer than `MIN_ROWS` rows or two members.
 
@@ -387,7 +375,7 @@ class _Lanes:
         n = data.fails.shape[1]
         self._data, self._pairs, self._width, self._settings, self._rng = data, pairs, width, settings, rng
         self._heads = settings.decider_head(n)
-        self._columns = columns_of(settings.metrics)
+        self._columns = [METRICS.index(name) for name in settings.metrics]
         self._seen = decider_view(
             np.ones((settings.lanes, n), np.float32), np.zeros((settings.lanes, len(self._columns)), np.float32)
         )
@@ -477,7 +465,8 @@ class RlFocal:
         self.unfused = 0
         self._rank, self._settings, self._rng = training.rank, settings, np.random.default_rng(training.seed)
         self._width = width_of(data, settings)
-        self._heads, self._columns = settings.decider_head(n), columns_of(settings.metrics)
+        self._heads = settings.decider_head(n)
+        self._columns = [METRICS.index(name) for name in settings.metrics]
         latest = data.fails[-window:]
         self._fails = np.zeros((window, n), np.float32)
         self._known = np.zeros((window, n), bool)

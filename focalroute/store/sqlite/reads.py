@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
@@ -30,7 +30,6 @@ from focalroute.store.sqlite.writes import find_differences
 if TYPE_CHECKING:
     import sqlite3
 
-T = TypeVar("T")
 
 _ANSWER = (
     "a.id, a.created_at, a.record, a.trajectory, a.receipt, a.texts, "
