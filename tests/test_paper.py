@@ -23,6 +23,8 @@ SCRIPTS = {
     "tables7_8": "RL-Focal, as published",
     "appendix_g": "adversarial",
 }
+#: Of these, the longest even where they are quick.
+SLOW = ("table1", "appendix_g")
 #: Those that need no log: they ask simulated models.
 ASKING = {"elicitation": "10 samples", "table6": "picked, greedily", "der": "DER minus"}
 
@@ -43,7 +45,9 @@ def test_the_pool_of_small_models_is_a_pool() -> None:
     assert [endpoint.name for endpoint in pool.endpoints] == ["llama-3.2-3b", "qwen-2.5-3b", "mistral-7b"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SCRIPTS]
+)
 def test_a_script_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def found(old: Learner, policies: tuple[Policy, Policy]) -> list[PolicyCompariso
     return [compare_policies(log_of(old, 300, seed), *policies, seed=seed) for seed in range(LOGS)]
 
 
+@pytest.mark.slow
 def test_estimates_are_unbiased_and_their_intervals_honest(
     old: Learner, new: Learner, found: list[PolicyComparison]
 ) -> None:

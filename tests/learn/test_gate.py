@@ -47,7 +47,7 @@ def compared(old: Learner, new: Learner, played: Played, share: float = 0) -> Co
 
 
 @pytest.mark.parametrize("share", [0, CHALLENGER_SHARE])
-@pytest.mark.parametrize("label", [True, False])
+@pytest.mark.parametrize("label", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_estimate_is_unbiased_and_its_interval_honest(
     old: Learner, new: Learner, truth: float, label: bool, share: float
 ) -> None:

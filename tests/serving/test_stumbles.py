@@ -110,7 +110,7 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"response_format": Person}, "give answer=Model instead"),
         ({"temperature": 0, "params": {"temperature": 1}}, "temperature: is in params, too"),
         ({"system": ""}, "system: give the instruction as text"),
-        ({"messages": [{"role": "user", "content": "?"}]}, "messages=; one of them"),
+        ({"messages": [{"role": "user", "content": "?"}]}, "query: give either the question as text or messages="),
         ({"answer": "nubmer"}, "did you mean 'number'?"),
         ({"answer": "integer"}, "did you mean 'number'?"),
         ({"answer": "boolean"}, "did you mean 'yes-no'?"),
@@ -149,7 +149,7 @@ def test_an_unknown_argument_is_named_before_any_endpoint_is_asked(
 
 
 def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
-    with pytest.raises(ConfigError, match="query: give the question as text, or messages="):
+    with pytest.raises(ConfigError, match="query: give either the question as text or messages="):
         ensemble.ask()
     with pytest.raises(ConfigError, match=r"query: give a string, or a list of messages"):
         ensemble.ask({"role": "user", "content": QUESTION})  # type: ignore[call-overload]

@@ -119,7 +119,7 @@ def restored(folder: Path, database: Path, log: Path) -> Path:
     return folder / "s.db"
 
 
-@pytest.mark.parametrize("calls", [10, 100])
+@pytest.mark.parametrize("calls", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_full_durability_keeps_what_was_acknowledged(keeper: Path, tmp_path: Path, calls: int) -> None:
     """Before the first checkpoint and after several; whether the later writes to either file were lost or not."""
     live, synced, acknowledged = write_until_killed(keeper, tmp_path, "full", calls)
