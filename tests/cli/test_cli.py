@@ -357,6 +357,7 @@ def test_the_demo_compares_with_honest_baselines() -> None:
         assert row["accuracy"] == pytest.approx((row["accuracy_before_drift"] + row["accuracy_after_drift"]) / 2)
 
 
+@pytest.mark.slow
 def test_the_demo_prints_a_table_that_fits_a_terminal() -> None:
     result = focalroute_apart("demo", "--queries", "20")
     assert (result.returncode, result.stderr) == (0, "")  # the first thing that anybody sees has no warnings

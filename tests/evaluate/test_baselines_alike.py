@@ -170,7 +170,7 @@ def test_a_published_router_decides_the_same_in_service_and_in_the_replay(tmp_pa
     assert theirs.usd.mean() == pytest.approx(usd, rel=0.05)
 
 
-@pytest.mark.parametrize(("name", "members"), [("random", 4), ("random-select", 2)])
+@pytest.mark.parametrize(("name", "members"), [pytest.param("random", 4, marks=pytest.mark.slow), ("random-select", 2)])
 def test_random_baselines_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
     table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
     ours, _ = both(name, BASELINES["round-robin"], table)

@@ -19,7 +19,7 @@ def watch(detector: Detector, share: float, outcomes: int, rng: random.Random) -
     return None
 
 
-@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("share", [0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.7, 0.9))])
 def test_false_alarms_are_rare(share: float) -> None:
     """About one in 5,000 outcomes at the most, as its documentation says."""
     rng, detector = random.Random(3), Detector()

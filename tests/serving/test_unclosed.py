@@ -162,7 +162,7 @@ def test_what_a_dropped_ensemble_paid_is_in_its_store(pool: SimulatedPool, tmp_p
         assert again.stats().asks == 1
 
 
-@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("used", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("made", ["Ensemble", "AsyncEnsemble"])
 def test_the_interpreter_ends_silently_and_at_once(pool: SimulatedPool, tmp_path: Path, made: str, used: bool) -> None:
     """With ensembles still held, by a module and in a knot, and all warnings on; no ask under way is waited for."""

@@ -18,7 +18,7 @@ from tests.learn.test_online import fill, put
 from tests.loopback import until
 
 
-@pytest.mark.parametrize("where", [None, ":memory:", "s.db"])
+@pytest.mark.parametrize("where", [None, pytest.param(":memory:", marks=pytest.mark.slow), "s.db"])
 def test_an_update_sees_the_store_wherever_it_is(
     where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

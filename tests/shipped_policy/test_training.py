@@ -72,7 +72,7 @@ def test_it_ignores_what_no_synthetic_log_has(nets: tuple[DeciderNet, FusionNet]
             assert not weights[layout.slices(layout.CONTEXT)["budget_left"]].any()
 
 
-@pytest.mark.parametrize("price", PRICES)
+@pytest.mark.parametrize("price", [PRICES[0], pytest.param(PRICES[1], marks=pytest.mark.slow)])
 def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
     nets: tuple[DeciderNet, FusionNet], pools: list[Views], price: float
 ) -> None:

@@ -40,7 +40,7 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_process_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> None:
     """kill -9 at random moments while three threads write, several lives of one file."""
     path = tmp_path / "s.db"
