@@ -324,19 +324,20 @@ class PoolMember:
         except CallFailed as error:
             if not capabilities.refuses(error.failure) and not (scored and _scores_none(error.failure)):
                 raise
-        answered = False  # if the fallback fails, too, the service may be out, which says nothing of the plan
         try:
             parsed = await self._pay(call, fallback)
-            answered = True
         except CallFailed as error:
-            answered = error.failure.kind == "unusable"
+            if error.failure.kind == "unusable":  # else the service may be out, which says nothing of the plan
+                self._give_up(way)
             raise
-        finally:
-            if answered:
-                if len(self._unsupported) >= _MAX_UNSUPPORTED:
-                    self._unsupported.clear()
-                self._unsupported.add(way)
+        self._give_up(way)
         return parsed
+
+    def _give_up(self, way: str) -> None:
+        """Use the fallback from now on, as the service answers it alone."""
+        if len(self._unsupported) >= _MAX_UNSUPPORTED:
+            self._unsupported.clear()
+        self._unsupported.add(way)
 
     async def _pay(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make one paid call: reserved before and settled after, however it ends.
