@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["barred", "open_folder"]
 
-_ANOTHER = 65534  # nobody
+_ANOTHER = 65534  # an account without rights on every Linux
 
 
 @contextlib.contextmanager

@@ -15,13 +15,14 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-def trust_hint(error: ssl.SSLCertVerificationError, *, authority: str, name: str) -> str:
-    """Return what to do about a server's certificate that is not trusted.
+def untrusted(error: ssl.SSLCertVerificationError, *, authority: str, name: str) -> tuple[str, str]:
+    """Return why a server's certificate is not trusted, and what to do about it.
 
     Args:
         authority: what to do if the authority that signed it is unknown.
         name: what to do if it is a certificate of another host.
     """
+    why = f"{type(error).__name__}: {error.verify_message}"
     if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
-        return "renew the server's certificate, or correct this machine's clock"
-    return name if error.verify_code in (_OTHER_HOST, _OTHER_IP) else authority
+        return why, "renew the server's certificate, or correct this machine's clock"
+    return why, name if error.verify_code in (_OTHER_HOST, _OTHER_IP) else authority

@@ -18,7 +18,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
 from focalroute.core.services import service_within
-from focalroute.core.tls import innermost, trust_hint
+from focalroute.core.tls import innermost, untrusted
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField
 from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import PROXY_LOGIN, refusal_of
@@ -99,8 +99,7 @@ def request_failure(error: BaseException) -> CallFailed:
         return CallFailed(Failure("connection", f"what came back is not HTTP ({cause})", hint=hint))
     message, hint = "could not reach the service", ""
     if isinstance(root, ssl.SSLCertVerificationError):
-        cause = f"{cause}: {root.verify_message}"
-        hint = trust_hint(
+        cause, hint = untrusted(
             root,
             authority="set verify, or SSL_CERT_FILE, to a file of the authority that signed the service's certificate",
             name="call the service in base_url by a name that is in its certificate",

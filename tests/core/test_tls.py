@@ -1,4 +1,4 @@
-"""What to do about a certificate that is not trusted depends on what is wrong with it."""
+"""The remedy for an untrusted certificate depends on what is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from focalroute.core.tls import trust_hint
+from focalroute.core.tls import untrusted
 
 
 @pytest.mark.parametrize(
@@ -14,5 +14,7 @@ from focalroute.core.tls import trust_hint
 )
 def test_the_remedy_fits_what_is_wrong_with_a_certificate(number: int, hint: str) -> None:
     error = ssl.SSLCertVerificationError()
-    error.verify_code = number
-    assert trust_hint(error, authority="authority", name="name").startswith(hint)
+    error.verify_code, error.verify_message = number, "it is odd"
+    why, remedy = untrusted(error, authority="authority", name="name")
+    assert why == "SSLCertVerificationError: it is odd"
+    assert remedy.startswith(hint)

@@ -769,7 +769,7 @@ def test_feedback_by_id_from_another_process_is_learned_from(pool: SimulatedPool
     code = """
 import atexit, sys
 from focalroute import Endpoint, Ensemble
-reviewer = Ensemble([Endpoint("nobody", base_url="http://localhost:9/v1", model="none")], store=sys.argv[1])
+reviewer = Ensemble([Endpoint("silent", base_url="http://localhost:9/v1", model="none")], store=sys.argv[1])
 reviewer.feedback(sys.argv[2], label="42")
 atexit.register(reviewer.feedback, sys.argv[2], label="42", source="at exit")
 """

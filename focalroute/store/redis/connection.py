@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from focalroute.core.errors import ConfigError, FocalrouteError, StoreError, needing
-from focalroute.core.tls import innermost, trust_hint
+from focalroute.core.tls import innermost, untrusted
 from focalroute.store.redis.address import RedisAddress
 
 if TYPE_CHECKING:
@@ -276,8 +276,7 @@ def _plain(error: Exception) -> str:
     root = innermost(error)
     cause, remedy = type(root).__name__, "start it, or check the address"
     if isinstance(root, ssl.SSLCertVerificationError):
-        cause = f"{cause}: {root.verify_message}"
-        remedy = trust_hint(
+        cause, remedy = untrusted(
             root,
             authority="give ssl_ca_certs= the file of the authority that signed its certificate",
             name="call it in the address by a name that is in its certificate",
