@@ -72,12 +72,13 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) 
     lines = [
         ["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500", "ahead from"]
     ]
+    compared = len(STEADY) * (len(_RIVALS) + 2)
     for name in STEADY:
         runs = [seed.lives[name].played() for seed in seeds]
-        cells = [_points(runs, [played[rival] for played in beside]) for rival in _RIVALS]
+        cells = [_points(runs, [played[rival] for played in beside], compared) for rival in _RIVALS]
         single = [played[_RIVALS[0]] for played in beside]
         halves = [
-            _points([run.part(part) for run in runs], [run.part(part) for run in single])
+            _points([run.part(part) for run in runs], [run.part(part) for run in single], compared)
             for part in (slice(None, 500), slice(-500, None))
         ]
         lines.append([f"focalroute, {name}", *cells, *halves, _ahead(runs, single)])
@@ -96,8 +97,8 @@ def _ahead(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
     return "never" if behind[-1] + 1 == len(lead) else str(behind[-1] + 2)
 
 
-def _points(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
-    return compare(runs, others).in_points()
+def _points(runs: Sequence[ReplayResult], others: Sequence[ReplayResult], compared: int) -> str:
+    return compare(runs, others, comparisons=compared).in_points()
 
 
 def _changes(seeds: Sequence[Seed]) -> str:
@@ -117,7 +118,7 @@ def _changes(seeds: Sequence[Seed]) -> str:
         cut = [run.part(part) for run in runs]
         accuracy = f"{np.mean([run.worth.mean() for run in cut]):.3f}"
         asked = f"{np.mean([run.asked[:, newcomer].mean() for run in cut]):.3f}"
-        lines.append([name, accuracy, _points(cut, [run.part(part) for run in same]), asked])
+        lines.append([name, accuracy, _points(cut, [run.part(part) for run in same], len(parts)), asked])
     lives = [seed.lives[CHANGING] for seed in seeds]
     unanswered = ", ".join(str(live.unanswered) for live in lives)
     failed = ", ".join(str(live.failed_calls) for live in lives)

@@ -299,27 +299,37 @@ def live_report(
     ask_all_usd = float(np.mean([run.usd.sum() for run in played["plurality"]]))
     methods = {name: score(name, runs, ask_all_usd) for name, runs in played.items()}
     ours = [name for name in played if name.startswith("der ")]
+    compared = len(ours) * len(FAMILIES)
     beside = {
         name: {
-            family: _beside(name, [row for row in played if row.startswith(starts)], methods, played)
+            family: _beside(name, [row for row in played if row.startswith(starts)], methods, played, compared)
             for family, starts in FAMILIES.items()
         }
         for name in ours
     }
     minus = {
-        name: {other: compare(played[name], runs) for other, runs in played.items() if other != name} for name in ours
+        name: {
+            other: compare(played[name], runs, comparisons=compared) for other, runs in played.items() if other != name
+        }
+        for name in ours
     }
     n = sum(len(run.worth) for run in played["plurality"])
     return LiveReport(title, n, seeds, scored, tuple(methods.values()), beside, minus)
 
 
 def _beside(
-    name: str, rows: Sequence[str], methods: Mapping[str, Score], played: Mapping[str, Sequence[ReplayResult]]
+    name: str,
+    rows: Sequence[str],
+    methods: Mapping[str, Score],
+    played: Mapping[str, Sequence[ReplayResult]],
+    compared: int,
 ) -> PairedDifference:
     curve = _envelope([methods[row] for row in rows])
-    found = beside_curve(methods[name], played[name], curve, [played[point.name] for point in curve])
+    found = beside_curve(
+        methods[name], played[name], curve, [played[point.name] for point in curve], comparisons=compared
+    )
     if found is None:
-        return compare(played[name], played[curve[0].name])
+        return compare(played[name], played[curve[0].name], comparisons=compared)
     low, high = 0.0 - found.ci95[1], 0.0 - found.ci95[0]
     return PairedDifference(0.0 - found.difference, (low, high), low > 0, low > -0.01)
 

@@ -1,13 +1,14 @@
-"""Accuracy, cost and calls of results, with bootstrap intervals; paired comparisons.
+"""Accuracy, cost and calls of results, with intervals; paired comparisons, corrected for their number.
 
-Neighbouring rows of a stream are alike, so blocks of 50 consecutive test rows are resampled, not single rows (Künsch
-1989, non-overlapping as in Carlstein 1986); the last block may be shorter. With fewer than 500 rows a block is a tenth
-of them, as a handful of blocks would make the interval too narrow, and a single one a point. Ten blocks still do, a
-little: such an interval holds the truth in 90 %, not 95 % (docs/evaluating.md).
+Intervals are Student's over the means of blocks of 50 consecutive test rows, as neighbouring rows of a stream are alike
+(batch means, Schmeiser 1982). With fewer than 500 rows a block is a tenth of them. Differences between training runs
+widen an interval: rows and runs are both taken as drawn at random (Owen 2007, "The pigeonhole bootstrap", eq. 5). A
+comparison that is one of several has the wider interval of Bonferroni, so that all of them hold together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,10 +17,9 @@ import numpy as np
 from focalroute.core.records import F64
 from focalroute.evaluate.replay import ReplayResult
 
-#: Consecutive test rows in one block of the bootstrap.
+#: Consecutive test rows in one block.
 BLOCK = 50
 _LEAST_BLOCKS = 10
-_RESAMPLES = 2000
 _TAIL = 0.025  # probability on either side of a 95 % interval
 _WORSE = -0.01  # a lower bound above this is "no worse"
 
@@ -70,7 +70,7 @@ class PairedDifference:
 
     Attributes:
         difference: the mean.
-        ci95: its 95 % interval, paired.
+        ci95: its interval, paired; those of all comparisons that were made hold together with 95 %.
         beats: the lower bound is above 0.
         no_worse: the lower bound is above -1 point.
     """
@@ -95,32 +95,58 @@ def span(ends: tuple[float, float], form: str = ".3f") -> str:
     return f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
-def interval(values: Sequence[F64], *, least: float = 0.0, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of all values; each array is one run over the same rows, in order.
+def interval(values: Sequence[F64], *, least: float = 0.0, comparisons: int = 1) -> tuple[float, float]:
+    """The 95 % interval of the mean of all values; each array is one run over the same rows, in order.
 
-    Rows are resampled: a block comes with the values of all runs, as the runs are not independent on the same rows.
-
-    If all n rows have the same value, resampling cannot vary it. Then up to a share 1 - 0.025^(1/n) of further rows may
-    have the lowest or highest value, as n rows miss such rows with probability 2.5 %. If all answers are right, or all
-    wrong, this is the interval of Clopper & Pearson (1934).
+    If all n rows have the same value, they do not tell how much it varies. Then up to a share 1 - 0.025^(1/n) of
+    further rows may have the lowest or highest value, as n rows miss such rows with probability 2.5 %. If all answers
+    are right, or all wrong, this is the interval of Clopper & Pearson (1934).
 
     Args:
         least: the lowest possible value; the highest is 1.
+        comparisons: how many intervals hold together with 95 %.
     """
-    rows = np.mean(values, axis=0)
-    if np.ptp(rows) == 0:
-        value, share = float(rows[0]), _TAIL ** (1 / len(rows))
-        return least + share * (value - least), 1 - share * (1 - value)
-    size = min(BLOCK, -(-len(rows) // _LEAST_BLOCKS))
-    blocks = [rows[at : at + size] for at in range(0, len(rows), size)]
-    sums, sizes = np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks])
-    drawn = np.random.default_rng(seed).integers(len(blocks), size=(_RESAMPLES, len(blocks)))
-    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
-    low, high = np.percentile(means, (100 * _TAIL, 100 - 100 * _TAIL)).tolist()
-    return low, high
+    runs, tail = np.stack(values), _TAIL / comparisons
+    mean, rows = float(runs.mean()), runs.shape[1]
+    if np.ptp(runs) == 0:
+        share = tail ** (1 / rows)
+        return least + share * (mean - least), 1 - share * (1 - mean)
+    starts = np.arange(0, rows, min(BLOCK, -(-rows // _LEAST_BLOCKS)))
+    off = np.add.reduceat(runs - mean, starts, axis=1) * (len(starts) / rows)  # (runs, blocks), of mean 0
+    error, freedom = _standard_error(off)
+    margin = student_quantile(tail, freedom) * error
+    return max(mean - margin, least), min(mean + margin, 1.0)
 
 
-def score(name: str, runs: Sequence[ReplayResult], ask_all_usd: float, *, seed: int = 0) -> Score:
+def _standard_error(off: F64) -> tuple[float, float]:
+    """The standard error of the mean of (runs, blocks), both drawn at random, and its degrees of freedom.
+
+    Welch & Satterthwaite's degrees of freedom. Runs that differ less than their blocks do by chance add nothing.
+    """
+    by_run, by_block = off.mean(axis=1), off.mean(axis=0)
+    n, k = off.shape
+    parts = [(float(by_block @ by_block) / (k * (k - 1)), k - 1)]
+    if n > 1:
+        rest = off - by_run[:, None] - by_block
+        common = float(by_run @ by_run) / (n * (n - 1)) - float((rest * rest).sum()) / (n * k * (n - 1) * (k - 1))
+        parts.append((max(common, 0.0), n - 1))
+    variance = sum(part for part, _ in parts)
+    if variance == 0:
+        return 0.0, 1.0
+    return math.sqrt(variance), variance**2 / sum(part**2 / freedom for part, freedom in parts)
+
+
+def student_quantile(tail: float, freedom: float) -> float:
+    """What Student's t with so many degrees of freedom exceeds with probability ``tail``, below 0.5."""
+    # t is sqrt(freedom) tan(angle), where the density of the angle is proportional to cos(angle)^(freedom - 1).
+    angles = np.linspace(0, math.pi / 2, 10_001)
+    density = np.cos(angles) ** (freedom - 1)
+    steps = (density[1:] + density[:-1]) / 2
+    above = np.append(np.cumsum(steps[::-1])[::-1], 0.0) / (2 * steps.sum())
+    return math.sqrt(freedom) * math.tan(float(np.interp(-tail, -above, angles)))
+
+
+def score(name: str, runs: Sequence[ReplayResult], ask_all_usd: float) -> Score:
     """Score results, one for each seed; ``ask_all_usd``: the cost of asking every endpoint on these rows."""
     paid = float(np.mean([run.usd.sum() for run in runs]))
     timed = {}
@@ -130,7 +156,7 @@ def score(name: str, runs: Sequence[ReplayResult], ask_all_usd: float, *, seed: 
     return Score(
         name=name,
         accuracy=float(np.mean([run.worth.mean() for run in runs])),
-        accuracy_ci95=interval([run.worth for run in runs], seed=seed),
+        accuracy_ci95=interval([run.worth for run in runs]),
         cost_usd_per_query=paid / len(runs[0].usd),
         cost_ratio=paid / ask_all_usd if ask_all_usd else 0.0,
         calls_per_query=float(np.mean([run.asked.sum(axis=1).mean() for run in runs])),
@@ -146,8 +172,11 @@ def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: 
     ]
 
 
-def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, seed: int = 0) -> PairedDifference:
+def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, comparisons: int = 1) -> PairedDifference:
     """Compare two methods on the same rows, with one `ReplayResult` for each seed.
+
+    Args:
+        comparisons: how many differences are shown together.
 
     Raises:
         ValueError: the rows do not pair up.
@@ -155,7 +184,7 @@ def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, seed:
     if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
         raise ValueError("both methods must be played on the same rows, with as many seeds")
     differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
-    low, high = interval(differences, least=-1.0, seed=seed)
+    low, high = interval(differences, least=-1.0, comparisons=comparisons)
     return PairedDifference(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)
 
 
@@ -165,7 +194,7 @@ def beside_curve(
     points: Sequence[Score],
     curve: Sequence[Sequence[ReplayResult]],
     *,
-    seed: int = 0,
+    comparisons: int = 1,
 ) -> PairedDifference | None:
     """Focalroute's curve at the method's cost, minus the method; None if the method costs less than every point.
 
@@ -181,4 +210,4 @@ def beside_curve(
         high = order[len(below)]
         cheap, dear = points[low].cost_ratio, points[high].cost_ratio
         found = mixed(found, curve[high], (method.cost_ratio - cheap) / (dear - cheap))
-    return compare(found, played, seed=seed)
+    return compare(found, played, comparisons=comparisons)

@@ -147,8 +147,8 @@ def evaluate(
     options = dataclasses.replace(options or EvalOptions(), **changes)
     table = read_table(log, pool, options.embedder, skip_bad_rows=options.skip_bad_rows, shown=progress)
     parts = split(table, per_task=options.split_by == "per-task", fraction=options.train_fraction)
-    first = Training(table, parts.train, options.seed, options.feedback_plan, options.show_task)
     rows = learning_order(table, parts.train, options.split_by)
+    first = Training(table, rows, options.seed, options.feedback_plan, options.show_task)
     stage = Stage(
         table,
         parts,
@@ -179,19 +179,20 @@ def _report(
     n_train: int,
     unfused: Mapping[str, int],
 ) -> Report:
-    table, seed, policy = runs.table, options.seed, options.policy
+    table, policy = runs.table, options.policy
+    compared = 2 * len(runs.others)  # each method with the shown point, and with the curve
     ours = [[run.played for run in each] for each in runs.ours]
     ask_all_usd = float(table.usd[runs.test].sum())
     points = []
     for n, (played, target) in enumerate(zip(ours, targets, strict=True)):
-        own = dataclasses.asdict(score(_OURS, played, ask_all_usd, seed=seed))
-        minus = {name: compare(played, other, seed=seed) for name, other in runs.others.items()}
+        own = dataclasses.asdict(score(_OURS, played, ask_all_usd))
+        minus = {name: compare(played, other, comparisons=compared) for name, other in runs.others.items()}
         error = calibration(runs, n).expected_error
         points.append(OperatingPoint(**own, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
     methods = []
     for name, other in runs.others.items():
-        one = score(name, other, ask_all_usd, seed=seed)
-        beside = beside_curve(one, other, points, ours, seed=seed)
+        one = score(name, other, ask_all_usd)
+        beside = beside_curve(one, other, points, ours, comparisons=compared)
         methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
     scored, served, seen = "accuracy", "trained", 0
     if all(query.label is None for query in table.queries):

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         single = play(best_in_hindsight(table, rows), table, rows)
         cells = [score(feedback, [one], ask_all_usd) for one in (*runs, single)]
         shown = [f"{cell.accuracy:.3f} @ {cell.cost_ratio:.3f}" for cell in cells]
-        gain = compare(runs, [single] * len(runs))
+        gain = compare(runs, [single] * len(runs), comparisons=len(BEFORE))
         print(f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]} | {gain.in_points()} |", flush=True)
 
 

@@ -133,7 +133,7 @@ def show_cold_start(data: Path, logs: Sequence[str], draws: int, rows: int) -> N
         for name, kind in FEEDBACK.items():
             runs = [pool.submit(cold_start, data, log, seed, rows, kind) for log, seed in jobs]
             accuracy, cost, *ahead = np.array([run.result() for run in runs]).T
-            cells = [student_points(one) for one in ahead]
+            cells = [student_points(one, len(FEEDBACK) * len(ahead)) for one in ahead]
             table.append([name, f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
     head = [
         "the cold start",

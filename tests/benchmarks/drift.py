@@ -134,7 +134,8 @@ def table(title: str, make: Callable[[int], tuple[LogTable, int]], explore: bool
         plain = plain or played
         half = len(played[0].worth) // 2
         parts = [slice(half, half + SOON), slice(half + SOON, None), slice(0, half)]
-        cells = [_against(played, plain, part) for part in parts]
+        compared = (len(VARIANTS) - 1) * len(parts)
+        cells = [_against(played, plain, part, compared) for part in parts]
         cost = statistics.fmean(run[1] for run in runs)
         probes, decided = statistics.fmean(run[2] for run in runs), statistics.fmean(run[3] for run in runs)
         print(f"| {name} | {' | '.join(cells)} | {cost:.3f} | {probes:.1%} | {decided:.0%} |", flush=True)
@@ -155,12 +156,12 @@ def _played(
     return played, played.usd.sum() / stream.usd.sum(), probes / (played.usd.sum() - probes), decided
 
 
-def _against(played: Sequence[ReplayResult], plain: Sequence[ReplayResult], part: slice) -> str:
+def _against(played: Sequence[ReplayResult], plain: Sequence[ReplayResult], part: slice, compared: int) -> str:
     one, other = ([run.part(part) for run in runs] for runs in (played, plain))
     accuracy = np.mean([run.worth.mean() for run in one])
     if played is plain:
         return f"{accuracy:.3f}"
-    return f"{accuracy:.3f} {compare(one, other).in_points()}"
+    return f"{accuracy:.3f} {compare(one, other, comparisons=compared).in_points()}"
 
 
 def detector() -> None:
@@ -208,7 +209,9 @@ def exchanged() -> None:
             for cost, runs in zip(COSTS, columns, strict=True):
                 runs.append(_held(policy, stream, seed, cost, (half, 2 * half), detect=detect))
     for detect, columns in cells.items():
-        shown = [_against(runs, plain, slice(None)) for runs, plain in zip(columns, cells[False], strict=True)]
+        shown = [
+            _against(runs, plain, slice(None), len(COSTS)) for runs, plain in zip(columns, cells[False], strict=True)
+        ]
         print(f"| {'detector' if detect else 'without'} | {' | '.join(shown)} |", flush=True)
 
 
@@ -228,6 +231,7 @@ def trained_before() -> None:
         "the best joins": ({best: None}, {}),
     }
     parts = {"first 100 after": slice(0, 100), "next 300": slice(100, 400), "the rest": slice(400, None)}
+    compared = len(changes) * len(HELD) * len(parts)
     print("| change | held at | " + " | ".join(parts) + " |\n|" + "---|" * (len(parts) + 2))
     for change, (before, after) in changes.items():
         old, new = _with(queries, before), _with(queries, after)
@@ -241,7 +245,7 @@ def trained_before() -> None:
                 for cost, runs in found.items():
                     runs[side].append(_held(policy, served, seed, cost, (half, changed_at, len(queries))))
         for cost, (ours, knew) in found.items():
-            cells = [_beside(ours, knew, part) for part in parts.values()]
+            cells = [_beside(ours, knew, part, compared) for part in parts.values()]
             print(f"| {change} | {cost:g} | {' | '.join(cells)} |", flush=True)
 
 
@@ -273,9 +277,9 @@ def _held(
     return played
 
 
-def _beside(ours: Sequence[ReplayResult], knew: Sequence[ReplayResult], part: slice) -> str:
+def _beside(ours: Sequence[ReplayResult], knew: Sequence[ReplayResult], part: slice, compared: int) -> str:
     one, other = ([run.part(part) for run in runs] for runs in (ours, knew))
-    return f"{np.mean([run.worth.mean() for run in one]):.3f} {compare(one, other).in_points()}"
+    return f"{np.mean([run.worth.mean() for run in one]):.3f} {compare(one, other, comparisons=compared).in_points()}"
 
 
 def _primes(seed: int) -> LogTable:

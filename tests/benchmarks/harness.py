@@ -25,6 +25,7 @@ from pathlib import Path
 
 from focalroute import AsyncEnsemble, Budget, Endpoint
 from focalroute.core.records import F64
+from focalroute.evaluate.metrics import student_quantile
 from tests.benchmarks.peers import MESSAGES as MESSAGES
 from tests.benchmarks.peers import PROMPT as PROMPT
 from tests.benchmarks.peers import Call
@@ -88,12 +89,10 @@ def quartiles(values: Sequence[float], unit: float = 1e3) -> str:
     return f"{middle} ({low} - {high})"
 
 
-def student_points(differences: F64) -> str:
-    """Mean and Student's 95 % interval of differences of shares, in points."""
-    from scipy.stats import t as student
-
+def student_points(differences: F64, comparisons: int = 1) -> str:
+    """Mean and Student's interval of differences of shares, in points; all comparisons hold together with 95 %."""
     points = 100 * differences
-    margin = student.ppf(0.975, len(points) - 1) * points.std(ddof=1) / math.sqrt(len(points))
+    margin = student_quantile(0.025 / comparisons, len(points) - 1) * points.std(ddof=1) / math.sqrt(len(points))
     return f"{points.mean():+.1f} ({points.mean() - margin:+.1f} to {points.mean() + margin:+.1f})"
 
 

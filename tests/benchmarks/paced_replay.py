@@ -117,10 +117,10 @@ def accuracy(runs: Runs) -> float:
     return float(np.mean([run.worth.mean() for run in runs]))
 
 
-def show(point: float, under_way: int, target: float, paced: Runs, fixed: Sequence[Runs]) -> None:
+def show(point: float, under_way: int, target: float, paced: Runs, fixed: Sequence[Runs], compared: int) -> None:
     """One row of the table."""
     best = best_fixed(fixed, mean_usd(paced))
-    found = compare(paced, best)
+    found = compare(paced, best, comparisons=compared)
     low, high = (100 * end for end in found.ci95)
     spread = [run.usd.mean() / target for run in paced]
     cells = (
@@ -163,14 +163,16 @@ def main() -> None:
     columns = ("point", "under way", "target, USD", "mean cost / target (seeds)", "accuracy",
         "best fixed @ its cost / target", "difference, points", "no worse")  # fmt: skip
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for point in map(float, given.points.split(",")):
+    points = [float(point) for point in given.points.split(",")]
+    together = [int(calls) for calls in given.under_way.split(",")]
+    for point in points:
         target = point * ask_all_usd
-        for under_way in map(int, given.under_way.split(",")):
+        for under_way in together:
             paced = []
             for seed, policy in enumerate(trained):
                 price = price_at(policy, point)
                 paced.append(served(policy, table, rows, seed, price, Late(target, price, under_way)))
-            show(point, under_way, target, paced, fixed)
+            show(point, under_way, target, paced, fixed, len(points) * len(together))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     logged = read_table(log, pool, None, skip_bad_rows=False, shown=False)
     parts = split(logged, per_task=given.per_task, fraction=given.train_fraction)
     rows = learning_order(logged, parts.train, "per-task" if given.per_task else "stream")
-    training = Training(logged, parts.train, 0)
+    training = Training(logged, rows, 0)
     ask_all_usd = float(logged.usd[parts.test].sum())
     a_query = ask_all_usd / len(parts.test)
     points = [float(point) / (a_query if given.usd else 1) for point in given.points.split(",")]
@@ -78,13 +78,14 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
     curve = [score(OURS, played, ask_all_usd) for played in ours]
     first = min(range(len(points)), key=lambda n: curve[n].cost_ratio)
+    compared = (len(ROUTERS) + 1) * len(points) + 1
     cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
 
     def add(name: str, point: int, played: Sequence[ReplayResult]) -> None:
         one = score(name, played, ask_all_usd)
-        beside = beside_curve(one, played, curve, ours)
+        beside = beside_curve(one, played, curve, ours, comparisons=compared)
         if beside is None:  # cheaper than the curve: where its cheapest point has fewer right, that is surely so
-            beside = compare(ours[first], played)
+            beside = compare(ours[first], played, comparisons=compared)
         cells.setdefault(name, [None] * len(points))[point] = {
             **dataclasses.asdict(one),
             "curve_minus": dataclasses.asdict(beside),

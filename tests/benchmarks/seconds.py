@@ -116,6 +116,7 @@ def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[
     yield f"| {title} | accuracy | above | gain | minus the best single | minus plurality | cost | p50 | p95 |"
     yield f"|{'---|' * 9}"
     best, vote = runs["best single"], runs["plurality"]
+    compared = 3 * len(runs)
     gains = {}
     for weight, worth in itertools.product(COST_WEIGHTS, WORTH[1:]):
         rewards = [_reward(runs[NAME.format(weight, at)], ask_all_usd, weight, worth) for at in (worth, 0)]
@@ -132,8 +133,8 @@ def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[
         if name.startswith(OURS):
             above = ""
         elif below:
-            above = _gap(found, runs[max(below, key=lambda other: places[other].accuracy)])
-        gaps = [_gap(found, other) for other in (best, vote)]
+            above = _gap(found, runs[max(below, key=lambda other: places[other].accuracy)], compared)
+        gaps = [_gap(found, other, compared) for other in (best, vote)]
         told = [name, f"{at.accuracy:.3f}", above, gains.get(name, ""), *gaps]
         yield f"| {' | '.join(told)} | {at.cost:.3f} | {at.half:.2f} | {at.most:.2f} |"
 
@@ -147,8 +148,8 @@ def _reward(runs: Sequence[ReplayResult], ask_all_usd: Sequence[float], cost_wei
     return float(np.mean(found))
 
 
-def _gap(found: Sequence[ReplayResult], other: Sequence[ReplayResult]) -> str:
-    return compare(found, other).in_points()
+def _gap(found: Sequence[ReplayResult], other: Sequence[ReplayResult], compared: int) -> str:
+    return compare(found, other, comparisons=compared).in_points()
 
 
 def main() -> None:

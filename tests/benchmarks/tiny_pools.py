@@ -83,7 +83,7 @@ def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
     for pool, runs in enumerate(results, 1):
         late = [runs[name].part(slice(LEARNED, None)) for name in ("cold", SINGLE)]
         cells = [f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)]
-        rows.append([str(pool), *cells, compare(late[:1], late[1:]).in_points()])
+        rows.append([str(pool), *cells, compare(late[:1], late[1:], comparisons=len(results)).in_points()])
     return rows
 
 
@@ -93,7 +93,7 @@ def _means(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
         cells = []
         for rival in RIVALS:
             ahead = np.array([runs[ours].worth.mean() - runs[rival].worth.mean() for runs in results])
-            cells.append(student_points(ahead))
+            cells.append(student_points(ahead, len(OURS) * len(RIVALS)))
         rows.append([f"focalroute, {ours}", *cells])
     return rows
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
-from focalroute.evaluate.metrics import BLOCK, compare, interval, mixed, score
+from focalroute.evaluate.metrics import BLOCK, compare, interval, mixed, score, student_quantile
 from focalroute.evaluate.replay import ReplayResult
 
 
@@ -88,9 +89,34 @@ def test_a_mixture_is_the_expectation_of_a_coin() -> None:
         mixed([_played([1])], [], 0.5)
 
 
-def test_the_interval_is_the_same_every_time() -> None:
-    flips = np.random.default_rng(1).integers(2, size=500).astype(np.float64)
-    assert interval([flips], seed=4) == interval([flips], seed=4)
+@pytest.mark.parametrize(("rows", "runs", "apart"), [(60, 1, 0.0), (60, 5, 0.0), (1000, 5, 0.03)])
+def test_intervals_hold_the_truth_in_95_percent(rows: int, runs: int, apart: float) -> None:
+    """Runs share the luck of most rows; each may be better or worse than the mean run by a little."""
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(500):
+        rare = rng.random(rows)
+        drawn = [np.where(rng.random(rows) < 0.7, rare, rng.random(rows)) for _ in range(runs)]
+        low, high = interval([(one < 0.7 + apart * rng.standard_normal()).astype(np.float64) for one in drawn])
+        held += low <= 0.7 <= high
+    assert 0.93 <= held / 500 <= 0.97
+
+
+def test_all_of_many_comparisons_hold_together() -> None:
+    rng = np.random.default_rng(6)
+    alone = together = 0
+    for _ in range(50):
+        methods = [rng.integers(2, size=300).astype(np.float64) for _ in range(20)]
+        alone += all(low <= 0.5 <= high for low, high in (interval([one]) for one in methods))
+        together += all(low <= 0.5 <= high for low, high in (interval([one], comparisons=20) for one in methods))
+    assert alone < 30
+    assert together >= 45
+
+
+@pytest.mark.parametrize("tail", [0.025, 0.0008])
+@pytest.mark.parametrize("freedom", [1.0, 1.7, 9.0, 400.0])
+def test_students_quantiles_are_scipys(tail: float, freedom: float) -> None:
+    assert student_quantile(tail, freedom) == pytest.approx(student.isf(tail, freedom), rel=1e-4)
 
 
 def test_beats_and_no_worse_go_by_the_lower_bound() -> None:
