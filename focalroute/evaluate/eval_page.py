@@ -179,9 +179,9 @@ def _figures(report: Report) -> Section:
         "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks the "
         "endpoints that focalroute asked on another query. ECE: the expected calibration error. "
         "s: seconds until the answer, mean and "
-        f"95 %{', by a model: the log has none' * report.modelled_seconds}. All intervals are paired where two "
-        f"are compared, by a bootstrap over blocks of up to {BLOCK} consecutive test queries, "
-        "each with its answers of all seeds.",
+        f"95 %{', by a model: the log has none' * report.modelled_seconds}. Intervals are Student's "
+        f"over blocks of up to {BLOCK} consecutive test queries and over seeds. Differences are paired, and all of "
+        "them hold together with 95 %.",
         table=TextTable(
             columns,
             [tuple(_cells(row, shown)) for row in every],

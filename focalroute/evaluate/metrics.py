@@ -137,7 +137,7 @@ def _standard_error(off: F64) -> tuple[float, float]:
 
 
 def student_quantile(tail: float, freedom: float) -> float:
-    """What Student's t with so many degrees of freedom exceeds with probability ``tail``, below 0.5."""
+    """Return the value that Student's t exceeds with probability ``tail``, which is below 0.5."""
     # t is sqrt(freedom) tan(angle), where the density of the angle is proportional to cos(angle)^(freedom - 1).
     angles = np.linspace(0, math.pi / 2, 10_001)
     density = np.cos(angles) ** (freedom - 1)
