@@ -30,6 +30,7 @@ ENGINES = {
     "httpx": {"core/network.py", "endpoints/http.py", "money/prices.py"},
     "tomlkit": {"money/prices.py"},
     "aiohttp": {"endpoints/http.py", "sim/server.py"},  # a client, and the simulated service it may talk to
+    "tenacity": {"endpoints/calls.py"},
     "typer": {  # a command is declared beside what it does
         f"cli/{name}.py"
         for name in (

@@ -9,10 +9,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
+
+import tenacity
 
 from focalroute.core.errors import CallFailed
-from focalroute.core.records import Failure, Query
+from focalroute.core.records import Query
 from focalroute.money.budget import AskBudget
 
 
@@ -46,6 +48,7 @@ class StreamSink:
 
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
@@ -92,26 +95,85 @@ async def call_with_retries(
     Raises:
         CallFailed: the last attempt failed.
     """
-    attempt = 1
-    while True:
-        try:
-            return await call()
-        except CallFailed as error:
-            if not error.failure.retryable or closed() or attempt >= attempts or context.retries < 1:
-                raise
-            wait_s = _wait_s(error.failure, attempt)
-            if wait_s > _LONGEST_ASKED_S or wait_s >= context.left_s or not worth(wait_s):
-                raise
-        context.retries -= 1
-        attempt += 1
-        await asyncio.sleep(wait_s)
+    try:
+        return await call()  # most calls succeed at once, and need no retries
+    except CallFailed as error:
+        retried = _RetriedCall(call, context, attempts, closed, worth, [_without_traceback(error)])
+    answer: T | CallFailed | asyncio.CancelledError = await tenacity.AsyncRetrying(
+        retry=_may_retry,
+        stop=_must_stop,
+        wait=_wait,
+        before_sleep=_count_retry,
+        sleep=asyncio.sleep,
+        retry_error_callback=_outcome,
+    )(_attempt, retried)
+    if not isinstance(answer, CallFailed | asyncio.CancelledError):
+        return answer
+    try:
+        raise answer
+    finally:
+        del answer  # else this frame and its traceback would hold each other
 
 
-def _wait_s(failure: Failure, attempt: int) -> float:
-    """Return the wait after a failed attempt (1-based): as the service asked, else exponential with full jitter.
+@dataclass(slots=True)
+class _RetriedCall(Generic[T]):
+    """A call that is retried, and its limits; ``failed`` holds its first failure until tenacity takes it.
+
+    Tenacity gets it as an argument, and failures and cancellations as values. Tenacity's state and exceptions form
+    reference cycles, which would otherwise keep an ask and all its replies until the garbage collector runs.
+    """
+
+    call: Callable[[], Awaitable[T]]
+    context: CallContext
+    attempts: int
+    closed: Callable[[], bool]
+    worth: Callable[[float], bool]
+    failed: list[CallFailed]
+
+
+def _without_traceback(error: E) -> E:
+    """Drop an error's traceback and context, whose frames refer back to what keeps the error."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
+async def _attempt(retried: _RetriedCall[T]) -> T | CallFailed | asyncio.CancelledError:
+    if retried.failed:
+        return retried.failed.pop()
+    try:
+        return await retried.call()
+    except (CallFailed, asyncio.CancelledError) as error:
+        return _without_traceback(error)
+
+
+def _outcome(state: tenacity.RetryCallState) -> Any:
+    return state.outcome.result() if state.outcome else None
+
+
+def _may_retry(state: tenacity.RetryCallState) -> bool:
+    error, retried = _outcome(state), state.args[0]
+    return isinstance(error, CallFailed) and error.failure.retryable and not retried.closed()
+
+
+def _must_stop(state: tenacity.RetryCallState) -> bool:
+    retried, wait = state.args[0], state.upcoming_sleep
+    if state.attempt_number >= retried.attempts or retried.context.retries < 1:
+        return True
+    return bool(wait > _LONGEST_ASKED_S or wait >= retried.context.left_s or not retried.worth(wait))
+
+
+def _count_retry(state: tenacity.RetryCallState) -> None:
+    state.args[0].context.retries -= 1
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    """Return the wait in seconds: as the service asked, else exponential with full jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
-    if failure.retry_after_s is not None:
-        return failure.retry_after_s
-    return random.uniform(0, min(_FIRST_WAIT_S * 2 ** (attempt - 1), _MAX_WAIT_S))  # noqa: S311 - jitter, no secret
+    error = _outcome(state)
+    asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
+    if asked is not None:
+        return asked
+    ceiling = min(_FIRST_WAIT_S * 2 ** (state.attempt_number - 1), _MAX_WAIT_S)
+    return random.uniform(0, ceiling)  # noqa: S311 - jitter, no secret
