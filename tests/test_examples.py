@@ -70,6 +70,7 @@ def test_no_example_is_long() -> None:
     assert {name: length for name, length in lengths.items() if length >= 60} == {}
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path) -> None:
     """Cell by cell in a kernel of its own, where an event loop runs already."""
     notebook = nbformat.reads(NOTEBOOK.read_text("utf-8"), as_version=4)  # type: ignore[no-untyped-call]

@@ -69,6 +69,7 @@ def test_every_question_has_its_line_and_a_run_goes_on_where_it_stopped(
     assert [row["id"] == rows[row["index"]]["id"] for row in again] == [True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGINT")
 def test_an_interrupt_says_how_to_go_on(folder: Path) -> None:
     async def hanging(*_: Any) -> web.StreamResponse:
@@ -268,7 +269,7 @@ def test_ask_takes_a_system_message_and_parameters_and_shows_each_members_reply(
     assert "give NAME=VALUE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["batch", "collect"])
+@pytest.mark.parametrize("command", ["batch", pytest.param("collect", marks=pytest.mark.slow)])
 def test_a_full_disk_is_an_error_that_names_the_file(pool_file: Path, folder: Path, command: str) -> None:
     """No file may grow, which fails as a full disk does."""
     code = (

@@ -181,6 +181,7 @@ def test_a_chat_as_json_is_a_line_for_each_thing(pool_file: Path) -> None:
     assert json.loads(failed.stdout).keys() == {"error"}
 
 
+@pytest.mark.slow
 def test_a_chat_without_standard_input_ends_at_once(pool_file: Path) -> None:
     command = [sys.executable, "-m", "focalroute", "chat", "--pool", str(pool_file)]
     done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, text=True, timeout=120)
@@ -325,6 +326,7 @@ def test_output_that_cannot_be_written_is_an_error_and_not_a_traceback() -> None
     assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.slow
 def test_without_standard_error_standard_output_has_only_what_was_asked_for() -> None:
     """The key was written into the file of keys, which no server reads then."""
     command = ["sh", "-c", '"$0" -m focalroute key alice 2>&-', sys.executable]

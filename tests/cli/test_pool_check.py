@@ -221,6 +221,7 @@ def test_features_declared_in_the_file_are_found(open_pool: SimulatedPool) -> No
     assert found.capabilities.top_logprobs == 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGINT")
 def test_an_interrupt_ends_it_at_once_where_a_service_hangs(tmp_path: Path) -> None:
     """The thread with the listing was waited for, up to its timeout."""

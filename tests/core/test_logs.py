@@ -26,7 +26,9 @@ with Ensemble([only]) as ensemble:
 """
 
 
-@pytest.mark.parametrize("level", ["", pytest.param("info", marks=pytest.mark.slow), "debug", "nonsense"])
+@pytest.mark.parametrize(
+    "level", ["", *(pytest.param(level, marks=pytest.mark.slow) for level in ("info", "nonsense")), "debug"]
+)
 def test_the_log_on_standard_error(level: str) -> None:
     async def say(request: web.Request, body: Any) -> web.StreamResponse:
         return json_reply(completion("That it is salty."))

@@ -463,6 +463,7 @@ def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path
                 Ensemble([endpoint(base_url=url, **settings)])
 
 
+@pytest.mark.slow
 def test_many_calls_at_a_time_are_made_where_few_files_may_be_open() -> None:
     """As on a Mac, which allows 256: with no file left every call failed, and nothing more could be imported."""
     code = """

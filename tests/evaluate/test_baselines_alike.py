@@ -70,9 +70,13 @@ def test_every_baseline_serves_or_says_why_not() -> None:
     ("name", "make"),
     [
         ("plurality", lambda training: Vote(training.rank)),
-        ("mean", lambda training: MeanVote(training.rank)),
+        pytest.param("mean", lambda training: MeanVote(training.rank), marks=pytest.mark.slow),
         ("best-single", lambda training: First(training.rank)),
-        ("round-robin", lambda training: ReplayedRoundRobin(len(training.table.endpoints))),
+        pytest.param(
+            "round-robin",
+            lambda training: ReplayedRoundRobin(len(training.table.endpoints)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_baselines_in_replay_and_service_ask_and_answer_the_same_ties_included(
@@ -156,7 +160,10 @@ def test_the_cascade_asks_a_free_form_question_twice_and_on_where_they_differ(tm
         assert play(serving, table, np.arange(2), feedback="none").asked.sum(axis=1).tolist() == calls
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("carrot-knn", "lin-ucb") else [pytest.mark.slow]) for name in ROUTERS],
+)
 def test_a_published_router_decides_the_same_in_service_and_in_the_replay(tmp_path: Path, name: str) -> None:
     """It is one router behind both, fitted alike and held to one cost by the same pacer."""
     table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)
@@ -170,6 +177,7 @@ def test_a_published_router_decides_the_same_in_service_and_in_the_replay(tmp_pa
     assert theirs.usd.mean() == pytest.approx(usd, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "members"), [pytest.param("random", 4, marks=pytest.mark.slow), ("random-select", 2)])
 def test_random_baselines_are_even_and_repeatable(tmp_path: Path, name: str, members: int) -> None:
     table = table_of(tmp_path, stream(ROWS, SKILLS), PRICES)

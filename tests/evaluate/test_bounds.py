@@ -39,6 +39,7 @@ def test_a_packed_line_is_read_no_further_than_a_line_may_be(tmp_path: Path) -> 
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_log_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path: Path) -> None:
     """Even of short lines."""
     path = tmp_path / "log.jsonl.gz"

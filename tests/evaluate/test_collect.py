@@ -420,6 +420,7 @@ def test_a_pool_that_answers_nothing_is_a_failure_that_says_why(tmp_path: Path, 
     assert endpoint["error"].startswith("connection: ")
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_no_line(tmp_path: Path, pool: SimulatedPool) -> None:
     rows = [{"id": q.id, "prompt": q.text, "choices": list(q.choices), "label": q.label} for q in stream(1000, seed=7)]
     source, pool_file, out = written(tmp_path / "q.jsonl", rows), tmp_path / "pool.toml", tmp_path / "log.jsonl"

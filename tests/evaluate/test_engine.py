@@ -254,6 +254,7 @@ def _assert_one_budget_is_kept(engine: Engine, pool: SimulatedPool, dataset: Pat
     assert [one.id for one in read_log(out)] == [question.id for question in questions]
 
 
+@pytest.mark.slow
 def test_several_machines_keep_to_one_budget(pool: SimulatedPool, dataset: Path, tmp_path: Path) -> None:
     _assert_one_budget_is_kept(TwoMachines(), pool, dataset, tmp_path)
 

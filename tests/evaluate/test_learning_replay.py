@@ -92,7 +92,7 @@ def test_the_refitted_fusion_learns_and_the_decider_stays(tmp_path: Path) -> Non
     assert played.worth[150:].mean() > frozen.worth[150:].mean() + 0.1
 
 
-@pytest.mark.parametrize("kind", [Online, Refitted])
+@pytest.mark.parametrize("kind", [pytest.param(Online, marks=pytest.mark.slow), Refitted])
 def test_it_sees_only_what_it_asked_for(tmp_path: Path, kind: type[Online | Refitted]) -> None:
     """With every output that was not asked for changed, it does the same."""
     table = table_of(tmp_path, stream(150, BEFORE), PRICES)

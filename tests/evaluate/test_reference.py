@@ -39,7 +39,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
         ),
         ("zeroeval12", True, {"best-single-train": (0.817, 0.052), "plurality": (0.838, 1), "oracle": 0.946}),
         pytest.param("llmrouter9", False, {"best-single-train": 0.749, "oracle": 0.879}, marks=pytest.mark.slow),
-        ("llmrouter9", True, {"best-single-train": 0.596, "oracle": 0.778}),
+        pytest.param("llmrouter9", True, {"best-single-train": 0.596, "oracle": 0.778}, marks=pytest.mark.slow),
     ],
 )
 def test_reference_figures(name: str, per_task: bool, expected: dict[str, float | tuple[float, float]]) -> None:

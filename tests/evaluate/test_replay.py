@@ -185,6 +185,7 @@ def test_a_wrong_score_is_turned_round(tmp_path: Path) -> None:
     assert (told.worth, told.values) == (0.25, {0: 0.25, 1: 0.75})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "mean"), [pytest.param(0.05, 0.05, marks=pytest.mark.slow), (1.0, 0.2 + 0.8 / 5)])
 def test_biased_feedback_is_of_wrong_answers_five_times_as_often(long: LogTable, share: float, mean: float) -> None:
     """The share stays as it is in the mean, up to where every wrong answer gets it."""

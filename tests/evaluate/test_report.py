@@ -49,6 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return evaluate(*given, operating_points=(0.2, 1.0), seed=3, seeds=2, settings=BRIEF)
 
 
+@pytest.mark.slow
 def test_a_closed_or_full_output_does_not_lose_what_was_played(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +257,7 @@ def test_presets_are_rows_beside_the_others(
     assert "preset-rl-focal" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_questions_that_a_preset_could_not_fuse_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,6 +328,7 @@ def test_nothing_that_is_read_is_written_over_and_nothing_twice(
     assert [Path(file).read_text() for file in ("log.jsonl", "pool.toml")] == ["as it was"] * 2
 
 
+@pytest.mark.slow
 def test_a_page_on_standard_output_is_all_that_is_printed(given: tuple[Path, Path]) -> None:
     """The table followed it, and JSON, too, with two options."""
     log, pool = map(str, given)

@@ -53,6 +53,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_where_an_uninterrupted_one_does(given: tuple[Path, Path], tmp_path: Path) -> None:
     """SIGKILL from outside as soon as something is kept; the same models, byte for byte."""
     log, pool = given
@@ -143,7 +144,7 @@ def test_an_empty_name_of_a_folder_is_refused(arguments: list[str]) -> None:
     assert "is empty; give a folder" in done.stderr
 
 
-@pytest.mark.parametrize("show_task", [True, False])
+@pytest.mark.parametrize("show_task", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_tasks_are_learned_only_where_they_are_shown(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], show_task: bool
 ) -> None:
@@ -162,6 +163,7 @@ def test_tasks_are_learned_only_where_they_are_shown(
     assert set(experience.book) == expected
 
 
+@pytest.mark.slow
 def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

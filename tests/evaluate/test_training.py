@@ -326,6 +326,7 @@ def test_a_published_policy_serves_and_can_be_learned_on_from(table: LogTable, t
     assert played.asked.any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_many_good_endpoints_that_agree_on_free_answers_are_trained_and_served(tmp_path: Path) -> None:
     """Their evidence adds up to more than float32 has odds for."""
     names = [f"e{i}" for i in range(30)]
@@ -349,6 +350,7 @@ def test_an_endpoint_that_the_log_never_asked_costs_what_its_price_says(tmp_path
     assert observer.order() == (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTable) -> None:
     (found,) = train_each([TrainingJob(recorded(table, np.arange(100)), SMALL)], range(5, 8))
     assert [one.seed for one in found] == [5, 6, 7]

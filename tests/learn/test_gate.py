@@ -46,7 +46,7 @@ def compared(old: Learner, new: Learner, played: Played, share: float = 0) -> Co
     return judge(evidence(nets(old, 1), nets(new, 2), episodes_of(played), share=share))
 
 
-@pytest.mark.parametrize("share", [0, CHALLENGER_SHARE])
+@pytest.mark.parametrize("share", [pytest.param(0, marks=pytest.mark.slow), CHALLENGER_SHARE])
 @pytest.mark.parametrize("label", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_estimate_is_unbiased_and_its_interval_honest(
     old: Learner, new: Learner, truth: float, label: bool, share: float
@@ -66,6 +66,7 @@ def test_the_estimate_is_unbiased_and_its_interval_honest(
     assert np.mean([one.right for one in found]) + saved == pytest.approx(truth, abs=1.5 if label else 3.0)
 
 
+@pytest.mark.slow
 def test_a_trial_says_more_than_as_many_answers_of_the_champion(old: Learner) -> None:
     """Where the challenger often does what the champion hardly ever does."""
     sure = learned(8, 0)

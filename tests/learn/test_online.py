@@ -158,6 +158,7 @@ def test_a_trial_that_unpacks_to_very_much_begins_anew(tmp_path: Path, monkeypat
     assert read_trial(tmp_path, 1, 2).parent is None
 
 
+@pytest.mark.slow
 def test_a_challenger_that_is_worse_goes_and_another_one_comes(store: Store, tmp_path: Path) -> None:
     """A Decider that is made to pick at random."""
     good = learned(4, 0)
@@ -226,6 +227,7 @@ def test_a_published_policy_is_watched_until_its_predecessor_cannot_be_shown_to_
     assert bundle.current(tmp_path) == 2
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_serve_the_challenger_evaluates_it_on_the_champions_answers(
     store: Store, tmp_path: Path
 ) -> None:
@@ -341,6 +343,7 @@ def test_greedy_serving_teaches_the_fusion_alone(store: Store, tmp_path: Path) -
     assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).status == "published"
 
 
+@pytest.mark.slow
 def test_a_broken_fusion_is_not_taken(store: Store, tmp_path: Path) -> None:
     """A learning rate that ruins it: not a step of the way there is likely better, and there is nothing to publish."""
     good = learned(4, 0)
@@ -409,6 +412,7 @@ def test_a_new_endpoint_gets_a_row_and_the_others_keep_theirs(store: Store, tmp_
     assert state["decider.second.names"].shape[0] == 5
 
 
+@pytest.mark.slow
 def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Store, tmp_path: Path) -> None:
     put(tmp_path, linear_learner())
     fill(store, play(linear_learner(), 500, 0, version=1))

@@ -44,6 +44,7 @@ def test_the_mean_cost_is_within_2_percent_of_the_target_for_any_falling_respons
     assert response.mean(under_way) == pytest.approx(1, rel=0.02)
 
 
+@pytest.mark.slow
 def test_with_64_asks_under_way_nearly_all_responses_are_held_too() -> None:
     off = sorted(abs(response.mean(64) - 1) for response in drawn(20, seed=0))
     assert off[-2] <= 0.02
@@ -199,6 +200,7 @@ def test_a_time_that_no_price_reaches_is_warned_of_once(caplog: pytest.LogCaptur
     ]
 
 
+@pytest.mark.slow
 def test_an_ensemble_holds_its_mean_time_and_remembers_the_price(tmp_path: Path) -> None:
     """Real asks of a quick and a slow endpoint, which is waited for below some price."""
     models = [SimulatedModel("quick", skill=0.7), SimulatedModel("slow", skill=0.7, latency_s=0.3)]

@@ -92,6 +92,7 @@ def test_among_steady_peers_its_own_change_is_found() -> None:
     assert 300 < found < 400
 
 
+@pytest.mark.slow
 def test_its_memory_is_logarithmic() -> None:
     detector = Detector()
     for n in range(20_000):

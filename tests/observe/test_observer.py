@@ -150,6 +150,7 @@ def test_in_round_one_focal_is_the_mean_over_pairs() -> None:
     assert column(observe(observer.begin(query())), "focal") == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.sets(st.sampled_from(NAMES), min_size=1), st.sampled_from((0.25, 0.7, 1.0)))
 def test_later_focal_is_the_mean_over_pairs_with_the_others_asked(seed: int, asked: set[str], density: float) -> None:

@@ -217,6 +217,7 @@ def test_a_few_labels_correct_what_all_agree_on() -> None:
     assert corrected.accuracy() == pytest.approx((0.6, 0.6, 0.6), abs=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [0.05, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.0, 0.5))])
 def test_intervals_of_accuracies_hold_what_they_say(labels: float) -> None:
     truth = (0.8, 0.7, 0.6, 0.5)

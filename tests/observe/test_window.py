@@ -90,7 +90,7 @@ def batch_fails(rows: list[Outcome], names: tuple[str, ...]) -> np.ndarray:
     return np.array([[1 - row.right[name] for name in names] for row in common]).reshape(-1, len(names))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(outcomes(), max_size=40), st.integers(1, 8))
 def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], size: int) -> None:
     window = Window(size)

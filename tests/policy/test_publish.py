@@ -168,6 +168,7 @@ def test_the_remains_of_a_publisher_that_died_at_any_step_are_ignored_and_remove
     assert names(tmp_path) == {"v000001", "v000002", "v000003", CURRENT, ".lock"}
 
 
+@pytest.mark.slow
 def test_a_publisher_killed_at_any_moment_leaves_a_policy_that_serves(tmp_path: Path) -> None:
     again(tmp_path)
     rng = np.random.default_rng(0)
@@ -189,6 +190,7 @@ def test_a_publisher_killed_at_any_moment_leaves_a_policy_that_serves(tmp_path: 
     assert names(tmp_path) == {f"v{v:06d}" for v in versions(tmp_path)} | {CURRENT, ".lock"}
 
 
+@pytest.mark.slow
 def test_publishers_in_several_processes_and_threads_never_collide(tmp_path: Path) -> None:
     mine: list[int] = []
     processes = [publisher(tmp_path, 4) for _ in range(2)]

@@ -65,7 +65,10 @@ def test_texts_that_say_nothing_lead_to_the_best_endpoint_on_average(name: str) 
     assert np.mean(np.array(picked) == 1) >= 0.9
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("carrot-knn", "lin-ucb") else [pytest.mark.slow]) for name in ROUTERS],
+)
 def test_it_begins_with_nothing_and_learns_from_those_it_asks(name: str) -> None:
     """First each endpoint in turns; then, after some hundred queries, by their topics."""
     router = ROUTERS[name](POOL, 0)

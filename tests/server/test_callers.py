@@ -374,6 +374,7 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
     assert wrong.returncode == 2
 
 
+@pytest.mark.slow
 def test_keys_and_addresses_come_as_json_where_asked_for(pool_file: Path) -> None:
     made = focalroute("key", "alice", "--json")
     assert json.loads(made.stdout)["key"].startswith("fr-")

@@ -161,7 +161,8 @@ def inherited(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
         signal.signal(number, before)
 
 
-@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])  # the latter when its terminal is closed
+# SIGHUP comes when its terminal is closed.
+@pytest.mark.parametrize("ends", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(
     held: Held, tmp_path: Path, ends: signal.Signals
 ) -> None:
@@ -195,6 +196,7 @@ def test_at_the_end_asks_under_way_finish_and_new_ones_are_refused(
     store.close()
 
 
+@pytest.mark.slow
 def test_a_server_under_nohup_outlives_its_terminal(pool_file: Path) -> None:
     with inherited(signal.SIGHUP, signal.SIG_IGN), started(pool_file) as (process, url):
         process.send_signal(signal.SIGHUP)
@@ -237,6 +239,7 @@ def test_asks_that_do_not_finish_in_time_are_given_up(held: Held, tmp_path: Path
     store.close()
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_does_not_wait(held: Held, tmp_path: Path) -> None:
     with serving(held.handle) as service:
         pool = tmp_path / "pool.toml"
@@ -253,6 +256,7 @@ def test_a_second_interrupt_does_not_wait(held: Held, tmp_path: Path) -> None:
             caller.close()
 
 
+@pytest.mark.slow
 def test_a_server_starts_though_its_log_cannot_be_written(pool_file: Path) -> None:
     port = free_port()
     with command("serve", "--pool", str(pool_file), "--port", str(port)) as process:
@@ -264,6 +268,7 @@ def test_a_server_starts_though_its_log_cannot_be_written(pool_file: Path) -> No
         assert process.wait() == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_as_soon_as_it_listens_ends_it_in_good_order(pool_file: Path) -> None:
     with started(pool_file) as (process, _):
         process.send_signal(signal.SIGINT)

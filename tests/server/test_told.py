@@ -216,6 +216,7 @@ def test_no_file_of_the_server_is_named() -> None:
     assert "partial" not in public_refusal_of(StreamBroken("partial")).message
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_server_that_was_made_before_a_fork_is_set_up_wrongly() -> None:
     """It was shutting down for ever, as its clients heard; its log says what is wrong."""

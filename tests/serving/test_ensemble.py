@@ -441,7 +441,7 @@ with Ensemble([Endpoint("slow", base_url=sys.argv[1], model="m")]) as ensemble:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("used", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_forked_child_is_told_to_make_its_own_ensemble(pool: SimulatedPool, used: bool) -> None:
     """Before anybody is paid, as the child could not keep the bill."""
     code = f"""
@@ -1167,6 +1167,7 @@ def test_closing_twice_is_fine_and_a_closed_ensemble_says_so(pool: SimulatedPool
         ensemble.ask(QUESTION, choices=CHOICES)
 
 
+@pytest.mark.slow
 def test_an_ensemble_left_open_is_closed_at_exit_and_keeps_nothing_from_ending(
     pool: SimulatedPool, tmp_path: Path
 ) -> None:

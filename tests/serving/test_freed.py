@@ -22,11 +22,11 @@ FAILS, HANGS = Fault("status", status=500), Fault("hang", seconds=60)
 FAULTS = [
     FAILS,
     pytest.param(Fault("status", status=429, retry_after_s=0.01), marks=pytest.mark.slow),
-    Fault("reset"),
+    pytest.param(Fault("reset"), marks=pytest.mark.slow),
     pytest.param(Fault("cut"), marks=pytest.mark.slow),
     pytest.param(Fault("html"), marks=pytest.mark.slow),
     HANGS,
-    pytest.param([Fault("status", count=1), HANGS], id="hang-repeated"),
+    pytest.param([Fault("status", count=1), HANGS], id="hang-repeated", marks=pytest.mark.slow),
     pytest.param(Fault("drip", seconds=60), marks=pytest.mark.slow),
 ]
 

@@ -91,6 +91,7 @@ def _allocated(work: Callable[[], None]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [lines, pytest.param(allocated, marks=pytest.mark.slow)])
 def test_an_ask_does_not_depend_on_the_length_of_the_window(count: Callable[[Callable[[], None]], int]) -> None:
     counted = [count(asking(6, window=window)) for window in (40, 400, 4000)]

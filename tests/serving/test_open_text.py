@@ -484,6 +484,7 @@ def test_a_request_that_cannot_be_synthesised_is_refused_before_any_endpoint_is_
     assert server.received == []
 
 
+@pytest.mark.slow
 def test_updates_learn_from_picks_and_from_syntheses(three: dict[str, Any], tmp_path: Path) -> None:
     """One of each, told and told again: a policy comes of it, or is kept back, and nothing breaks."""
     settings = {**three, "explore": True, "store": tmp_path / "s.db", "seed": 0}

@@ -67,7 +67,9 @@ def settled(pool: SimulatedPool) -> tuple[int, int]:
     return open_now()
 
 
-@pytest.mark.parametrize(("used", "knot"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("used", "knot"), [(True, False), (True, True), pytest.param(False, False, marks=pytest.mark.slow)]
+)
 def test_dropped_ensembles_close_and_warn_once_each(
     pool: SimulatedPool, tmp_path: Path, used: bool, knot: bool
 ) -> None:
@@ -96,7 +98,7 @@ def test_dropped_async_ensembles_close_and_warn_after_their_loop_ended(pool: Sim
     )
 
 
-@pytest.mark.parametrize("stay_s", [0.0, 1.0])
+@pytest.mark.parametrize("stay_s", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_dropped_async_ensembles_close_and_warn_in_a_loop_that_goes_on_or_ends(
     pool: SimulatedPool, tmp_path: Path, stay_s: float
 ) -> None:
@@ -163,7 +165,7 @@ def test_what_a_dropped_ensemble_paid_is_in_its_store(pool: SimulatedPool, tmp_p
 
 
 @pytest.mark.parametrize("used", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("made", ["Ensemble", "AsyncEnsemble"])
+@pytest.mark.parametrize("made", ["Ensemble", pytest.param("AsyncEnsemble", marks=pytest.mark.slow)])
 def test_the_interpreter_ends_silently_and_at_once(pool: SimulatedPool, tmp_path: Path, made: str, used: bool) -> None:
     """With ensembles still held, by a module and in a knot, and all warnings on; no ask under way is waited for."""
     code = f"""
@@ -187,6 +189,7 @@ print(time.time())
     assert time.time() - float(done.stdout) < 30
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_silently_after_an_update(pool: SimulatedPool, tmp_path: Path) -> None:
     """Closing started another thread, which a program that ends cannot do."""
     code = f"""

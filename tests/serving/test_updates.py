@@ -33,6 +33,7 @@ def test_an_update_sees_the_store_wherever_it_is(
         asyncio.run(updater.aclose())
 
 
+@pytest.mark.slow
 def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """While one is under way, only one more waits, however much feedback comes."""
     caplog.set_level(logging.INFO, "focalroute")

@@ -36,6 +36,7 @@ def test_a_process_of_its_own_learns_bit_for_bit_the_same(tmp_path: Path) -> Non
     assert (one.decider_onnx, one.fusion_onnx) == (other.decider_onnx, other.fusion_onnx)
 
 
+@pytest.mark.slow
 def test_a_process_that_has_another_learn_does_not_load_the_learner(tmp_path: Path) -> None:
     """It takes a tenth of a second in which no ask goes on, and tens of MiB."""
     file, policy = str(stored(tmp_path)), str(tmp_path / "policy")
@@ -88,6 +89,7 @@ def test_signals_to_all_of_a_program_leave_the_other_process_alone(tmp_path: Pat
     subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_modules_in_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder named like a rule of ours is a folder, and a module named like one of Python's is not found."""
     file = stored(tmp_path)

@@ -49,6 +49,7 @@ def pools() -> list[Views]:
     return [synthetic_views(rng, QUERIES) for _ in range(7)]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_nets_and_another_one_others() -> None:
     one, same, other = shipped(SHORT, 1), shipped(SHORT, 1), shipped(SHORT, 2)
     for place in (0, 1):
@@ -72,7 +73,8 @@ def test_it_ignores_what_no_synthetic_log_has(nets: tuple[DeciderNet, FusionNet]
             assert not weights[layout.slices(layout.CONTEXT)["budget_left"]].any()
 
 
-@pytest.mark.parametrize("price", [PRICES[0], pytest.param(PRICES[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("price", PRICES)
 def test_it_does_better_on_new_worlds_than_nets_set_by_hand(
     nets: tuple[DeciderNet, FusionNet], pools: list[Views], price: float
 ) -> None:

@@ -208,6 +208,7 @@ def test_a_full_file_says_so(tmp_path: Path) -> None:
         assert set(written(store, [(answer("a"),)])) == {None}
 
 
+@pytest.mark.slow
 def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
     """Neither the log of changes nor the tables grow without bounds, though only callers write."""
     path = tmp_path / "s.db"
@@ -224,6 +225,7 @@ def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
         assert store.verify() == ()
 
 
+@pytest.mark.slow
 def test_writes_of_other_processes_are_checkpointed_too(tmp_path: Path) -> None:
     """One store that writes nothing itself, and is never the last to close, does not let the log grow for ever."""
     path = tmp_path / "s.db"

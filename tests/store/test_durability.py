@@ -130,6 +130,7 @@ def check(said: dict[str, Any], log: str, disk: Path) -> None:
     assert (said["again"], said["problems"], said["judged"]) == (True, [], True)
 
 
+@pytest.mark.slow
 def test_files_that_cannot_grow_stop_the_store_but_no_ask(pool: SimulatedPool, tmp_path: Path) -> None:
     """Every answer comes, those that are not kept say so, and with room all goes on without a restart."""
     check(*survive(pool, tmp_path, tmp_path, LIMITED), tmp_path)
@@ -175,6 +176,7 @@ def test_a_damaged_store_is_named_at_the_start_or_asks_go_on(pool: SimulatedPool
     assert all(reason.startswith(f"{path}: ") and "name another file" in reason for reason in refused)
 
 
+@pytest.mark.slow
 def test_a_disk_that_may_only_be_read_is_named_at_the_start(pool: SimulatedPool, tmp_path: Path) -> None:
     """A policy can be served from it; a store cannot be opened there, and that is said."""
     code = """

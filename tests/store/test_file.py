@@ -245,6 +245,7 @@ def test_a_file_with_statements_of_its_own_is_refused(tmp_path: Path, made: list
     fails(path, f"holds a {kind}", "drop it, or name another file")
 
 
+@pytest.mark.slow
 def test_a_row_of_a_crafted_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     """In a process of its own that may take a gigabyte; the row has 300 MB."""
     path = filled(tmp_path / "s.db")

@@ -65,6 +65,7 @@ def test_a_call_in_process_says_what_it_says_over_http(pool: SimulatedPool, quer
                 assert one.usd > 0
 
 
+@pytest.mark.slow
 def test_a_chain_cut_short_is_the_shorter_chain(pool: SimulatedPool) -> None:
     """What both rules would have answered and paid with a smaller T_max is read off their longest play."""
     for policy in ("sequential-round-robin", "self-correction"):
@@ -95,7 +96,8 @@ def test_an_ask_that_failed_is_worth_nothing_and_stops_nothing(pool: SimulatedPo
 
 
 def made(right: float, usd: float, calls: int, n: int = 400) -> ReplayResult:
-    worth = (np.arange(n) % 100 < right * 100).astype(float)
+    """Of two, the one that is right more often is right wherever the other one is."""
+    worth = (np.random.default_rng(0).permutation(n) % 100 < right * 100).astype(float)
     return ReplayResult(worth, np.full(n, usd), np.ones((n, calls), np.bool_))
 
 
@@ -168,6 +170,7 @@ def write(path: Path, queries: tuple[LiveQuery, ...]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_strategy_is_played_on_the_same_queries(pool: SimulatedPool, tmp_path: Path) -> None:
     """Of a pool file: training asks over HTTP, too."""
     queries = read_queries(write(tmp_path / "q.jsonl", HOPS), answer="number")

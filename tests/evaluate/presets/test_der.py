@@ -26,6 +26,7 @@ def test_it_learns_from_the_query_which_endpoint_to_ask(tmp_path: Path) -> None:
     assert played.asked.sum(axis=1).tolist() == [1] * len(rows)
 
 
+@pytest.mark.slow
 def test_it_learns_to_ask_on_only_where_the_answer_is_doubtful(tmp_path: Path) -> None:
     """The cheap one first; the dear one only after an unsure answer. That is right always, at the least cost."""
     table = sure_or_not(tmp_path)
@@ -60,6 +61,7 @@ def test_the_same_seed_does_the_same(tmp_path: Path) -> None:
     assert np.array_equal(one.asked, other.asked)
 
 
+@pytest.mark.slow
 def test_its_settings_are_chosen_on_the_training_part(tmp_path: Path) -> None:
     """Rows after it may hold anything."""
     table = two_topics(tmp_path, 100)

@@ -32,6 +32,7 @@ from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked
 QUICK = RlFocalSettings(window=50, passes=4, lanes=4, ppo=Ppo(rate=0.01, clip=0.2), update_every=50)
 
 
+@pytest.mark.slow
 def test_it_learns_which_members_to_believe_and_which_to_leave_out(tmp_path: Path) -> None:
     """The plurality of all is no better than a coin between two answers; the best pools are always right."""
     table = two_sides(tmp_path)

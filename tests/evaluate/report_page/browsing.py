@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -15,7 +16,11 @@ __all__ = ["PHONE", "browse", "browser", "fits_a_phone", "on_a_phone"]
 PHONE = 375
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-browser = pytest.mark.skipif(_BROWSER is None, reason="needs a chromium: apt-get install chromium")
+
+def browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs a browser, which is installed and run for `make verify` only."""
+    needs = pytest.mark.skipif(_BROWSER is None, reason="needs a chromium: apt-get install chromium")
+    return pytest.mark.slow(needs(test))
 
 
 def browse(folder: Path, address: Path, *options: str) -> subprocess.CompletedProcess[str]:

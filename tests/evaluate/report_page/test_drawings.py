@@ -109,9 +109,8 @@ def test_long_names_above_a_grid_leave_its_rows_their_height() -> None:
     assert two - one > 15
 
 
-@pytest.mark.parametrize(
-    ("columns", "numbered"), [(2, True), (12, True), pytest.param(16, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "numbered"), [(2, True), (12, True), (16, False)])
 def test_numbers_of_a_grid_keep_off_each_other(columns: int, numbered: bool) -> None:
     """Beneath twelve long names a cell is narrower than its number was."""
     names = tuple(f"{'a' * 30}{n}" for n in range(columns))

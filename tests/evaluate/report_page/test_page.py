@@ -124,7 +124,11 @@ def _scored(count: int) -> list[Line]:
     return [{"id": str(n), "outputs": {"a": output(None, score=0.3), "b": down}} for n in range(count)]
 
 
-@pytest.mark.parametrize("prices", [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 2.0}], ids=["free", "partly free"])
+@pytest.mark.parametrize(
+    "prices",
+    [{"a": 0.0, "b": 0.0}, pytest.param({"a": 0.0, "b": 2.0}, marks=pytest.mark.slow)],
+    ids=["free", "partly free"],
+)
 def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> None:
     log, pool = write_log(tmp_path / "log.jsonl", _scored(12)), write_pool(tmp_path / "pool.toml", prices)
     page = eval_page(read_eval(evaluate(log, pool, policy=cold()).to_dict(), "it"))
@@ -140,6 +144,7 @@ def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> N
     assert "nan" not in as_svg("over-time", over_time).lower()
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_never_answers_leaves_no_confidence(tmp_path: Path) -> None:
     lines = _scored(8)
     for line in lines:

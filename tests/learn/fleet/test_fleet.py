@@ -42,6 +42,7 @@ def test_an_ensemble_asks_gets_feedback_and_learns_through_redis(redis_server: R
     assert "team,1," in spent.output
 
 
+@pytest.mark.slow
 def test_commands_that_read_a_store_take_a_redis_address(redis_server: RedisServer, tmp_path: Path) -> None:
     where, file, page = place(redis_server.url), tmp_path / "pool.toml", tmp_path / "page.html"
     other = str(ask_all(tmp_path / "ask all"))

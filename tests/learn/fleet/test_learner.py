@@ -104,6 +104,7 @@ def test_a_trial_writes_no_files_but_its_own(store: RedisStore, start: Path, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["start"]
 
 
+@pytest.mark.slow
 def test_the_next_learner_continues_a_trial(store: RedisStore, start: Path) -> None:
     """The challenger and its evidence are in Redis; workers hear of it once it is published."""
     one, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
@@ -169,6 +170,7 @@ def test_a_learner_that_lost_the_lease_publishes_nothing_and_leaves_its_feedback
     assert fleet_policy.state().token == token + 1
 
 
+@pytest.mark.slow
 def test_a_policy_rolled_back_under_an_update_stays_so(store: RedisStore, start: Path) -> None:
     learner, fleet_policy = FleetLearner(store, start=start, every=1, seed=0), FleetPolicy(store)
     assert published(store, learner) == 2
@@ -198,6 +200,7 @@ while one.step() is None:  # the lease of the one that died before has not ended
 """
 
 
+@pytest.mark.slow
 def test_a_learner_killed_in_its_update_is_replaced_and_nothing_is_lost(where: str, store: RedisStore) -> None:
     fill(store, played(500, 0, version=0))
     for _ in range(2):

@@ -164,11 +164,12 @@ def test_of_equally_good_options_the_first_is_served() -> None:
 # --- what it learns --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "optimum", "gain"),
     [
         pytest.param(SPECIALISTS, 0.95, 0.05, id="specialists"),
-        pytest.param(CHEAP, 0.85, 0.0, id="cheap", marks=pytest.mark.slow),
+        pytest.param(CHEAP, 0.85, 0.0, id="cheap"),
     ],
 )
 def test_it_finds_the_known_optimum_and_beats_nets_set_by_hand(kinds: list[Kind], optimum: float, gain: float) -> None:
@@ -192,6 +193,7 @@ def test_it_finds_the_known_optimum_and_beats_nets_set_by_hand(kinds: list[Kind]
     assert point.accuracy > optimum - 0.1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_policy_and_another_one_another(uninterrupted: Trained) -> None:
     again, other = (train(random_history(80), seed=seed, settings=SMALL) for seed in (1, 2))
     assert same(uninterrupted, again)
@@ -199,6 +201,7 @@ def test_the_same_seed_gives_the_same_policy_and_another_one_another(uninterrupt
     assert (again.seed, other.seed) == (1, 2)
 
 
+@pytest.mark.slow
 def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     """Steps far too large: it gets better and worse again."""
     kept: list[Progress] = []
@@ -215,9 +218,10 @@ def test_the_decider_that_did_best_on_the_validation_part_is_kept() -> None:
     assert (trained.score, trained.curve) == (scores[-1], found.curve)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "fresh"),
-    [pytest.param(3e-3, True, id="learned"), pytest.param(0.0, False, id="knows nothing", marks=pytest.mark.slow)],
+    [pytest.param(3e-3, True, id="learned"), pytest.param(0.0, False, id="knows nothing")],
 )
 def test_the_better_of_two_starts_goes_on(rate: float, fresh: bool) -> None:
     """Six endpoints that are all alike are a pool that the shipped Decider does not expect."""
@@ -231,12 +235,14 @@ def test_the_better_of_two_starts_goes_on(rate: float, fresh: bool) -> None:
     np.testing.assert_array_equal(chosen.decider.out, chosen.best.out)
 
 
+@pytest.mark.slow
 def test_progress_adds_up_to_what_was_announced() -> None:
     steps: list[int] = []
     train(random_history(60), settings=SMALL, advance=steps.append)
     assert sum(steps) == SMALL.steps
 
 
+@pytest.mark.slow
 def test_a_free_pool_and_a_log_without_validation_part_can_be_learned_from() -> None:
     log = random_history(60)
     free = replace(log, usd=np.zeros_like(log.usd), prices=np.full(4, np.nan))
@@ -259,7 +265,7 @@ def _checkpoint(folder: Path, log: RecordedLog, **changed: Any) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    "stop", [stop if stop in (2, 5) else pytest.param(stop, marks=pytest.mark.slow) for stop in range(1, 8)]
+    "stop", [stop if stop == 2 else pytest.param(stop, marks=pytest.mark.slow) for stop in range(1, 8)]
 )
 def test_stopped_anywhere_it_goes_on_to_the_same_policy(stop: int, uninterrupted: Trained, tmp_path: Path) -> None:
     """After every phase and in the midst of the policy gradient; also the progress told adds up."""
@@ -307,6 +313,7 @@ train(log, seed=1, settings=SMALL, keep=keep)
     assert same(train(log, seed=1, settings=SMALL, progress=progress), uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_survives_the_round_trip_and_holds_no_pickle(tmp_path: Path) -> None:
     log = random_history(80)
     checkpoint = _checkpoint(tmp_path, log)

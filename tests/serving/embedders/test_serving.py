@@ -314,6 +314,7 @@ def test_a_slow_function_is_not_waited_for(sim: SimulatedPool) -> None:
     assert "no vector within" in answer.degraded[0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_function_that_is_at_work(sim: SimulatedPool) -> None:
     code = f"""
 import time

@@ -104,6 +104,7 @@ def test_spans_metrics_and_events_arrive(collector: tuple[str, dict[str, list[by
     assert event.event_name == "gen_ai.evaluation.result"
 
 
+@pytest.mark.slow
 def test_a_collector_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
     """Its three requests are given up at the same time; each has the seconds that the variable says."""
     with SimulatedPool() as pool, socket.create_server(("127.0.0.1", 0)) as silent:

@@ -384,6 +384,7 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_without_telemetry_opentelemetry_is_not_imported(pool: SimulatedPool) -> None:
     code = f"""
 import sys
