@@ -8,19 +8,23 @@ import subprocess
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 __all__ = ["PHONE", "browse", "browser", "fits_a_phone", "on_a_phone"]
 
+Test = TypeVar("Test", bound=Callable[..., None])
+
 PHONE = 375
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def browser(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that needs a browser, which is installed and run for `make verify` only."""
+def browser(test: Test) -> Test:
+    """Mark a test that needs a browser, which runs for `make verify` only."""
     needs = pytest.mark.skipif(_BROWSER is None, reason="needs a chromium: apt-get install chromium")
-    return pytest.mark.slow(needs(test))
+    marked: Test = pytest.mark.slow(needs(test))
+    return marked
 
 
 def browse(folder: Path, address: Path, *options: str) -> subprocess.CompletedProcess[str]:
