@@ -15,7 +15,7 @@ from typing import Any
 from focalroute.answers import AnswerKind, normal_form, normaliser
 from focalroute.core.errors import ConfigError, locating
 from focalroute.core.shapes import is_number
-from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines
+from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines, object_lines
 from focalroute.serving.query import make_query
 
 #: The fields of a question, and the columns in which each is looked for, in order.
@@ -100,7 +100,10 @@ def _rows(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             return json_objects(path)
         case _, ".", "csv":
             return _csv_rows(path)
-    raise ConfigError(f"{source}: give a .jsonl or .csv file (or .gz of one), or hf:NAME for a Hugging Face dataset")
+    raise ConfigError(
+        f"{source}: give a .jsonl file (an object a line), a .csv file, .gz of one, or hf:NAME for a Hugging Face "
+        "dataset"
+    )
 
 
 def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -109,9 +112,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     Raises:
         ConfigError: it cannot be read, or a line is not an object.
     """
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
+    for number, line in object_lines(path):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -231,7 +232,9 @@ def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> in
         raise ConfigError(f"label: {text!r} is one choice and the index of another; in JSONL a number is an index")
     found = named + counted
     if not found:
-        raise ConfigError(f"label: {text[:40]!r} is neither one of the {len(choices)} choices nor an index into them")
+        raise ConfigError(
+            f"label: {text[:40]!r} is neither one of the {len(choices)} choices nor an index into them, from 0"
+        )
     return found[0]
 
 

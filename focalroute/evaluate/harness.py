@@ -161,7 +161,10 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
 def _likelihoods(responses: object) -> list[float]:
     """The log-likelihood of each choice, given as numbers or, by some versions, as texts."""
     if not isinstance(responses, list) or len(responses) < 2:
-        raise ConfigError("filtered_resps: give the log-likelihoods of at least two choices")
+        raise ConfigError(
+            "filtered_resps: give the log-likelihoods of at least two choices; generated replies become a log "
+            "as docs/evaluating.md shows"
+        )
     found = []
     for response in responses:
         pair = response if isinstance(response, list) else [response]

@@ -9,7 +9,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from hashlib import blake2b
@@ -36,6 +36,7 @@ _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 #: The longest line of a file, bytes.
 LONGEST_LINE = 16 * 2**20
 
+_TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".xlsx")
 _MOST_TEXT, _MOST_GAIN = 64 * 2**20, 100  # the most that a gzip file may unpack to: bytes, or times its size
 _MOST_CHOICES = 1000  # as in serving
 _MOST_PARTS = 200_000  # objects and lists in a line, as each takes many times the memory of its text
@@ -134,10 +135,8 @@ def read_log(
     path = Path(path)
     queries: list[LoggedQuery] = []
     seen: set[str] = set()
-    for number, line in numbered_lines(path):
+    for number, line in object_lines(path):
         advance(1)
-        if not line.strip():
-            continue
         try:
             with locating(f"{path}:{number}"):
                 query = _query(line, number, answered=answered)
@@ -153,6 +152,26 @@ def read_log(
     if not queries:
         raise ConfigError(bad_rows[0] if bad_rows else f"{path}: holds no query")
     return tuple(queries)
+
+
+def object_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of JSON objects, one a line, with their numbers; blank ones are left out.
+
+    Raises:
+        ConfigError: the file is a table, begins a list, cannot be read, or is too large.
+    """
+    if path.suffix in _TABLES:
+        raise ConfigError(
+            f"{path}: give JSON, one object a line, as pandas' to_json(orient='records', lines=True) writes a table"
+        )
+    first = True
+    for number, line in numbered_lines(path):
+        text = line.strip()
+        if first and text.startswith("["):
+            raise ConfigError(f"{path}:{number}: begins a list; give one object a line, as jq -c '.[]' writes it")
+        if text:
+            first = False
+            yield number, line
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -232,9 +251,17 @@ _WHY_NEEDED = {
 }
 _TEXTS = ("label", "answer")  # may be empty
 _FIELDS = {field.name for field in fields(_Line)}
-#: Other names for the fields with a query's text, by the name here.
-_SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
+_OUTPUT_FIELDS = {field.name for field in fields(Output)}
+#: Other names for fields that a line may lack, by the name here: those with a query's text, and those of an output.
+_TEXT_SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
+_LABEL_SYNONYMS = {"label": ("answer", "gold", "target", "reference", "ground_truth")}
+_OUTPUT_SYNONYMS = {
+    "cost_usd": ("cost", "total_cost", "price", "usd"),
+    "latency_s": ("seconds", "duration"),
+    "probabilities": ("probs",),
+}
 _LIKENESS = 0.85  # of a misspelt name to the right one; prompt_id is less alike
+_MOST_NAMED = 200  # characters of names in an error
 _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 
@@ -246,14 +273,19 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not valid JSON: {error}; a line holds an object") from None
+        raise ConfigError(f"not valid JSON: {error}; write each object in one line") from None
+    if answered and isinstance(found, dict) and found.get("outputs") is None:
+        named = ", ".join(found)[:_MOST_NAMED] or "nothing"
+        raise ConfigError(
+            f"outputs: give an object, endpoint name -> output, as docs/evaluating.md shows; the line has {named}"
+        )
     row = _checked(_LINES, found, "")
     if row.prompt is None and row.messages is None:
-        _check_no_text(found)
-    if row.outputs is None and answered:
-        raise ConfigError("outputs: give an object, endpoint name -> output")
-    _check_answer("label", row.label, row.choices)
+        _check_names(found, _TEXT_SYNONYMS, _FIELDS)
     given = {name: one for name, one in (row.outputs or {}).items() if one is not None}
+    if row.label is None and any(isinstance(one, dict) and one.get("score") is None for one in given.values()):
+        _check_names(found, _LABEL_SYNONYMS, _FIELDS)
+    _check_answer("label", row.label, row.choices)
     outputs = {name: _output(f"outputs.{name}", one, row) for name, one in given.items()}
     choices = row.choices
     if choices is not None and row.label is None and outputs:
@@ -286,13 +318,16 @@ def _checked(kind: TypeAdapter[_T], value: object, field: str) -> _T:
         raise ConfigError(f"{'.'.join(filter(None, (field, place)))}: {advice(problem)}") from None
 
 
-def _check_no_text(line: Mapping[str, Any]) -> None:
-    """Refuse a line without text if it seems to have the text under another name, which would be ignored."""
-    others = {name.lower(): name for name, value in line.items() if value is not None and name not in _FIELDS}
-    for meant, synonyms in _SYNONYMS.items():
-        near = [name for name in synonyms if name in others] or get_close_matches(meant, others, 1, _LIKENESS)
+def _check_names(
+    found: Mapping[str, Any], synonyms: Mapping[str, Sequence[str]], known: Collection[str], within: str = ""
+) -> None:
+    """Refuse an object that seems to have a field which it lacks under another name, as that would be ignored."""
+    others = {name.lower(): name for name, value in found.items() if value is not None and name not in known}
+    missing = [meant for meant in synonyms if others and found.get(meant) is None]
+    for meant in missing:
+        near = [name for name in synonyms[meant] if name in others] or get_close_matches(meant, others, 1, _LIKENESS)
         if near:
-            raise ConfigError(f"{others[near[0]]}: unknown field; did you mean {meant!r}?")
+            raise ConfigError(f"{within}{others[near[0]]}: unknown field; did you mean {meant!r}?")
 
 
 def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:
@@ -308,7 +343,9 @@ def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:
 
 def _output(field: str, found: Any, row: _Line) -> Output:
     output = _checked(_OUTPUTS, found, field)
+    _check_names(found, _OUTPUT_SYNONYMS, _OUTPUT_FIELDS, f"{field}.")
     _check_answer(f"{field}.answer", output.answer, row.choices)
+    _check_score(f"{field}.score", output, row.label)
     if output.error is None:
         needed = ["score"] if row.label is None else ["answer"]
         if output.cost_usd is None:
@@ -327,6 +364,16 @@ def _output(field: str, found: Any, row: _Line) -> Output:
     if total < 1 - _ROUNDING:
         return output
     return replace(output, probabilities=tuple(p / total for p in output.probabilities))
+
+
+def _check_score(field: str, output: Output, label: int | str | None) -> None:
+    """Check that a score, which a label outranks, does not say the opposite, as of an answer in another form."""
+    right = output.answer == label
+    if label is not None and output.error is None and output.score == (0 if right else 1):
+        raise ConfigError(
+            f"{field}: is {output.score:g}, but the answer is {'' if right else 'not '}the label; write both in the "
+            "same form, or leave out the label to go by the scores"
+        )
 
 
 def _check_answer(field: str, value: object, choices: Sequence[str] | None) -> None:

@@ -117,7 +117,7 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"answer": "x"}, "prompt, messages"),
         ({"prompt": "?"}, "label: is missing"),
         ({"prompt": 7, "label": "x"}, "prompt: give a text"),
-        ({"prompt": "?", "choices": ["a", "b"], "label": 2}, "label: '2'"),
+        ({"prompt": "?", "choices": ["a", "b"], "label": 2}, "nor an index into them, from 0"),
         ({"prompt": "?", "choices": ["a", "b"], "label": "C"}, "label: 'C'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": True}, "label: 'True'"),
         ({"prompt": "?", "choices": ["a", "b"], "label": 0.5}, "label: '0.5'"),
@@ -150,7 +150,8 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, says: str) -> No
     ("source", "says"),
     [
         ("missing.jsonl", "cannot be read"),
-        ("data.parquet", "give a .jsonl or .csv"),
+        ("data.parquet", "give a .jsonl file (an object a line), a .csv file"),
+        ("list.jsonl", "list.jsonl:1: begins a list"),
         ("empty.jsonl", "holds no question"),
         ("torn.jsonl", "torn.jsonl:1: is not JSON"),
         ("wide.csv", "more cells"),
@@ -161,6 +162,7 @@ def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: Any, says: str) -> No
 )
 def test_a_dataset_that_cannot_be_read_is_named(tmp_path: Path, source: str, says: str) -> None:
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "list.jsonl").write_text("[]")
     (tmp_path / "torn.jsonl").write_text('{"prompt": ')
     (tmp_path / "wide.csv").write_text("prompt,label\n?,x,y\n")
     (tmp_path / "merged.csv").write_text(",prompt,label,label,\n0,?,x,y,\n")

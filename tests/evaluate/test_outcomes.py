@@ -100,7 +100,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
     [
         ("{", "JSON"),
         ("[]", "object"),
-        ('{"id": NaN}', "id: required"),
+        ('{"id": NaN, "outputs": {}}', "id: required"),
         ('{"id": -Infinity}', "-Infinity is not a JSON number; give null"),
         ('{"id": "7", "id": "8", "outputs": {}}', "id"),
         (_with("id", None), "id"),
@@ -122,7 +122,13 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_with("label", -1), "label"),
         (_with("label", "A"), "label"),
         (_with("label", True), "label"),
-        (_with("outputs", None), "outputs"),
+        (_with("outputs", None), "outputs: give an object, endpoint name -> output"),
+        ({"sample_id": 1, "gpt-4": 1.0}, "as docs/evaluating.md shows; the line has sample_id, gpt-4"),
+        (_UNLABELLED | {"answer": "x"}, "answer: unknown field; did you mean 'label'?"),
+        (_answering(cost=0.1), "outputs.a.cost: unknown field; did you mean 'cost_usd'?"),
+        (_answering(latency=0.1), "outputs.a.latency: unknown field; did you mean 'latency_s'?"),
+        (_answering(answer=1, score=1), "outputs.a.score: is 1, but the answer is not the label; write both in the"),
+        (_answering(answer=0, score=0.0), "outputs.a.score: is 0, but the answer is the label"),
         (_with("outputs", {"a": 1}), "outputs.a"),
         (_answering(answer=3), "outputs.a.answer"),
         (_answering(answer="A"), "outputs.a.answer"),
@@ -189,6 +195,28 @@ def test_a_log_of_bad_rows_alone_names_the_first(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", ["{", "[]"])
     with pytest.raises(ConfigError, match=r"log\.jsonl:1: not valid JSON"):
         read_log(log, bad_rows=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "log.json",
+            "[{}]",
+            r"log\.json:1: begins a list; give one object a line, as jq",
+        ),
+        ("log.jsonl", '\n[\n{"id": "7"}]', r"log\.jsonl:2: begins a list"),
+        ("log.csv", "id,prompt\n", r"log\.csv: give JSON, one object a line, as pandas' to_json\(orient='records'"),
+        ("log.parquet", "PAR1", r"log\.parquet: give JSON, one object a line"),
+    ],
+)
+def test_what_tables_and_lists_are_exported_as_is_refused_with_a_remedy(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    """Even where bad rows are skipped: a list of one line is not one bad row."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_log(tmp_path / name, bad_rows=[])
 
 
 def test_files_that_are_not_a_log_are_refused(tmp_path: Path) -> None:
