@@ -51,6 +51,8 @@ def _facts(report: Report) -> dict[str, str]:
         facts["bad rows left out"] = f"{report.bad_rows:,}"
     if report.unpriced:
         facts["of unknown price"] = ", ".join(report.unpriced)
+    if report.never_right:
+        facts["never right"] = ", ".join(report.never_right)
     return facts
 
 

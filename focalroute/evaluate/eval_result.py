@@ -209,6 +209,8 @@ class Report(ReplayOptions):
         bad_rows: lines of the log that were left out.
         modelled_seconds: whether the log has no latencies, so that `evaluate.table.call_seconds` models them.
         unpriced: endpoints of unknown price, whose calls count as free.
+        never_right: endpoints with at least 20 replies to labelled questions, none of them right: probably in another
+            form than the labels.
         methods: the baselines and controls.
         focalroute: focalroute's operating points.
         seen: test queries that the given policy was trained on.
@@ -228,6 +230,7 @@ class Report(ReplayOptions):
     bad_rows: int
     modelled_seconds: bool
     unpriced: tuple[str, ...]
+    never_right: tuple[str, ...]
     methods: tuple[Method, ...]
     focalroute: tuple[OperatingPoint, ...]
     unfused: Mapping[str, int]

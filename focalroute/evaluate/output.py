@@ -85,12 +85,14 @@ def write_and_show(
             show()
 
 
-def left_out(bad_rows: int, unpriced: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each part of a log that is not in the figures."""
+def log_problems(bad_rows: int, unpriced: Sequence[str], never_right: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each part of a log that is not in the figures, or probably spoils them."""
     if bad_rows:
         yield f"Left out as bad rows of the log: {bad_rows}."
     if unpriced:
         yield f"Left out of all costs, as no price is known: {', '.join(unpriced)}."
+    if never_right:
+        yield f"Never right: {', '.join(never_right)}; are answers and labels written in the same form?"
 
 
 def trained_on_test(seen: int, tested: int) -> str:

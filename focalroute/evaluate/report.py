@@ -212,6 +212,7 @@ def _report(
         embedder=name_of(table.embed),
         bad_rows=table.bad_rows,
         unpriced=table.unpriced,
+        never_right=table.never_right,
         policy=served,
         modelled_seconds=not any(output.latency_s for query in table.queries for output in query.outputs.values()),
         methods=tuple(methods),
@@ -291,7 +292,7 @@ def show(report: Report) -> None:
         "ECE: how far the confidence is from the accuracy, in the mean. "
         f"s: seconds until the answer, mean and 95 %{', by a model: the log has none' * report.modelled_seconds}."
     )
-    for sentence in output.left_out(report.bad_rows, report.unpriced):
+    for sentence in output.log_problems(report.bad_rows, report.unpriced, report.never_right):
         console.print(sentence)
     for name, count in report.unfused.items():
         if count:

@@ -251,5 +251,6 @@ def publish_best(job: TrainingJob, table: LogTable, folder: Path, found: Sequenc
         "validation": job.held,
         "bad_rows": table.bad_rows,
         "unpriced": table.unpriced,
+        "never_right": table.never_right,
         "seeds": seeds,
     }

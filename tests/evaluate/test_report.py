@@ -218,7 +218,7 @@ def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
 ) -> None:
     log, pool = given
     pool.write_text(pool.read_text() + '[[endpoint]]\nname = "d[/b]"\nmodel = "m"\n')
-    write_log(log, ["{", *stream(50, {**SKILLS, "d[/b]": 0.6})])
+    write_log(log, ["{", *stream(50, {**SKILLS, "d[/b]": 0.0})])
     with pytest.raises(ConfigError, match=r"log\.jsonl:1: "):
         evaluate(log, pool, policy=cold())
     evaluate_command(log, pool, policy=cold(), skip_bad_rows=True, json_file=tmp_path / "report.json")
@@ -227,8 +227,10 @@ def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
     said = capsys.readouterr().out
     assert "Left out as bad rows of the log: 1." in said
     assert "Left out of all costs, as no price is known: d[/b]." in said
+    assert "Never right: d[/b]; are answers and labels written in the same form?" in said
     facts = eval_page(read_eval(report, "report.json")).facts
     assert (facts["bad rows left out"], facts["of unknown price"]) == ("1", "d[/b]")
+    assert facts["never right"] == "d[/b]" == ", ".join(report["never_right"])
 
 
 def test_a_log_of_scores_is_scored_as_such(tmp_path: Path) -> None:

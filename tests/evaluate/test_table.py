@@ -77,6 +77,17 @@ def test_an_endpoint_of_unknown_cost_is_named_and_left_out_of_all_costs(tmp_path
     assert table.usd.tolist() == [[0, 0.5, 0], [0, 0.5, 0.5]]
 
 
+def test_an_endpoint_that_is_never_right_is_suspected_of_another_form_of_answers(tmp_path: Path) -> None:
+    """If it has replied at least 20 times to queries with a label: ``b`` has failed once."""
+    answers = {"a": output("42"), "b": output("The answer is 42."), "c": output("42.0")}
+    lines = [{"id": str(n), "label": "42", "outputs": answers} for n in range(20)]
+    lines[0] = {**lines[0], "outputs": {**answers, "b": {"error": "timeout"}}}
+    prices = dict.fromkeys(answers, 1.0)
+    assert table_of(tmp_path, lines, prices).never_right == ("c",)
+    scored = [{"id": str(n), "outputs": {"a": {"score": 0, "cost_usd": 0}}} for n in range(20)]
+    assert table_of(tmp_path, scored, prices).never_right == ()
+
+
 def test_an_endpoint_that_is_not_in_the_pool_is_an_error(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", [closed(1, {"z": 0})])
     with pytest.raises(ConfigError, match=r"outputs\.z"):

@@ -96,7 +96,7 @@ def test_json_tells_of_every_seed_and_the_best_is_published(
     train([given[0]], [given[1]], tmp_path, seeds=2, iterations=1, as_json=True)
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (said["version"], said["queries"], said["validation"]) == (1, 60, 12)
-    assert (said["bad_rows"], said["unpriced"]) == (0, [])
+    assert (said["bad_rows"], said["unpriced"], said["never_right"]) == (0, [], [])
     assert [one["seed"] for one in said["seeds"]] == [0, 1]
     best = max(said["seeds"], key=lambda one: one["score"])
     assert said["seed"] == best["seed"]
