@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -340,12 +341,13 @@ def train(
 ) -> Agents:
     """Algorithm 1: passes over the training rows, first training the Decider on plurality's answers, then the Fusion.
 
-    Each pass starts with all endpoints in the pool and all metrics 0. The critic learns throughout. ``watch`` is called
-    with every query's step.
+    Each pass starts with all endpoints in the pool and all metrics 0. The critic learns throughout. Of fewer rows than
+    an update takes, each pass makes one update. ``watch`` is called with every query's step.
     """
     rng, width = np.random.default_rng(seed), width_of(data, settings)
     agents = Agents.fresh(rng, data.fails.shape[1], width, settings)
     pairs = _pairs(data.fails, settings.window)
+    every = min(settings.update_every, max(len(data.fails) - 1, 1))  # one step more than this is needed
     for number in range(settings.passes):
         fuse = number >= settings.passes // 2
         lanes = _Lanes(data, pairs, width, settings, rng)
@@ -353,7 +355,7 @@ def train(
         for t in range(len(data.fails)):
             steps.append(lanes.step(t, agents, fuse=fuse))
             watch(steps[-1])
-            if len(steps) > settings.update_every:
+            if len(steps) > every:
                 agents = learn(agents, AgentStep.stack(steps), settings, rng, decide=not fuse, fuse=fuse)
                 steps = steps[-1:]
     return agents
@@ -446,7 +448,8 @@ class RlFocal:
 
     The answer is the Fusion's argmax. It learns from a draw from its softmax, whose worth follows from the label (and
     sometimes from a bare reward), as a surrogate over answers that were not drawn would be meaningless. Metrics are
-    over the rows in which it is known for the whole pool whether members were right.
+    over the rows in which it is known for the whole pool whether members were right; as in training, one whose call
+    failed or that was missing was not.
 
     Args:
         agents: the trained agents.
@@ -504,7 +507,7 @@ class RlFocal:
         """Move the window on, and after every ``update_every`` queries update the networks (Algorithm 2)."""
         pending: _Pending = turn.memo
         settings = self._settings
-        self._slide(revealed.values)
+        self._slide(self._lost(pending, turn) | dict(revealed.values))
         u = 2 * revealed.worth - 1
         drawn = self._drawn_reward(pending, turn, revealed)
         paid = eq6(u, len(turn.replies), pending.pool.shape[1], alpha=settings.alpha)
@@ -541,6 +544,12 @@ class RlFocal:
             found[0, i] = reply.output.masses(reply.candidate, size)
         return found
 
+    @staticmethod
+    def _lost(pending: _Pending, turn: Turn) -> dict[int, float]:
+        """The members of the pool whose call failed or that were missing, which count as wrong, as in training."""
+        members = np.flatnonzero(pending.pool[0]).tolist()
+        return {i: 0.0 for i in members if i not in turn.replies or turn.replies[i].output.error is not None}
+
     def _slide(self, values: Mapping[int, float]) -> None:
         at = self._learned % len(self._fails)
         self._learned += 1
@@ -559,4 +568,4 @@ class RlFocal:
         if revealed.text is not None:  # no asked endpoint gave the right answer
             return -1.0
         worth = [value for i, value in revealed.values.items() if turn.replies[i].candidate == drawn]
-        return 2 * worth[0] - 1 if worth else None
+        return 2 * fmean(worth) - 1 if worth else None

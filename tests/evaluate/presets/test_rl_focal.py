@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from examples.paper.single_head import SingleHead, teams
+from focalroute.core.records import F32, Bools
 from focalroute.evaluate.presets import Learned, Ppo
 from focalroute.evaluate.presets.rl_focal import (
     METRICS,
@@ -19,13 +20,15 @@ from focalroute.evaluate.presets.rl_focal import (
     RlFocalSettings,
     by_mass,
     decider_view,
+    diversities,
     learn,
+    pair_statistics,
     rl_focal,
     train,
     width_of,
 )
-from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Turn, play
-from focalroute.learn.nets import parameters
+from focalroute.evaluate.replay import FeedbackKind, FeedbackPlan, FeedbackStream, Training, Turn, play
+from focalroute.learn.nets import Floats, parameters
 from tests.evaluate.logs import closed, output, table_of
 from tests.evaluate.presets.worlds import PRICES, parts, sees_only_what_it_asked, two_sides
 
@@ -54,6 +57,65 @@ def test_the_first_half_of_the_passes_is_the_deciders_and_the_second_the_fusions
     assert not _same(one.fusion, fresh.fusion)
     assert not _same(two.decider, fresh.decider)
     assert not _same(two.fusion, fresh.fusion)
+
+
+def test_a_training_part_shorter_than_an_update_is_learned_from(tmp_path: Path) -> None:
+    training, _ = parts(two_sides(tmp_path, 60))
+    data, settings = training.arrays(), RlFocalSettings(passes=2, lanes=2)
+    assert len(data.fails) < settings.update_every
+    fresh, learned = Agents.fresh(np.random.default_rng(0), 4, 3, settings), train(data, settings, 0)
+    assert not _same(learned.decider, fresh.decider)
+    assert not _same(learned.fusion, fresh.fusion)
+
+
+class Everyone(BranchingHead):
+    """Always draws the whole pool."""
+
+    def draw(self, logits: Floats, rng: np.random.Generator) -> tuple[Bools, F32]:
+        return np.ones(logits.shape, bool), np.ones(logits.shape, np.float32)
+
+
+def test_members_that_fail_or_are_missing_count_as_wrong_in_service_as_in_training(tmp_path: Path) -> None:
+    """The metrics of a window that was played are those of a window that was trained on."""
+    lines = [closed(n, {"a": n % 3, "b": 0, "c": n % 2}, n % 3) for n in range(121)]
+    for n, line in enumerate(lines):
+        if n % 3 == 0:
+            line["outputs"]["a"] = output(None, error="timeout")
+        if n % 4 == 0:
+            del line["outputs"]["b"]
+    table = table_of(tmp_path, lines, {name: PRICES[name] for name in "abc"})
+    settings = replace(QUICK, decider_head=Everyone, passes=1, window=60)
+    training = Training(table, np.arange(60), 0)
+    strategy = rl_focal(training, settings)
+    play(strategy, table, np.arange(60, 120))
+    turn = Turn(table, 120)
+    strategy.answer(turn)
+    fails, everyone = replace(training, rows=np.arange(60, 120)).arrays().fails, np.ones((1, 3), np.float32)
+    metrics = diversities(fails, everyone, pair_statistics(fails.T @ fails, 60))
+    assert turn.memo.seen == pytest.approx(decider_view(everyone, metrics), abs=1e-6)
+
+
+def test_a_graded_candidate_is_worth_the_mean_of_its_backers_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the Fusion's draw as for the answer."""
+    lines = [closed(n, {}) for n in range(40)]
+    for line in lines:
+        del line["label"]
+        line["outputs"] = {name: output(1, score=score) for name, score in (("a", 0.2), ("b", 0.8), ("c", 0.6))}
+    training, rows = parts(table_of(tmp_path, lines, {name: PRICES[name] for name in "abc"}))
+    settings = replace(QUICK, decider_head=Everyone, passes=1, update_every=len(rows) - 1)
+    strategy, batches = rl_focal(training, settings), list[AgentStep]()
+
+    def watched(agents: Agents, steps: AgentStep, *_: object, **__: object) -> Agents:
+        batches.append(steps)
+        return agents
+
+    monkeypatch.setattr("focalroute.evaluate.presets.rl_focal.learn", watched)
+    play(strategy, training.table, rows)
+    (steps,) = batches
+    assert steps.tells.any()
+    assert steps.rewards == pytest.approx(2 * (0.2 + 0.8 + 0.6) / 3 - 1)
 
 
 def test_only_what_it_asked_is_seen(tmp_path: Path) -> None:
