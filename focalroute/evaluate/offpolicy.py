@@ -22,6 +22,7 @@ from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gate import POINTS, log_q, worth
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import DeciderNet, Floats, decider_pass
+from focalroute.learn.reward import SEVERAL_RIGHT
 from focalroute.learn.trajectory import (
     Batch,
     Costs,
@@ -79,7 +80,8 @@ class PolicyValue:
         mean_ratio: the mean of rho, whose expectation is 1. If it is far from 1, the policy's actions were hardly ever
             tried. The effective sample size does not show that, as actions never taken have no ratio.
         changed: answers that the policy's Fusion would have replaced by others.
-        guessed: those of them whose worth is uncertain, as only a bare reward for another answer is known.
+        guessed: those of them whose worth is uncertain, as only a bare reward or a preference is known, which does not
+            tell whether they are right.
         estimates: measure -> estimator -> value; None for insufficient evidence: the effective sample size is under
             `ENOUGH`, or the mean ratio further from 1 than `UNTRIED`.
     """
@@ -142,10 +144,8 @@ def compare_policies(
     if not judged:
         raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
     costs = Costs.of(answer for answer, _ in judged)
-    read = [(answer, one) for answer, said in judged if (one := episode(answer, said, costs))]
-    sampled = [
-        (answer, one) for answer, one in read if all(step.log_mu is not None for _, step in one.trajectory.decisions)
-    ]
+    read = [(answer, said, one) for answer, said in judged if (one := episode(answer, said, costs))]
+    sampled = [found for found in read if all(step.log_mu is not None for _, step in found[2].trajectory.decisions)]
     if not sampled:
         raise ConfigError(
             f"none of the {len(judged)} rewarded answers can count: {len(read)} were decided greedily (explore=False), "
@@ -188,21 +188,22 @@ class _Log:
     part: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sampled: Sequence[tuple[StoredAnswer, Episode]], seed: int) -> _Log:
-        episodes = [one for _, one in sampled]
+    def of(cls, sampled: Sequence[tuple[StoredAnswer, Feedback, Episode]], seed: int) -> _Log:
+        episodes = [one for *_, one in sampled]
         names = vocabulary((), episodes)
         made = batch(episodes, names)
         shares = np.zeros_like(made.steps.rewards, np.float64)
         posterior = np.zeros_like(made.fusions.offered, np.float64)
-        for row, (answer, one) in enumerate(sampled):
+        for row, (answer, _, one) in enumerate(sampled):
             shares[row, shares.shape[1] - 1 - len(one.shares) : -1] = one.shares
             known = answer.probabilities[: posterior.shape[1]]
             posterior[row, : len(known)] = known
         fusions = made.fusions
         answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
         answered |= fusions.answered[:, None] < 0  # written from the candidates, whichever the Fusion prefers
-        either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, _ in sampled])
-        told = fusions.labelled | (fusions.reward == 1) | (either & (fusions.reward == -1))
+        either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, *_ in sampled])
+        unique = np.array([said.preference is None and answer.kind not in SEVERAL_RIGHT for answer, said, _ in sampled])
+        told = fusions.labelled | unique & ((fusions.reward == 1) | (either & (fusions.reward == -1)))
         return cls(
             batch=made,
             names=names,

@@ -240,8 +240,8 @@ def worth(fusions: Fusions, log_q: Floats) -> F64:
     """Return u (B, K) as if each candidate had been the answer.
 
     With a label this is exact. From a bare reward on answer a, each other candidate c is right with probability
-    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2, which is also exact after a reward of 1, and for two choices. A
-    synthesised answer has the same u whichever candidate the Fusion prefers.
+    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2. Where only one answer is right, this is also exact after a reward of 1,
+    and for two choices. A synthesised answer has the same u whichever candidate the Fusion prefers.
 
     Args:
         fusions: the Fusion steps.

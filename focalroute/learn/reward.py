@@ -41,8 +41,8 @@ Label = (
 
 USER = "user"
 
-# Kinds of answers of which several different ones may be right.
-_SEVERAL_RIGHT = ("text", "structured", "custom")
+#: Kinds of answers of which several different ones may be right.
+SEVERAL_RIGHT = ("text", "structured", "custom")
 
 
 class Said(TypedDict, total=False):
@@ -214,7 +214,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
 
     A label is exact. A preference gives inferred values, for members that gave the better or the worse of the two. A
     bare reward gives y = (reward + 1) / 2 to members that agree with the answer. Where only one answer is right (not of
-    `_SEVERAL_RIGHT`), it also covers the others: after a reward of 1 they are wrong; else member j is right with
+    `SEVERAL_RIGHT`), it also covers the others: after a reward of 1 they are wrong; else member j is right with
     probability (1 - y) q(j's candidate) / (1 - q(answer)). That is inferred, unless there were only two choices and the
     answer was wrong. If the others learned nothing, graded rewards would never count against a member that disagrees
     with the answer, however often the answer is right.
@@ -341,7 +341,7 @@ def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None
             k: (float(key == better), False) for k, key in enumerate(answer.keys) if key in (better, worse)
         }
         return lambda candidate: told.get(candidate, (None, False))
-    closed, unique = answer.kind == "choice", answer.kind not in _SEVERAL_RIGHT
+    closed, unique = answer.kind == "choice", answer.kind not in SEVERAL_RIGHT
     rest = 1 - answer.probabilities[answer.answered]
 
     def infer(candidate: int | None) -> tuple[float | None, bool]:

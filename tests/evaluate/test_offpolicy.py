@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.records import Feedback
+from focalroute.core.records import Feedback, preference
 from focalroute.evaluate.offpolicy import (
     ENOUGH,
     ESTIMATORS,
@@ -168,6 +168,17 @@ def test_answers_that_a_bare_reward_leaves_open_are_counted(old: Learner, polici
     assert one.b.changed >= one.b.guessed > 0
     assert liked.b.changed == one.b.changed
     assert liked.b.guessed == 0
+
+
+def test_where_several_may_be_right_or_one_is_only_better_the_others_are_guessed(
+    old: Learner, policies: tuple[Policy, Policy]
+) -> None:
+    """Another open text than the one that was liked may be as good, and so may one that was merely not preferred."""
+    log = [(a, replace(f, reward=1.0)) for a, (f,) in log_of(old, 300, 7, label=False)]
+    texts = compare_policies([(replace(a, kind="text"), (f,)) for a, f in log], *policies).b
+    preferred = [(a, (replace(f, label=preference(a.keys[a.answered], a.keys[a.answered - 1])),)) for a, f in log]
+    for one in (texts, compare_policies(preferred, *policies).b):
+        assert one.guessed == one.changed > 0
 
 
 def test_a_synthesised_answer_does_not_depend_on_the_fusion(old: Learner, policies: tuple[Policy, Policy]) -> None:
