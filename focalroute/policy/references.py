@@ -132,11 +132,11 @@ def resolve_policy(
     if there or Path(policy).name != policy:  # has several parts, or ends in a separator
         return Path(policy).absolute()
     folder = f'for a new folder of that name give "./{policy}"'
-    if policy in NEED_A_LOG:
-        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[policy]}; {folder}")
-    if policy in _PRESETS:
-        raise ConfigError(f"policy: {policy!r} {_PRESETS[policy]}; {folder}")
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
+    if plain in NEED_A_LOG:
+        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[plain]}; {folder}")
+    if plain in _PRESETS:
+        raise ConfigError(f"policy: {policy!r} {_PRESETS[plain]}; {folder}")
     raise ConfigError(
         f"policy: {policy!r} is not a policy's name; {folder}; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)}"
     )

@@ -250,7 +250,10 @@ def test_nothing_that_a_rule_decided_is_learned_from_as_if_a_net_had(pool: Simul
         ("oracle", "known only afterwards"),
         ("majority", "did you mean 'plurality'"),
         ("rl-focal", "is replayed only"),
+        ("RL-Focal", "is replayed only"),
+        ("static_subset", "'static_subset' cannot serve"),
         ("der", "has to be trained"),
+        ("DER", "has to be trained"),
         ("policies", '"./policies"; use one of avengers-pro'),
     ],
 )
