@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.paper.table6 import interval
 from focalroute.core.pool import load_pool
 
 PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
@@ -38,6 +39,10 @@ def test_a_script_that_asks_runs(
     monkeypatch.setattr(sys, "argv", [name, "--quick"])
     importlib.import_module(f"examples.paper.{name}").main()
     assert ASKING[name] in capsys.readouterr().out
+
+
+def test_an_interval_needs_two_seeds_and_one_has_none() -> None:
+    assert [interval(values) for values in ([1.0, 3.0], [2.0])] == ["2.0 ± 12.7", "2.0"]
 
 
 def test_the_pool_of_small_models_is_a_pool() -> None:

@@ -107,7 +107,9 @@ def rows_of(seed: int, requests: int, folder: Path) -> dict[str, list[float]]:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and half width of the 95 % interval."""
+    """Mean and half width of the 95 % interval; of a single value only the mean."""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
     half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.fmean(values):.1f} ± {half:.1f}"
 
