@@ -7,7 +7,8 @@ k of a query of task t whose label is y,
 
 with s_mt uniform in 0 to 2 (the best model differs by task), noise and the position bias b_mtk standard normal, and y
 uniform. Five models at the same price; 24 tasks of 2 to 19 choices; 200 queries a task to train on and 100 to test on,
-in random order. Queries have no text, so only the task name, if shown, identifies the task.
+in random order (`examples.paper.common.benchmarks` cuts the whole log at four fifths, like every other one). Queries
+have no text, so only the task name, if shown, identifies the task.
 
 `simulated_log`: questions with a text and six models at different prices, those of `focalroute.sim`.
 """

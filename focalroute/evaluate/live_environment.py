@@ -283,7 +283,7 @@ class LiveEnvironment:
 
 
 class LiveRoutes:
-    """B routes under way, each with the state that `focalroute.serving.sequential.Chain` has."""
+    """B routes under way, each with the state that `focalroute.serving.sequential.SequentialAsk` has."""
 
     def __init__(self, environment: LiveEnvironment, rows: I64, max_steps: int, columns: F32) -> None:
         size, n = len(rows), len(environment.names)
