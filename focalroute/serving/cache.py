@@ -115,7 +115,7 @@ class AnswerCache:
 def _key(query: Query) -> Hashable:
     asked = [query.choices, query.samples, query.combine, query.task, query.tags, query.params]
     meant = tuple([(type(value), value) for value in query.values or ()])  # 42 and "42" look alike
-    return json.dumps([query.messages, *asked], sort_keys=True, default=dict), meant, query.answer
+    return json.dumps([query.messages, *asked], default=dict), meant, query.answer
 
 
 def _hashable(kind: object) -> bool:

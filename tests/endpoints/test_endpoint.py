@@ -243,7 +243,8 @@ def test_retry_after_is_understood_in_every_form(through: Through) -> None:
         return failure(through, answering([{"error": {"message": message}}], 429, named)).failure.retry_after_s
 
     assert asked(Retry_After="7") == 7.0
-    assert asked(retry_after_ms="1500") == 1.5
+    assert asked(retry_after_ms="1500") == asked(retry_after_ms="1500", Retry_After="7") == 1.5
+    assert asked(retry_after_ms="soon", Retry_After="7") == 7.0
     assert asked(Retry_After="-3") == 0.0
     assert asked(Retry_After=email.utils.formatdate(time.time() - 60, usegmt=True)) == 0.0
     later = asked(Retry_After=email.utils.formatdate(time.time() + 600, usegmt=True))

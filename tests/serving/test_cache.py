@@ -72,6 +72,7 @@ def test_changing_one_answers_value_changes_no_others(pool: SimulatedPool) -> No
         {"choices": None, "answer": int},
         {"choices": None, "answer": list[int]},
         {"params": {"temperature": 1}},
+        {"params": {"logit_bias": {11: 1, "12": 1}}},
         {"tags": ["acme"]},
     ],
 )

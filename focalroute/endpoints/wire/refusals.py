@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -265,16 +266,15 @@ def _retry_after(headers: Mapping[str, str], message: str) -> float | None:
 
     A date is compared with that of the response, since the two machines' clocks may differ.
     """
-    milliseconds, value = headers.get("retry-after-ms"), headers.get("Retry-After", "")
-    try:
-        seconds = float(milliseconds) / 1000 if milliseconds else float(value)
-    except ValueError:
-        try:
-            seconds = _seconds_of(value) - (_seconds_of(headers["Date"]) if "Date" in headers else time.time())
-        except (ValueError, OverflowError):
-            asked = _ASKED.search(message)
-            return span_s(asked[1].lower()) if asked else None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
+    for header, unit in (("retry-after-ms", 0.001), ("Retry-After", 1.0)):
+        with suppress(ValueError, KeyError):
+            seconds = float(headers[header]) * unit
+            return max(seconds, 0.0) if math.isfinite(seconds) else None
+    with suppress(ValueError, OverflowError):
+        now = _seconds_of(headers["Date"]) if "Date" in headers else time.time()
+        return max(_seconds_of(headers.get("Retry-After", "")) - now, 0.0)
+    asked = _ASKED.search(message)
+    return span_s(asked[1].lower()) if asked else None
 
 
 def span_s(text: str) -> float | None:
