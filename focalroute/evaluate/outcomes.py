@@ -256,9 +256,9 @@ _OUTPUT_FIELDS = {field.name for field in fields(Output)}
 _TEXT_SYNONYMS = {"prompt": ("question", "query", "text", "input", "content"), "messages": ()}
 _LABEL_SYNONYMS = {"label": ("answer", "gold", "target", "reference", "ground_truth")}
 _OUTPUT_SYNONYMS = {
+    "answer": ("choice", "prediction"),
+    "score": ("reward", "correct"),
     "cost_usd": ("cost", "total_cost", "price", "usd"),
-    "latency_s": ("seconds", "duration"),
-    "probabilities": ("probs",),
 }
 _LIKENESS = 0.85  # of a misspelt name to the right one; prompt_id is less alike
 _MOST_NAMED = 200  # characters of names in an error
@@ -343,9 +343,7 @@ def _messages(row: _Line) -> tuple[Mapping[str, Any], ...]:
 
 def _output(field: str, found: Any, row: _Line) -> Output:
     output = _checked(_OUTPUTS, found, field)
-    _check_names(found, _OUTPUT_SYNONYMS, _OUTPUT_FIELDS, f"{field}.")
     _check_answer(f"{field}.answer", output.answer, row.choices)
-    _check_score(f"{field}.score", output, row.label)
     if output.error is None:
         needed = ["score"] if row.label is None else ["answer"]
         if output.cost_usd is None:
@@ -353,6 +351,7 @@ def _output(field: str, found: Any, row: _Line) -> Output:
         for name in needed:
             no_answer = name == "answer" and name in found  # there is none in the reply
             if _is_left_out(name, found.get(name)) and not no_answer:
+                _check_names(found, _OUTPUT_SYNONYMS, _OUTPUT_FIELDS, f"{field}.")
                 raise ConfigError(f"{field}.{name}: is missing{_WHY_NEEDED.get(name, '')}")
     if output.probabilities is None:
         return output
@@ -364,16 +363,6 @@ def _output(field: str, found: Any, row: _Line) -> Output:
     if total < 1 - _ROUNDING:
         return output
     return replace(output, probabilities=tuple(p / total for p in output.probabilities))
-
-
-def _check_score(field: str, output: Output, label: int | str | None) -> None:
-    """Check that a score, which a label outranks, does not say the opposite, as of an answer in another form."""
-    right = output.answer == label
-    if label is not None and output.error is None and output.score == (0 if right else 1):
-        raise ConfigError(
-            f"{field}: is {output.score:g}, but the answer is {'' if right else 'not '}the label; write both in the "
-            "same form, or leave out the label to go by the scores"
-        )
 
 
 def _check_answer(field: str, value: object, choices: Sequence[str] | None) -> None:

@@ -91,6 +91,7 @@ def _answering(**fields: Any) -> Line:
 
 
 _UNLABELLED = {"id": "7", "outputs": {"a": output("x")}}
+_UNPRICED = {"id": "7", "label": "x", "outputs": {"a": {"answer": "x", "cost": 0.1}}}
 _NO_TOKENS = {"id": "7", "label": "x", "outputs": {"a": {"answer": "x", "completion_tokens": 1}}}
 _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "completion_tokens": 1}}}
 
@@ -125,10 +126,7 @@ _SILENT = {"id": "7", "label": "x", "outputs": {"a": {"prompt_tokens": 1, "compl
         (_with("outputs", None), "outputs: give an object, endpoint name -> output"),
         ({"sample_id": 1, "gpt-4": 1.0}, "as docs/evaluating.md shows; the line has sample_id, gpt-4"),
         (_UNLABELLED | {"answer": "x"}, "answer: unknown field; did you mean 'label'?"),
-        (_answering(cost=0.1), "outputs.a.cost: unknown field; did you mean 'cost_usd'?"),
-        (_answering(latency=0.1), "outputs.a.latency: unknown field; did you mean 'latency_s'?"),
-        (_answering(answer=1, score=1), "outputs.a.score: is 1, but the answer is not the label; write both in the"),
-        (_answering(answer=0, score=0.0), "outputs.a.score: is 0, but the answer is the label"),
+        (_UNPRICED, "outputs.a.cost: unknown field; did you mean 'cost_usd'?"),
         (_with("outputs", {"a": 1}), "outputs.a"),
         (_answering(answer=3), "outputs.a.answer"),
         (_answering(answer="A"), "outputs.a.answer"),
@@ -177,6 +175,13 @@ def test_what_pandas_and_other_tools_write_is_read(tmp_path: Path) -> None:
     assert (one.id, one.task, one.choices, one.label) == ("7", "3", ("32", "4.5"), 1)
     assert one.outputs == {"a": Output(1, (0.0, 1.0), prompt_tokens=36, completion_tokens=10)}
     assert (other.line, other.outputs["a"].answer, other.outputs["b"].cost_usd) == (3, "", None)
+
+
+def test_fields_that_are_not_read_may_say_anything(tmp_path: Path) -> None:
+    """A score beside a label, say, or times under another name."""
+    extra = {"score": 0.0, "cost": 0.1, "latency": 2.0}
+    (query,) = read_log(write_log(tmp_path / "log.jsonl", [_answering(answer=7 % 3, **extra)]))
+    assert query.outputs["a"].answer == 1
 
 
 def test_a_text_that_is_null_counts_as_left_out(tmp_path: Path) -> None:
