@@ -120,11 +120,15 @@ _THINKING = re.compile(
 )
 
 
+#: Other names of services, such as LiteLLM's prefixes.
+_INSTEAD = {"google": "gemini", "grok": "xai", "hosted_vllm": "vllm", "lm_studio": "lmstudio", "ollama_chat": "ollama"}
+
+
 def find_service(name: str) -> KnownService:
     """Return the service of this name; ValueError with a suggestion if there is none."""
     if name not in SERVICES:
         raise ValueError(
-            f"service: unknown {name[:60]!r}; {did_you_mean(name, SERVICES)} Others need base_url and model"
+            f"service: unknown {name[:60]!r}; {did_you_mean(name, SERVICES, _INSTEAD)} Others need base_url and model"
         )
     return SERVICES[name]
 

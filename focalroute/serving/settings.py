@@ -177,7 +177,7 @@ def make_settings(endpoints: Iterable[Endpoint] | str | Path | None = None, *mor
     Raises:
         ConfigError: a setting, or the pool file, is wrong.
     """
-    if endpoints is None:
+    if endpoints is None and settings.keys() <= {field.name for field in fields(Settings)}:
         endpoints = find_pool()
     if isinstance(endpoints, str | Path) and not more:
         return Settings(**pool_settings(endpoints, settings))

@@ -105,6 +105,11 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"policy": "cascade"}, "it is a setting of the Ensemble"),
         ({"cost_weight": 0.1}, "it is a setting of the Ensemble"),
         ({"top_k": 5}, 'give it in params, such as params={"top_k": 5}'),
+        ({"modalities": ["text"]}, "give it in params"),  # not: did you mean 'deadline_s'?
+        ({"provider": {"sort": "price"}}, "give it in params"),
+        ({"fallbacks": ["gpt-4o"]}, "the policy chooses the endpoints"),
+        ({"num_retries": 2}, "attempts is a setting of the Ensemble"),
+        ({"api_key": "x"}, "it is a setting of an Endpoint"),
         ({"stream": True}, "call stream() instead of ask()"),
         ({"qqq": 1}, "use one of answer, choices, "),
         ({"response_format": Person}, "give answer=Model instead"),
@@ -219,6 +224,12 @@ def test_a_failure_that_several_members_share_is_reported_once() -> None:
     ("make", "says"),
     [
         (lambda e: ensemble_class(e, polcy="mean"), "Ensemble: polcy: unknown key; did you mean 'policy'?"),
+        (lambda e: ensemble_class(model_list=e), "did you mean 'endpoints'?"),
+        (lambda e: ensemble_class(e, routing_strategy="simple-shuffle"), "did you mean 'policy'?"),
+        (lambda e: ensemble_class(e, num_retries=2), "did you mean 'attempts'?"),
+        (lambda e: ensemble_class(e, fallbacks=[]), "where an endpoint fails, another of the pool is asked"),
+        (lambda e: ensemble_class(e, api_key="x"), "api_key: unknown key; give it to each Endpoint"),
+        (lambda e: ensemble_class(e, strong_model="x"), "give both as endpoints, each with its price"),
         (lambda e: ensemble_class(e, timeout=5), "did you mean 'deadline_s'?"),
         (lambda e: ensemble_class(e, max_retries=5), "did you mean 'attempts'?"),
         (lambda e: ensemble_class(e, temperature=0), "give it to ask()"),
@@ -244,6 +255,8 @@ def test_a_failure_that_several_members_share_is_reported_once() -> None:
         (lambda e: ensemble_class(e, policy="der"), "has to be trained: `focalroute eval --live"),
         (lambda e: ensemble_class(e, policy="policy"), 'for a new folder of that name give "./policy"'),
         (lambda e: endpoint_class("a", model="m", url="http://h/v1"), "url: unknown key; did you mean 'base_url'?"),
+        (lambda e: endpoint_class("a", model="m", order=1), "order: unknown key; leave it out"),
+        (lambda e: endpoint_class("hosted_vllm/m"), "service: unknown 'hosted_vllm'; did you mean 'vllm'?"),
         (lambda e: endpoint_class("a", model="m", api_base="http://h/v1"), "did you mean 'base_url'?"),
         (
             lambda e: endpoint_class("a", model="m", temperature=0),
