@@ -29,11 +29,10 @@ from focalroute.evaluate.table import LogTable, join
 from focalroute.sim import SimulatedModel, default_models, stream
 from focalroute.sim.models import distribution
 
-__all__ = ["BBH", "GPQA", "MODELS", "MUSR", "TEST", "TRAIN", "Shape", "biased_log", "simulated_log"]
+__all__ = ["BBH", "GPQA", "MODELS", "MUSR", "Shape", "biased_log", "simulated_log"]
 
 MODELS = ("a", "b", "c", "d", "e")
 TASKS = 24
-TRAIN, TEST = 200, 100
 TEMPERATURE = 0.3
 USD = 0.001
 
@@ -49,8 +48,8 @@ class Shape:
     """
 
     choices: Sequence[int]
-    train: int = TRAIN
-    test: int = TEST
+    train: int = 200
+    test: int = 100
     skill: float = 2.0
 
 
