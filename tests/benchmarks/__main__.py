@@ -1,4 +1,4 @@
-"""All benchmarks of speed, each in a process of its own: ``python -m tests.benchmarks [--json FILE] [NAME ...]``.
+"""All benchmarks of speed, each in a process of its own: ``python -m tests.benchmarks [NAME ...]``.
 
 Prints Markdown for docs/results/speed.md: what was aimed at and what was reached, then every table. ``--long`` makes
 the runs that take most of an hour: a million asks. Nothing fails because of a number; a benchmark that breaks does.
@@ -11,8 +11,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.harness import Section, Table, Target, machine, markdown
@@ -41,16 +39,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
     parser.add_argument("names", nargs="*", choices=[[], *NAMES], help="default: all")
     parser.add_argument("--long", action="store_true", help="a million asks instead")
-    parser.add_argument("--json", type=Path, help="write everything there as well")
     given = parser.parse_args()
     wanted = LONG if given.long else [(name,) for name in given.names or NAMES]
     sections = [run(*one) for one in wanted]
     print(f"{machine()}, {time.strftime('%Y-%m-%d', time.gmtime())}")
     for section in sections:
         print(f"\n{markdown(section)}")
-    if given.json:
-        found = {"machine": machine(), "sections": [asdict(section) for section in sections]}
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

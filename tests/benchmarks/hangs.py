@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -55,13 +54,11 @@ class Outcome:
         asks: how each ended.
         seconds: of those answered, ascending.
         calls: that the services counted.
-        slow: for each ask beyond a second what its calls came to.
     """
 
     asks: Counter[str]
     seconds: list[float]
     calls: int
-    slow: list[str]
 
     @property
     def answered(self) -> float:
@@ -84,7 +81,7 @@ async def run(
 ) -> Outcome:
     """Ask so many questions while calls are faulted; ``latency``: how many times the usual pool's."""
     ended: Counter[str] = Counter()
-    seconds, slow = [], []
+    seconds = []
     models = [replace(m, latency_s=latency * m.latency_s, jitter_s=latency * m.jitter_s) for m in default_models()]
     questions = iter(stream(asks, seed=seed + 1))
     with tempfile.TemporaryDirectory() as folder, SimulatedPool(models) as pool:
@@ -100,26 +97,14 @@ async def run(
                         answer = await ensemble.ask(question.text, choices=question.choices)
                     except PoolError as error:
                         ended[type(error).__name__] += 1
-                        took = time.perf_counter() - began
-                        slow.append(f"{type(error).__name__} {took:.2f} {[_said(reply) for reply in error.replies]}")
                         continue
-                    took = time.perf_counter() - began
-                    seconds.append(took)
+                    seconds.append(time.perf_counter() - began)
                     ended["answered"] += 1
-                    calls = answer.receipt.calls
-                    if took > 1:
-                        slow.append(f"{took:.2f} {[_said(call) for call in calls]} {answer.degraded}")
                     await ensemble.feedback(answer, label_index=question.label)
 
             await asyncio.gather(*(work() for _ in range(concurrency)))
         calls = sum(one.calls for one in pool.stats().values())
-    return Outcome(ended, sorted(seconds), calls, slow)
-
-
-def _said(call: Any) -> str:
-    how = call.error.message if call.error else "ok"
-    raced = f" for {call.hedge_of}" if call.hedge_of else ""
-    return f"{call.endpoint} x{call.attempts} {call.latency_s:.2f} {how}{raced}"
+    return Outcome(ended, sorted(seconds), calls)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -127,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=1_500)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--slow", action="store_true", help="tell of every ask that took more than a second")
     given = parser.parse_args(arguments)
     columns = ("seed", "without faults: p99, s", "calls", "all fail at once: calls", "some hang: answered", "p50, s",
         "p99", "p99.9", "calls", "p99 / without faults", "calls / fail at once")  # fmt: skip
@@ -145,8 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"of {given.asks:,} | {quantiles} | {hanging.calls:,} | {slower[-1]:.2f} | {more[-1]:+.1%} |",
             flush=True,
         )
-        if given.slow:
-            print(*hanging.slow, sep="\n", file=sys.stderr)
         assert hanging.answered >= _ANSWERED, hanging.asks
     assert statistics.median(slower) <= _SLOWER
     assert statistics.median(more) < _MORE

@@ -1,8 +1,8 @@
 """Off-policy estimates against the truth, as Markdown tables: ``python -m tests.benchmarks.offpolicy``.
 
 On questions and models of the package's own simulation, and on recorded answers in ``../shared/data`` where they are
-(see `tests.evaluate.truth` for what is compared with what). A few minutes; ``--logs``, ``--size``
-and ``--samples`` say how thorough it is.
+(see `tests.evaluate.truth` for what is compared with what). A few minutes; ``--logs`` says how
+thorough it is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.evaluate.truth import Study, Trial, World, simulated_table, study, ta
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 WARM, LAST = 1000, 3000
+SIZE, SAMPLES = 600, 4  # answers in a log; times each row is played for the truth
 UNITS = {"accuracy": 1.0, "cost": 100.0}  # points; % of asking all. The reward is a sum of both
 
 
@@ -52,25 +53,14 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--logs", type=int, default=40, help="logs drawn for each table")
-    parser.add_argument("--size", type=int, default=600, help="answers in a log")
-    parser.add_argument("--samples", type=int, default=4, help="times each row is played for the truth")
-    parser.add_argument("--reward", action="store_true", help="bare rewards instead of labels")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         policies = targets(Path(name))
         for log, table in tables(Path(name)):
             world = World.of(table, warm=WARM, last=LAST)
             with progress_bar(log, given.logs + len(policies), shown=True) as advance:
-                found = study(
-                    world,
-                    policies,
-                    logs=given.logs,
-                    size=given.size,
-                    samples=given.samples,
-                    label=not given.reward,
-                    advance=advance,
-                )
-            print(f"\n{log}: {given.logs} logs of {given.size} answers; bias ± 95 %, RMSE, coverage of the interval\n")
+                found = study(world, policies, logs=given.logs, size=SIZE, samples=SAMPLES, advance=advance)
+            print(f"\n{log}: {given.logs} logs of {SIZE} answers; bias ± 95 %, RMSE, coverage of the interval\n")
             print(f"| policy | | truth | {' | '.join(ESTIMATORS)} |\n|---|---|---|---|---|---|")
             for target, one in found.items():
                 print(*rows(target, one), sep="\n")

@@ -1,7 +1,6 @@
 """What learning online is worth: the same stream, decisions and cost to hold, served several ways.
 
-    python -m tests.benchmarks.online LOG --pool POOL [--seeds 5] [--point 0.2] [--every 100] [--greedy] [--json FILE]
-    python -m tests.benchmarks.online LOG --pool POOL --cold [...]
+    python -m tests.benchmarks.online LOG --pool POOL [--seeds 5] [--cold]
 
 Trained on the first 80 % of the log, then the last 500 queries of it, unscored, and the rest are served prequentially:
 
@@ -12,15 +11,13 @@ Trained on the first 80 % of the log, then the last 500 queries of it, unscored,
 
 The stream is played as it is, with the two endpoints that were best and middling in training giving each other's
 answers from half-way on, and with the price of the best one doubled from half-way on. Differences are in points, to
-``frozen``, paired, all seeds, over blocks of 50 queries; regret is against the best of ways and single endpoints.
-With ``--cold`` the shipped policy begins, nothing is trained, and the last 4,500 queries are served as they are. What
-became of the trials follows.
+``frozen``, paired, all seeds, over blocks of 50 queries. With ``--cold`` the shipped policy begins, nothing is trained,
+and the last 4,500 queries are served as they are. What became of the trials follows.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
@@ -34,7 +31,7 @@ import numpy as np
 
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import I64
-from focalroute.evaluate.metrics import compare, interval
+from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import price_at
 from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackKind, ReplayResult, play
@@ -50,7 +47,7 @@ from tests.benchmarks.learning_replay import Online, Refitted
 WARM = 500
 WAYS = ("still", "frozen", "refitted", "online")
 STREAMS = ("no drift", "endpoint swapped", "price doubled")
-STEP = 50  # queries between two points of a regret curve
+POINT = 0.2  # the cost to hold, as a share of asking all
 COLD_ROWS = 4500
 
 Runs = Mapping[str, Sequence[ReplayResult]]
@@ -119,28 +116,6 @@ def _held(serving: Serving, table: LogTable, rows: I64, point: float, feedback: 
     return play(serving, table, rows, feedback=feedback)
 
 
-def regret(runs: Runs, table: LogTable, test: I64) -> dict[str, dict[str, list[float]]]:
-    """Of each way, cumulative regret every `STEP` queries, and the ends of its 95 % interval.
-
-    Against whatever is best over the whole stream: one of the ways, or one endpoint asked always.
-    """
-    singles = [np.where(table.there[test, i], np.nan_to_num(table.value[test, i]), 0) for i in range(len(table.names))]
-    fixed = [*([one] for one in singles), *([run.worth for run in played] for played in runs.values())]
-    best = np.mean(max(fixed, key=lambda one: float(np.mean(one))), axis=0)
-    curves: dict[str, dict[str, list[float]]] = {}
-    for way, played in runs.items():
-        lost = best - np.mean([run.worth for run in played], axis=0)
-        ends = list(range(STEP, len(test) + 1, STEP))
-        bounds = [interval([lost[:end]], least=-1.0) for end in ends]
-        curves[way] = {
-            "queries": [float(end) for end in ends],
-            "regret": [float(lost[:end].sum()) for end in ends],
-            "low": [low * end for (low, _), end in zip(bounds, ends, strict=True)],
-            "high": [high * end for (_, high), end in zip(bounds, ends, strict=True)],
-        }
-    return curves
-
-
 def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
     """One row a way: all, and the half before and after the change."""
     half = len(test) // 2
@@ -164,11 +139,7 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--point", type=float, default=0.2)
-    parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--cold", action="store_true", help="begin with the shipped policy, and without training")
-    parser.add_argument("--greedy", action="store_true", help="serve the likeliest decisions instead of sampled ones")
-    parser.add_argument("--json", type=Path, help="where the regret curves go")
     given = parser.parse_args()
     pool = load_pool(given.pool)
     whole = join(read_log(given.log), pool, given.log)
@@ -177,7 +148,6 @@ def main() -> None:
     if given.cold:
         train, test = train[:0], np.arange(max(0, len(whole.queries) - COLD_ROWS), len(whole.queries))
     start = int(test[len(test) // 2])
-    curves = {}
     with tempfile.TemporaryDirectory() as folder:
         roots = [Path(folder) / str(seed) for seed in range(given.seeds)]
         for seed, root in enumerate(roots):
@@ -193,19 +163,12 @@ def main() -> None:
             table = changed(whole, pool, stream, train, start)
             runs: dict[str, list[ReplayResult]] = {way: [] for way in ways}
             for seed, root in enumerate(roots):
-                settings = {
-                    "seed": seed,
-                    "explore": not given.greedy,
-                    "cost_weight": PRICE_OF_MONEY if given.cold else price_at(load(root), given.point),
-                }
+                cost_weight = PRICE_OF_MONEY if given.cold else price_at(load(root), POINT)
+                settings = {"seed": seed, "cost_weight": cost_weight}
                 rows = train[-WARM:], test
                 for way in ways:
-                    played = served(way, table, root, rows, settings, point=given.point, every=given.every)
-                    runs[way].append(played)
+                    runs[way].append(served(way, table, root, rows, settings, point=POINT, every=100))
             show(stream, runs, table, test)
-            curves[stream] = regret(runs, table, test)
-    if given.json is not None:
-        given.json.write_text(json.dumps(curves, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

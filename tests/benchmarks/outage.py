@@ -3,19 +3,16 @@
 One ensemble learns on six simulated endpoints; then its best one fails, by refusing or by hanging, and 520 queries
 later it is back. Printed: how many queries still called it, the accuracy of the 500 queries after the first 20 beside
 that of an ensemble that never had this endpoint (the same questions, paired, with a 95 % interval), and how long after
-its return it was in use again. Every answer gets its feedback. With several seeds, other questions each, counts are of
-all of them together, and times the longest.
+its return it was in use again. Every answer gets its feedback.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from focalroute import AsyncEnsemble, Endpoint
@@ -71,10 +68,8 @@ class Outcome:
 class _Asking:
     """Asks an ensemble the questions of a stream, so many a second."""
 
-    def __init__(
-        self, endpoints: Sequence[Endpoint], questions: Iterator[Question], deadline_s: float, seed: int
-    ) -> None:
-        self.ensemble = AsyncEnsemble(endpoints, cost_weight=0.01, deadline_s=deadline_s, seed=seed)
+    def __init__(self, endpoints: Sequence[Endpoint], questions: Iterator[Question], deadline_s: float) -> None:
+        self.ensemble = AsyncEnsemble(endpoints, cost_weight=0.01, deadline_s=deadline_s, seed=0)
         self._questions = questions
 
     async def many(self, count: int, a_second: float) -> list[Asked]:
@@ -85,14 +80,14 @@ class _Asking:
             tasks.append(asyncio.create_task(self.one()))
         return list(await asyncio.gather(*tasks))
 
-    async def at_once(self, count: int, width: int) -> list[Asked]:
-        """Ask ``width`` at a time, each as soon as one is answered."""
+    async def at_once(self, count: int) -> list[Asked]:
+        """Ask a few at a time, each as soon as one is answered; all at once, each would take seconds."""
         numbers = iter(range(count))
 
         async def work() -> list[Asked]:
             return [await self.one() for _ in numbers]
 
-        return [asked for some in await asyncio.gather(*(work() for _ in range(width))) for asked in some]
+        return [asked for some in await asyncio.gather(*(work() for _ in range(_WIDTH))) for asked in some]
 
     async def one(self) -> Asked:
         question = next(self._questions)
@@ -113,16 +108,14 @@ async def run(
     a_second: float,
     deadline_s: float,
     patience_s: float,
-    seed: int = 0,
-    width: int = _WIDTH,
 ) -> Outcome:
     """Ask, take the best endpoint down, ask on, bring it back, and ask until it is in use."""
-    full = _Asking(pool.endpoints, stream(10**6, seed=2 + seed), deadline_s, seed)
+    full = _Asking(pool.endpoints, stream(10**6, seed=2), deadline_s)
     rest = [one for one in pool.endpoints if one.name != BEST]
-    others = _Asking(rest, stream(10**6, seed=2 + seed), deadline_s, seed)
+    others = _Asking(rest, stream(10**6, seed=2), deadline_s)
     async with full.ensemble, others.ensemble:
-        first = await full.at_once(before, width)
-        await others.at_once(before, width)
+        first = await full.at_once(before)
+        await others.at_once(before)
         pool.set(BEST, faults=down)
         calls = pool.stats()[BEST].calls
         during_it, without = await asyncio.gather(full.many(during, a_second), others.many(during, a_second))
@@ -139,61 +132,30 @@ async def run(
     return Outcome(first, during_it, without, max(0, calls - attempts), back_s)
 
 
-async def _all(down: Fault, given: argparse.Namespace) -> list[Outcome]:
-    """All seeds at a time, each with a pool of its own."""
-    with ExitStack() as stack:
-        pools = [stack.enter_context(SimulatedPool(default_models())) for _ in range(given.seeds)]
-        runs = [
-            run(
-                pool,
-                down,
-                before=given.before,
-                during=given.during,
-                a_second=given.a_second,
-                deadline_s=given.deadline,
-                patience_s=90,
-                seed=seed,
-                width=given.width,
-            )
-            for seed, pool in enumerate(pools)
-        ]
-        return list(await asyncio.gather(*runs))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print the figures; fail if they are not what they must be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=int, default=400)
-    parser.add_argument(
-        "--width", type=int, default=_WIDTH, help="how many of these at a time; all at once, each takes seconds"
-    )
-    parser.add_argument("--during", type=int, default=520)
-    parser.add_argument("--a-second", type=float, default=8.0, help="queries, in the outage and after it")
-    parser.add_argument("--deadline", type=float, default=4.0, help="of an ask, seconds")
-    parser.add_argument("--seeds", type=int, default=1)
-    given = parser.parse_args(arguments)
     columns = ("the best endpoint", "asked before", "queries of the first 20 that called it", "of the next 500",
                "probes", "accuracy of these beside an ensemble without it, points", "slowest of these, s",
                "back in use after, s")  # fmt: skip
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     failed = []
     for name, fault in DOWN.items():
-        outcomes = asyncio.run(_all(fault, given))
-        gains = [gain for one in outcomes for gain in one.gains()]
+        with SimulatedPool(default_models()) as pool:
+            found = asyncio.run(run(pool, fault, before=400, during=520, a_second=8.0, deadline_s=4.0, patience_s=90))
+        gains = found.gains()
         gain, half = statistics.mean(gains), 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
-        late, back_s = sum(one.late_calls for one in outcomes), max(one.back_s for one in outcomes)
         cells = (
             name,
-            f"in {statistics.mean(asked.called for one in outcomes for asked in one.before):.0%}",
-            str(sum(asked.called for one in outcomes for asked in one.during[:_NOTICED])),
-            str(late),
-            str(sum(one.probes for one in outcomes)),
+            f"in {statistics.mean(asked.called for asked in found.before):.0%}",
+            str(sum(asked.called for asked in found.during[:_NOTICED])),
+            str(found.late_calls),
+            str(found.probes),
             f"{gain:+.1f} ({gain - half:+.1f} to {gain + half:+.1f})",
-            f"{max(asked.seconds for one in outcomes for asked in one.during[_NOTICED:]):.2f}",
-            f"{back_s:.1f}",
+            f"{max(asked.seconds for asked in found.during[_NOTICED:]):.2f}",
+            f"{found.back_s:.1f}",
         )
         print("| " + " | ".join(cells) + " |", flush=True)
-        if late or gain - half < -1 or back_s > 60:
+        if found.late_calls or gain - half < -1 or found.back_s > 60:
             failed.append(name)
     assert not failed, failed
 

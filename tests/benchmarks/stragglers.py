@@ -2,8 +2,7 @@
 
 Six simulated endpoints of 20 to 120 ms, the best of them the slowest; 5 % of their calls take a second. Each setting
 asks the same questions from a cold start; every answer gets its feedback. The last column is what the ensemble believes
-of its slowest endpoint at the end: who is heard only where the others disagree would look worse than it is. With
-``--votes`` the endpoints give bare votes, as most do for free-form questions, instead of probabilities.
+of its slowest endpoint at the end: who is heard only where the others disagree would look worse than it is.
 """
 
 from __future__ import annotations
@@ -68,13 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=1500)
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--votes", action="store_true")
     given = parser.parse_args(arguments)
     models = [replace(m, latency_s=s, jitter_s=s / 5) for m, s in zip(default_models(), LATENCIES, strict=True)]
     print("| | p50, ms | p95 | p99 | right | calls an ask | given up | cost of an ask, 1e-6 USD | slowest believed |\n"
           "|---|---|---|---|---|---|---|---|---|")  # fmt: skip
     for name, settings in SETTINGS.items():
-        with SimulatedPool(models, dialects="minimal" if given.votes else "openai") as pool:
+        with SimulatedPool(models) as pool:
             for model in models:
                 pool.set(model.name, faults=Fault("drip", probability=0.05, seconds=1.0))
             outcome = asyncio.run(run(pool, given.asks, given.concurrency, settings))

@@ -114,7 +114,7 @@ class World:
         rows = np.arange(warm, last)
         return cls(table, serving, rows, float(table.usd[rows].sum(axis=1).mean()))
 
-    def log(self, size: int, rng: np.random.Generator, *, label: bool = True) -> list[Judged]:
+    def log(self, size: int, rng: np.random.Generator) -> list[Judged]:
         """What the shipped policy did on so many rows drawn at random, with what was said of it."""
         self.serving.policy = cold()
         found: list[Judged] = []
@@ -123,7 +123,7 @@ class World:
             answer = self.serving.answer(turn)
             stored = turn.memo
             reward = 2 * self.table.worth(row, answer) - 1
-            key = stored.keys[int(self.table.label[row])] if label else None
+            key = stored.keys[int(self.table.label[row])]
             found.append((stored, (Feedback(stored.id, reward, key, USER, 0.0),)))
         return found
 
@@ -222,7 +222,6 @@ def study(
     size: int,
     samples: int,
     seed: int = 0,
-    label: bool = True,
     advance: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Study]:
     """Draw logs of ``size`` answers, compare each policy with the shipped one on each, and score the estimates."""
@@ -234,7 +233,7 @@ def study(
         advance(1)
     found: dict[str, list[PolicyComparison]] = {name: [] for name in policies}
     for number in range(logs):
-        log = world.log(size, rng, label=label)
+        log = world.log(size, rng)
         for name, policy in policies.items():
             found[name].append(compare_policies(log, cold(), policy, seed=number))
         advance(1)
