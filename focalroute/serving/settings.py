@@ -190,8 +190,10 @@ def naming_pool_file(endpoints: object, overrides: Mapping[str, Any]) -> Iterato
     try:
         yield
     except ConfigError as error:
+        if error.field is None or error.field in overrides:
+            raise
         path = find_pool() if endpoints is None else endpoints
-        if not isinstance(path, str | Path) or error.field in overrides or error.field not in load_pool(path).ensemble:
+        if not isinstance(path, str | Path) or error.field not in load_pool(path).ensemble:
             raise
         raise ConfigError(f"{path}: ensemble: {error}", private=error.private) from None
 
