@@ -227,7 +227,7 @@ class RecordedRoutes:
         answers: (n, C, 32) features of each candidate's text.
         candidate: (n, N) an endpoint's candidate, -1: no usable answer.
         certainty: (n, N) the endpoint's mass on its candidate; 1 if it gave only an answer.
-        worth: (n, N) worth of its answer, in [0, 1].
+        worth: (n, N) worth of its answer, in [0, 1], as it is scored.
         cost: (n, N) cost of asking it, in units of the mean cost of asking all.
         there: (n, N) whether it can be asked.
     """
@@ -257,12 +257,13 @@ class RecordedRoutes:
                 if not answers[at, c].any():
                     answers[at, c] = _answer_features(query.choices, c, output.answer)
         usd = table.usd[rows]
+        worth = np.take_along_axis(table.worths(rows), np.maximum(candidate, 0), axis=1)
         return cls(
             texts=np.stack([text_features(table.texts[row], _TEXT) for row in rows.tolist()]),
             answers=answers,
             candidate=candidate,
             certainty=certainty,
-            worth=np.nan_to_num(table.value[rows]).astype(np.float32),
+            worth=np.where(candidate >= 0, worth, 0).astype(np.float32),
             cost=(usd / max(float(usd.sum(axis=1).mean()), 1e-12)).astype(np.float32),
             there=table.there[rows],
         )

@@ -50,6 +50,15 @@ def test_paid_in_full_at_every_step_it_never_stops(tmp_path: Path) -> None:
     assert calls == [1, 2]
 
 
+def test_it_is_paid_what_its_answer_is_scored(tmp_path: Path) -> None:
+    """An answer that several gave is worth the mean of their scores, so that of the one with the best score is not."""
+    outputs = {name: output(said, score=score) for name, said, score in (("a", 1, 0.9), ("b", 1, 0.1), ("c", 2, 0.6))}
+    lines = [closed(n, {}) | {"label": None, "outputs": outputs} for n in range(100)]
+    training, rows = parts(table_of(tmp_path, lines, dict.fromkeys("abc", 1.0)))
+    played = play(der(training, QUICK), training.table, rows)
+    assert played.worth.tolist() == [0.6] * len(rows)
+
+
 def test_only_what_it_asked_is_seen(tmp_path: Path) -> None:
     assert sees_only_what_it_asked(two_topics(tmp_path, 300), lambda training: der(training, QUICK))
 
