@@ -82,7 +82,7 @@ evaluate: $(READY) ## replay the recorded answers in ../shared/data, where there
 labels: $(READY) ## what labels are worth, from none to every one, on the recorded answers in ../shared/data (half an hour)
 	$(BIN)/python -m tests.benchmarks.labels
 
-paper: $(READY) ## every experiment of the two works (docs/results/papers.md; some three hours; what is there in .paper is not run again)
+paper: $(READY) ## every experiment of the two works but that on vLLM (docs/results/papers.md; some three hours; what is there in .paper is not run again)
 	@for name in table1 fig2 fig3 fig4 sweeps tables2_3 fig6 appendix_g; do \
 		$(BIN)/python -m examples.paper.$$name --keep .paper || exit 1; \
 	done
