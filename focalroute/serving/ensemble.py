@@ -411,6 +411,7 @@ class AsyncEnsemble:
     async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
         """Commit an answer before it is due; if the store fails or takes longer, the answer is not durable."""
         bills = ask.ask_budget.unwritten
+        self._feedback.remember(row)
         written = self._batchers.here().write((row, *bills))
         on_written = partial(self._on_written, ask, answer, row, bills)
         try:
@@ -436,7 +437,6 @@ class AsyncEnsemble:
             _log.warning("an answer could not be stored: %s", error)
             log_lost(bills, error)
             return False
-        self._feedback.remember(row)
         self._feedback.learn_agreement(row)
         self._explorer.on_answer(ask, row)
         self._judge.on_answer(ask, answer)

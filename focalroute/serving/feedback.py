@@ -89,7 +89,7 @@ class FeedbackHandler:
             return self._store.answer(answer_id)
 
     def remember(self, answer: StoredAnswer) -> None:
-        """Keep what feedback on this answer is checked against, so that it need not be read from the store."""
+        """Keep what feedback on an answer is checked against: it need not be read from the store, nor be there yet."""
         self._answers[answer.id] = StoredAnswer(
             answer.id, answer.created_at, answer.keys, answer.kind, answer.answered, answer.probabilities, {}, None, ""
         )

@@ -262,7 +262,7 @@ class Store(Protocol):
         """
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
-        """The stored answer, also one that is still queued; None if there is none."""
+        """The stored answer; None if there is none."""
 
     def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
         """Call ``on_feedback`` with each feedback of any process and its answer, in the order of commits.

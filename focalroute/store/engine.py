@@ -11,8 +11,6 @@ import logging
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -29,15 +27,12 @@ from focalroute.store.base import (
     HealthRow,
     LedgerSum,
     OnFeedback,
-    Row,
     StoredAnswer,
-    StoredProbe,
 )
 
 _log = logging.getLogger("focalroute.store")
 
 _MOST_WAITING = 10_000  # jobs; beyond it the queue would only eat memory
-_RECENT = 512
 
 T = TypeVar("T")
 ConnectionT = TypeVar("ConnectionT")
@@ -105,12 +100,11 @@ class ReadJob(Job):
 
 
 class WriterQueue:
-    """Takes jobs for the store's thread, and holds the latest answers, readable before they are written.
+    """Takes jobs for the store's thread.
 
     Args:
         name: the store's name, for errors.
         work: the thread's function, which returns once `take` has returned None as the last job.
-        keep: how many answers the store keeps; None: all.
         trouble: the likely cause if too many jobs wait, for the error.
         waiting: counts the jobs that wait outside this queue.
 
@@ -123,18 +117,15 @@ class WriterQueue:
         name: str,
         work: Callable[[], None],
         *,
-        keep: int | None,
         trouble: str,
         waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         self._name = name
-        self._most_recent = min(_RECENT, keep or _RECENT)
         self._trouble = trouble
         self._waiting = waiting
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._recent: OrderedDict[str, StoredAnswer] = OrderedDict()  # drops its oldest in O(1)
         self._undone = 0  # jobs that are not done yet
-        self._lock = threading.Lock()  # guards what any thread may touch: _recent, _undone, closed
+        self._lock = threading.Lock()  # guards what any thread may touch: _undone, closed
         self.closed = False
         self._thread = threading.Thread(target=work, name="focalroute-store", daemon=True)
 
@@ -159,13 +150,12 @@ class WriterQueue:
         """Whether the caller is on the store's thread, as ``on_feedback`` callbacks are, and must not wait for it."""
         return threading.current_thread() is self._thread
 
-    def submit(self, job: Job, rows: Iterable[Row] = ()) -> None:
-        """Queue a job and the rows it writes; if it cannot be queued, its future fails with `StoreError`."""
+    def submit(self, job: Job) -> None:
+        """Queue a job; if it cannot be queued, its future fails with `StoreError`."""
         job.future.set_running_or_notify_cancel()  # a queued job cannot be cancelled
         with self._lock:
             refusal = self._refusal()
             if refusal is None:
-                self._remember(rows)
                 self._undone += 1
                 self._queue.put(job)
         if refusal is not None:
@@ -190,18 +180,6 @@ class WriterQueue:
         """Whether the queue is open and every job is done."""
         return not self._undone and not self.closed and self._thread.is_alive()
 
-    def answer(self, answer_id: str) -> StoredAnswer | None:
-        """Look up one of the latest answers, written or still queued; None: look into the store."""
-        with self._lock:
-            return self._recent.get(answer_id)
-
-    def forget(self, rows: Iterable[Row]) -> None:
-        """Forget the answers among these rows, as they are now in the store or were refused."""
-        with self._lock:
-            for row in rows:
-                if isinstance(row, StoredAnswer) and self._recent.get(row.id) is row:
-                    del self._recent[row.id]
-
     def _refusal(self) -> str | None:
         """Return why no job can be taken now; None if one can."""
         if self.closed:
@@ -211,15 +189,6 @@ class WriterQueue:
         if self._queue.qsize() + self._waiting() >= _MOST_WAITING:
             return f"{_MOST_WAITING} jobs wait already; {self._trouble}"
         return None
-
-    def _remember(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if isinstance(row, StoredAnswer):
-                self._recent.setdefault(row.id, row)
-            elif isinstance(row, StoredProbe):
-                self._recent.pop(row.answer_id, None)  # it lacks the new probe
-        while len(self._recent) > self._most_recent:
-            self._recent.popitem(last=False)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -332,7 +301,7 @@ def _call(callbacks: Iterable[OnFeedback], rows: FeedbackRows) -> None:
             )
 
 
-class QueuedStore(ABC, Generic[ConnectionT]):
+class QueuedStore(Generic[ConnectionT]):
     """A store with one thread that owns the connection and works through a queue of jobs."""
 
     _queue: WriterQueue
@@ -344,7 +313,7 @@ class QueuedStore(ABC, Generic[ConnectionT]):
 
     def answer(self, answer_id: str) -> StoredAnswer | None:
         """See `Store.answer`."""
-        return self._queue.answer(answer_id) or self._read(lambda db: self._reads.find_answer(db, answer_id))
+        return self._read(lambda db: self._reads.find_answer(db, answer_id))
 
     def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
         """See `Store.subscribe`."""
@@ -382,9 +351,10 @@ class QueuedStore(ABC, Generic[ConnectionT]):
     def _look_up(self, work: Callable[[ConnectionT], T]) -> Future[T]:
         return self._submit(ReadJob(work))
 
-    @abstractmethod
-    def _submit(self, job: Any) -> Future[Any]:
+    def _submit(self, job: Job) -> Future[Any]:
         """Queue a job; return its future."""
+        self._queue.submit(job)
+        return job.future
 
     def _read_now(self, work: Callable[[ConnectionT], T]) -> T:
         """Read on the store's own thread."""

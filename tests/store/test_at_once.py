@@ -311,7 +311,6 @@ def test_calls_that_are_queued_together_fail_one_by_one(store: SqliteStore) -> N
     with held(store):
         queued = [store.write_calls(MIXED), store.write_calls([(answer("x"),)]), store.write_calls([])]
         alone = store.write(judge("before"))
-        assert store.answer("after") == answer("after")
         assert not any(future.done() for future in queued)
     outcomes, twin, none = [future.result(10) for future in queued]
     check_mixed(store, outcomes)

@@ -113,11 +113,10 @@ def test_a_call_that_fails_fails_alone(store: SqliteStore) -> None:
 
 
 def test_a_duplicate_id_leaves_the_first_answer(store: SqliteStore) -> None:
-    """Also in what `answer` tells, before and after the second is refused."""
+    """Also if both are committed together."""
     first, second = answer("x"), replace(answer("x"), kind="number")
     with held(store):
         calls = store.write(first), store.write(second)
-        assert store.answer("x") == first
     assert calls[0].exception(10) is None
     with pytest.raises(StoreError, match="'x' is stored already"):
         calls[1].result(10)
@@ -198,7 +197,6 @@ def test_a_full_disk_fails_writes_until_there_is_room(store: SqliteStore) -> Non
     big = replace(answer("big"), texts=json.dumps("x" * 100_000))
     with held(store):
         call = store.write(big, bill())
-        assert store.answer("big") == big
     with pytest.raises(StoreError, match="full; make room"):
         call.result(10)
     assert store.answer("big") is None
@@ -269,12 +267,11 @@ def test_a_cancelled_waiter_harms_nothing_and_its_rows_are_kept() -> None:
         assert store.totals()["a"].calls == 1
 
 
-def test_a_future_cannot_be_cancelled() -> None:
+def test_a_future_cannot_be_cancelled(store: SqliteStore) -> None:
     """A write that was taken is done."""
-    with closing(SqliteStore()) as store, held(store):
+    with held(store):
         call = store.write(answer("x"))
         assert not call.cancel()
-        assert store.answer("x") == answer("x")
     done(call)
 
 

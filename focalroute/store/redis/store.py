@@ -94,7 +94,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._journal = None if address.journal is None else Journal(address.journal, writer, sync=self._full)
         self._sender = Sender(self._connection, self._subscription, writer, self._journal, patience_s)
         self._queue = WriterQueue(
-            self.name, self._work, keep=self.keep, trouble="is Redis away, or too slow?", waiting=self._sender.__len__
+            self.name, self._work, trouble="is Redis away, or too slow?", waiting=self._sender.__len__
         )
         self._connect()
         self._queue.open()
@@ -211,8 +211,7 @@ class RedisStore(QueuedStore[RedisConnection]):
 
     def _submit(self, job: Job) -> Future[Any]:
         job.until = time.monotonic() + self._patience_s
-        self._queue.submit(job, job.rows if isinstance(job, WriteJob) else ())
-        return job.future
+        return super()._submit(job)
 
     def _read_now(self, work: Callable[[RedisConnection], T]) -> T:
         try:
@@ -248,11 +247,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         except Exception as error:  # noqa: BLE001 - every future gets it, and the thread goes on
             _log.exception("the store's thread failed")
             self._sender.give_up(error)
-        for job in jobs:
-            if isinstance(job, WriteJob):
-                self._untrimmed += 1
-                if job.future.done() and job.future.exception() is not None:
-                    self._queue.forget(job.rows)
+        self._untrimmed += sum(isinstance(job, WriteJob) for job in jobs)
 
     def _poll(self) -> None:
         """Look for feedback from other processes and for a new policy; keep the streams bounded."""

@@ -58,7 +58,7 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None)
 
 
 class Unit(NamedTuple):
-    """The work of one call; its answers can be read while it is queued."""
+    """The work of one call, and the rows that it writes."""
 
     rows: Sequence[Row]
     work: Callable[[sqlite3.Connection, AccountBalances], Any]
@@ -135,9 +135,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._since_checkpoint = 0  # rows written since the last checkpoint
         self._next_write_waits = False  # for the disk, as no write followed the last checkpoint yet
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left rows to prune
-        self._queue = WriterQueue(
-            self._name, self._work, keep=self._keep, trouble="is the file locked, or its disk too slow?"
-        )
+        self._queue = WriterQueue(self._name, self._work, trouble="is the file locked, or its disk too slow?")
         self._queue.open()
         self._change(AccountBalances.settle_overdue).exception()  # errors ignored: `verify` reports a damaged file
 
@@ -211,13 +209,6 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             yield file
 
     # -- any thread --------------------------------------------------------------------------------------------------
-
-    def _submit(self, job: Job) -> Future[Any]:
-        rows: list[Row] = []
-        if isinstance(job, TransactionJob):
-            rows = [row for unit in job.units for row in unit.rows]
-        self._queue.submit(job, rows)
-        return job.future
 
     def _change(self, work: Callable[[AccountBalances], Any]) -> Future[Any]:
         """Queue work on the accounts' balances."""
@@ -308,7 +299,6 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             self._deliver()
         left = iter(results)
         for job in jobs:
-            self._queue.forget(row for unit in job.units for row in unit.rows)  # committed or refused
             job.settle(list(islice(left, len(job.units))))
 
     def _transact(self, units: Sequence[Unit]) -> list[Any]:
