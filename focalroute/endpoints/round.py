@@ -124,8 +124,8 @@ class RoundCalls:
         self._asked: list[_AskedMember] = []
         self._wakeup: asyncio.Future[None] | None = None  # done when a member may have decided something
         self._began_left_s = self._context.left_s
-        self._rescue_s = math.inf  # with this time left and no answer, one more endpoint is asked
-        self._rescue_wait_s = math.inf  # and the next after this long again
+        self._rescue_s = -math.inf  # with this time left and no answer, one more endpoint is asked; -inf: none is
+        self._rescue_wait_s = 0.0  # and the next after this long again
         self._raced = False  # whether any member is raced
         self._blind = False  # whether the round waits without knowing a usual latency
         self._stood_still = False  # whether the event loop did during the last wait
@@ -140,22 +140,22 @@ class RoundCalls:
         for index in picked:
             self._allowance.earn()
             self._start(index, len(self._asked))
-        self._rescue_s = -math.inf
         if self._controller and not self._controller.answered:
             known = any(self._patience_s(member) < math.inf for member in self._asked)
             self._rescue_wait_s = (0.5 if known else _COLD_SHARE) * self._began_left_s
             self._rescue_s = self._began_left_s - self._rescue_wait_s
         try:
-            while pending := [member for member in self._asked if member.reply is None]:
+            while pending := self._pending:
                 await self._wait(pending)
-                if all(member.reply for member in self._asked):
+                if not self._pending:
                     break
                 while needless := self._needless():
                     await self._give_up(needless)
                 if self._context.left_s <= 0:
                     await self._give_up(self._asked, Failure("timeout", "the deadline of the ask passed"))
                 self._hedge()
-                if silent := self._silent():
+                self._rescue()
+                if silent := [member for member in self._pending if self._silent_in(member) <= 0]:
                     await self._deal_with(silent)
         except BaseException:
             await self._cancel(self._asked)
@@ -195,6 +195,21 @@ class RoundCalls:
             self._on_done(member)
 
     # -- while they are under way ------------------------------------------------------------------------------------
+
+    @property
+    def _pending(self) -> list[_AskedMember]:
+        """The members that are still under way."""
+        return [member for member in self._asked if member.reply is None]
+
+    @property
+    def _won(self) -> bool:
+        """Whether a member of this round has answered, or begun to."""
+        return self._answer_begun or any(member.reply and member.reply.ok for member in self._asked)
+
+    @property
+    def _answered(self) -> bool:
+        """Whether a member has answered, in this round or an earlier one."""
+        return self._won or (self._controller is not None and self._controller.answered)
 
     @property
     def _answer_begun(self) -> bool:
@@ -242,7 +257,7 @@ class RoundCalls:
         """Wake the round if this reply may decide it, or gives a first idea of the usual latency."""
         broke = member.reply is None or self._blind
         racing = self._rules.early_stop or self._hurries or (self._stream_sink is not None and not self._answer_begun)
-        if broke or racing or self._raced or all(one.reply for one in self._asked):
+        if broke or racing or self._raced or not self._pending:
             self._wake()
 
     def _wake(self, _: asyncio.Future[Any] | None = None) -> None:
@@ -301,16 +316,6 @@ class RoundCalls:
             self._wake()
         return True
 
-    @property
-    def _answered(self) -> bool:
-        """Whether a member has answered, in this round or an earlier one."""
-        earlier = self._controller is not None and self._controller.answered
-        return earlier or self._answer_begun or any(member.reply and member.reply.ok for member in self._asked)
-
-    def _silent(self) -> list[_AskedMember]:
-        """Return the members that have been silent for too long."""
-        return [member for member in self._asked if member.reply is None and self._silent_in(member) <= 0]
-
     async def _deal_with(self, silent: Sequence[_AskedMember]) -> None:
         """Race silent members or, if another has answered, give them up."""
         if self._answered:
@@ -323,20 +328,25 @@ class RoundCalls:
                 self._race(member, free=waiting)
 
     def _hedge(self) -> None:
-        """Race late members, and ask one more endpoint in good time if none has answered."""
-        pending = [member for member in self._asked if member.reply is None]
-        for member in pending:
+        """Race late members."""
+        for member in self._pending:
             if self._late_in(member) <= 0 and self._race(member):
                 self._context.retries -= 1
-        if self._answer_begun or any(member.reply and member.reply.ok for member in self._asked):
+
+    def _rescue(self) -> None:
+        """Ask one more endpoint if none has answered in good time, or each is raced already."""
+        if self._won:
             self._rescue_s = -math.inf
-        fresh = [member for member in self._asked if member.reply is None and not member.raced]
-        if pending and (not fresh or self._context.left_s <= self._rescue_s > -math.inf):
-            raced = self._rescue_s > -math.inf and self._race(pending[-1])
-            if self._rescue_s > -math.inf:
-                left_s = self._context.left_s
-                self._rescue_s = left_s - (min(left_s / 2, self._rescue_wait_s) if raced else LOOK_AGAIN_S)
-                self._rescue_wait_s *= 2 if raced else 1
+        pending, left_s = self._pending, self._context.left_s
+        if self._rescue_s == -math.inf or not pending:
+            return
+        if left_s > self._rescue_s and not all(member.raced for member in pending):
+            return
+        if self._race(pending[-1]):
+            self._rescue_s = left_s - min(left_s / 2, self._rescue_wait_s)
+            self._rescue_wait_s *= 2
+        else:
+            self._rescue_s = left_s - LOOK_AGAIN_S
 
     def _race(self, member: _AskedMember, *, free: bool = True) -> bool:
         """Ask one more endpoint, if one is left and the race is ``free`` or allowed; if not, look again soon."""
@@ -350,27 +360,35 @@ class RoundCalls:
 
     def _needless(self) -> list[_AskedMember]:
         """Return the members that lost a race, or can no longer change the answer."""
-        pending = [member for member in self._asked if member.reply is None]
+        lost = self._losers()
+        rest = [member for member in self._pending if member not in lost]
+        return lost + rest if rest and self._settled_without(rest) else lost
+
+    def _losers(self) -> list[_AskedMember]:
+        """Return the members that lost a race."""
         speaker = self._stream_sink.speaker if self._stream_sink else None
         winners = {
             member.group: place
             for place, member in enumerate(self._asked)
             if (member.reply and member.reply.ok) or member.call is speaker
         }
-        lost = [member for member in pending if member.group in winners and member.call is not speaker]
+        lost = [member for member in self._pending if member.group in winners and member.call is not speaker]
         for member in lost:
             member.call.outrun = self._asked.index(member) < winners[member.group]
-        stops = self._rules.early_stop or self._hurries
-        some = winners or (self._hurries and self._answered)
-        if stops and self._controller and some and len(lost) < len(pending):
-            replies = [member.reply for member in self._asked if member.reply]
-            now = time.perf_counter()
-            waited = {member.index: now - member.call.started for member in pending if member not in lost}
-            if self._controller.settled(replies, waited):
-                for index, seconds in waited.items() if self._hurries else ():
-                    self._members[index].breaker.latencies.give_up(seconds)
-                return pending
         return lost
+
+    def _settled_without(self, pending: Sequence[_AskedMember]) -> bool:
+        """Whether the round may end without these members, once a member of it (of any, if waiting costs) answered."""
+        if self._controller is None or not (self._answered if self._hurries else self._rules.early_stop and self._won):
+            return False
+        replies = [member.reply for member in self._asked if member.reply]
+        now = time.perf_counter()
+        waited = {member.index: now - member.call.started for member in pending}
+        if not self._controller.settled(replies, waited):
+            return False
+        for index, seconds in waited.items() if self._hurries else ():
+            self._members[index].breaker.latencies.give_up(seconds)
+        return True
 
     @property
     def _hurries(self) -> bool:
