@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from examples.paper.appendix_g import perturbed
+from examples.paper.common import Benchmark, Options, members
 from examples.paper.table6 import interval
 from focalroute.core.pool import load_pool
+from focalroute.evaluate.table import split
+from tests.evaluate.logs import closed, table_of
 
 PAPER = Path(__file__).resolve().parents[1] / "examples" / "paper"
 SCRIPTS = {
@@ -43,6 +47,18 @@ def test_a_script_that_asks_runs(
 
 def test_an_interval_needs_two_seeds_and_one_has_none() -> None:
     assert [interval(values) for values in ([1.0, 3.0], [2.0])] == ["2.0 ± 12.7", "2.0"]
+
+
+def test_logs_are_changed_where_a_member_is_missing_too(tmp_path: Path) -> None:
+    lines = [closed(n, {"a": 0, "b": 1} if n % 2 else {"b": 1}) for n in range(10)]
+    table = table_of(tmp_path, lines, {"a": 1.0, "b": 1.0})
+    twice = members(table, [0, 1, 0])
+    assert twice.names == ("a", "b", "a (2)")
+    assert twice.there[:, [0, 2]].tolist() == [[bool(n % 2)] * 2 for n in range(10)]
+    options = Options(1, True, tmp_path, tmp_path, None, (), frozenset())
+    benchmark = Benchmark("gaps", table, split(table, per_task=False, fraction=0.5), options)
+    struck = perturbed(benchmark, "adversarial", 1.0, 0)
+    assert struck.candidate[:, 0].tolist() == [-1, 0, -1, 0, -1, 2, -1, 2, -1, 2]
 
 
 def test_the_pool_of_small_models_is_a_pool() -> None:

@@ -48,7 +48,8 @@ def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> LogTa
         size = len(query.choices)
         if kind == "noisy":
             return {name: _moved(output, rng.permutation(size)) for name, output in query.outputs.items()}
-        return {**query.outputs, best: _moved(query.outputs[best], _exchanged(query.outputs[best], size))}
+        said = query.outputs.get(best)
+        return query.outputs if said is None else {**query.outputs, best: _moved(said, _exchanged(said, size))}
 
     return with_outputs(table, changed)
 

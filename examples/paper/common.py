@@ -291,8 +291,9 @@ def members(table: LogTable, chosen: Sequence[int]) -> LogTable:
     """The log with only these endpoints; an endpoint named twice appears twice, under two names."""
     names = [f"{table.names[i]} ({n})" if i in chosen[:n] else table.names[i] for n, i in enumerate(chosen)]
     endpoints = tuple(replace(table.endpoints[i], name=name) for i, name in zip(chosen, names, strict=True))
+    olds = [table.names[i] for i in chosen]
     taken = [
-        replace(q, outputs={new: q.outputs[table.names[i]] for i, new in zip(chosen, names, strict=True)})
+        replace(q, outputs={new: q.outputs[old] for old, new in zip(olds, names, strict=True) if old in q.outputs})
         for q in table.queries
     ]
     return join(taken, PoolFile(endpoints, {}, None), "log")
