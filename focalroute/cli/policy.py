@@ -112,13 +112,13 @@ def roll_back(
 
 
 def roll_back_folder(folder: Path, version: int | None) -> int:
-    """Make a version of a folder serve again (see `focalroute.policy.publish.rollback`), and return it.
+    """Make a version of a folder serve again (None: the parent of the current one), and return it.
 
     Raises:
         ConfigError: there is no such folder or version, or none to go back to.
         PolicyError: the policy does not pass its checks; the current one stays.
     """
-    from focalroute.policy.publish import rollback
+    from focalroute.policy.publish import make_current
     from focalroute.policy.references import check_folder
     from focalroute.policy.sequential import load_served
 
@@ -132,4 +132,4 @@ def roll_back_folder(folder: Path, version: int | None) -> int:
                 "back to, or serve without a policy folder"
             )
         check_folder(folder, version)
-    return rollback(folder, version)
+    return make_current(folder, version)

@@ -50,7 +50,7 @@ class BundleContent(TypedDict):
         decider: ``decider.onnx``.
         fusion: ``fusion.onnx``.
         names: the endpoints in the order of the embeddings.
-        parent: the version it was learned from, to which `rollback` returns; None (or 0): the shipped one.
+        parent: the version it was learned from, to which ``policy rollback`` returns; None (or 0): the shipped one.
         hyperparameters: for the manifest; plain JSON values.
         metrics: likewise.
         experience: its record of the past.
@@ -176,18 +176,7 @@ def _points(root: Path, version: int) -> bool:
         return False
 
 
-def rollback(root: str | Path, version: int | None = None) -> int:
-    """Make ``version``, or the parent of the current version, the current one again.
-
-    Raises:
-        PolicyError: there is no such version, or it fails a check; the current policy stays.
-    """
-    if not versions(root):
-        raise PolicyError(f"{root}: holds no policy to go back to")
-    return make_current(root, load_served(root).parent if version is None else version)
-
-
-def make_current(root: str | Path, version: int | None) -> int:
+def make_current(root: str | Path, version: int) -> int:
     """Make an existing version the current one, which ends a trial.
 
     Raises:
@@ -195,7 +184,7 @@ def make_current(root: str | Path, version: int | None) -> int:
     """
     root = Path(root)
     with _changing(root):
-        if version is None or version not in versions(root):
+        if version not in versions(root):
             kept = ", ".join(map(str, versions(root)))
             raise PolicyError(f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy")
         load_served(root, version)

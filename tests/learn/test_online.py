@@ -20,7 +20,7 @@ from focalroute.learn.trial import BUDGET, PATIENCE, TRIAL, Trial, read_trial, w
 from focalroute.learn.update_report import UpdateReport
 from focalroute.observe.experience import Experience
 from focalroute.policy import bundle
-from focalroute.policy.publish import make_current, publish, rollback
+from focalroute.policy.publish import make_current, publish
 from focalroute.store import open_store
 from focalroute.store.base import Store, StoredAnswer
 from tests.learn.made import NAMES, OPTIMUM, learned, linear_learner, play, tried, value
@@ -419,7 +419,7 @@ def test_a_broken_bundle_is_an_error_and_a_rolled_back_one_the_start(store: Stor
     for number in (2, 3):
         update_policy(store, tmp_path, settings=SETTINGS, seed=0)
         make_current(tmp_path, number)
-    assert rollback(tmp_path) == 2
+    make_current(tmp_path, 2)
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=2)
     assert (report.version, report.challenger) == (2, 4)
     (tmp_path / "v000002" / "decider.onnx").write_bytes(b"")

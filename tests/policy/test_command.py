@@ -125,4 +125,7 @@ def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Pat
     (root / "v000002" / "fusion.onnx").write_bytes(b"")
     with pytest.raises(PolicyError, match="SHA-256"):
         roll_back_folder(root, 2)
+    (root / "v000001" / "manifest.json").write_bytes(b"")
+    with pytest.raises(PolicyError, match="is not a manifest"):
+        roll_back_folder(root, None)
     assert current(root) == 1

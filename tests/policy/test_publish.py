@@ -19,7 +19,6 @@ from focalroute.policy.publish import (
     end_trial,
     make_current,
     publish,
-    rollback,
     temporary_path,
     write_files,
 )
@@ -77,7 +76,7 @@ def test_only_the_last_versions_are_kept_but_the_parent_is_never_dropped(tmp_pat
     assert versions(tmp_path) == (2, 4, 5)
     again(tmp_path, parent=5, keep=1)
     assert versions(tmp_path) == (5, 6)
-    assert rollback(tmp_path) == 5
+    assert make_current(tmp_path, 5) == 5
 
 
 def test_a_bundle_that_would_not_be_served_is_not_published(tmp_path: Path) -> None:
@@ -102,15 +101,15 @@ def test_a_folder_that_cannot_be_written_is_a_policy_error(tmp_path: Path) -> No
         again(tmp_path / "file" / "inside")
 
 
-def test_rollback_goes_to_the_parent_and_a_later_publish_takes_a_new_number(tmp_path: Path) -> None:
+def test_an_earlier_version_serves_again_and_a_later_publish_takes_a_new_number(tmp_path: Path) -> None:
     again(tmp_path)
     again(tmp_path, parent=1)
     again(tmp_path, parent=1)
-    assert rollback(tmp_path) == 1
+    assert make_current(tmp_path, 1) == 1
     assert load(tmp_path).version == 1
     assert versions(tmp_path) == (1, 2, 3)
     assert again(tmp_path, parent=1) == 4
-    assert rollback(tmp_path, 2) == current(tmp_path) == 2
+    assert make_current(tmp_path, 2) == current(tmp_path) == 2
 
 
 @pytest.mark.parametrize("change", [lambda folder: make_current(folder, 3), end_trial])
@@ -122,16 +121,11 @@ def test_a_folder_that_is_not_there_is_a_policy_error_and_not_made(
     assert not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("parent", [None, 0, 7])
-def test_rollback_without_a_kept_parent_is_a_policy_error_and_changes_nothing(
-    tmp_path: Path, parent: int | None
-) -> None:
-    again(tmp_path, parent=parent)
-    with pytest.raises(PolicyError, match="is not kept; give one of 1"):
-        rollback(tmp_path)
+def test_a_version_that_is_not_kept_is_a_policy_error_and_changes_nothing(tmp_path: Path) -> None:
+    again(tmp_path)
+    with pytest.raises(PolicyError, match="version 7 is not kept; give one of 1"):
+        make_current(tmp_path, 7)
     assert current(tmp_path) == 1
-    with pytest.raises(PolicyError, match="holds no policy"):
-        rollback(tmp_path / "none")
 
 
 def test_rollback_never_leads_to_a_damaged_version(tmp_path: Path) -> None:
@@ -139,7 +133,7 @@ def test_rollback_never_leads_to_a_damaged_version(tmp_path: Path) -> None:
     again(tmp_path, parent=1)
     (tmp_path / "v000001" / "fusion.onnx").write_bytes(b"")
     with pytest.raises(PolicyError, match=r"v000001/fusion.onnx"):
-        rollback(tmp_path)
+        make_current(tmp_path, 1)
     assert load(tmp_path).version == 2
 
 
@@ -147,9 +141,7 @@ def test_a_damaged_current_version_can_be_left_by_naming_another(tmp_path: Path)
     again(tmp_path)
     again(tmp_path, parent=1)
     (tmp_path / "v000002" / "manifest.json").write_bytes(b"")
-    with pytest.raises(PolicyError):
-        rollback(tmp_path)
-    assert rollback(tmp_path, 1) == load(tmp_path).version == 1
+    assert make_current(tmp_path, 1) == load(tmp_path).version == 1
 
 
 def test_the_remains_of_a_publisher_that_died_at_any_step_are_ignored_and_removed(tmp_path: Path) -> None:

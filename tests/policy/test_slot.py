@@ -15,7 +15,7 @@ from focalroute.observe.layout import CONTEXT, ENDPOINT, width
 from focalroute.policy import slot as slot_module
 from focalroute.policy.bundle import COLD, CURRENT, Policy, load
 from focalroute.policy.fallback import FALLBACK
-from focalroute.policy.publish import publish, rollback
+from focalroute.policy.publish import make_current, publish
 from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot
 from tests.by_hand import linear_decider
@@ -65,7 +65,7 @@ def test_a_folder_serves_its_current_bundle(tmp_path: Path) -> None:
     again(tmp_path)
     again(tmp_path, parent=1)
     assert PolicySlot.open(tmp_path).current.version == 2
-    rollback(tmp_path)
+    make_current(tmp_path, 1)
     assert PolicySlot.open(str(tmp_path)).current.version == 1
 
 
@@ -91,7 +91,7 @@ def test_at_a_start_the_newest_good_version_before_a_broken_one_serves(
     """Never one that is newer: it was rolled back."""
     for parent in (None, 1, 1, 1, 1):
         again(tmp_path, parent=parent)
-    rollback(tmp_path, 4)
+    make_current(tmp_path, 4)
     for version in (3, 4):
         (tmp_path / f"v{version:06d}" / "manifest.json").write_text("{")
     slot = PolicySlot.open(tmp_path)
@@ -145,7 +145,7 @@ def test_every_publish_and_rollback_is_noticed_and_nothing_else(tmp_path: Path, 
     assert slot.refresh()
     assert not slot.stale()
     assert slot.current.version == 2
-    rollback(tmp_path)
+    make_current(tmp_path, 1)
     assert slot.refresh()
     assert slot.current.version == 1
 

@@ -54,7 +54,7 @@ from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.recalibration import SHARED_ERRORS, recalibrated
 from focalroute.policy.fallback import FALLBACK
-from focalroute.policy.publish import make_current, publish, rollback
+from focalroute.policy.publish import make_current, publish
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream
 from focalroute.store.base import StoredAnswer
 from focalroute.store.sqlite import database
@@ -849,7 +849,7 @@ def test_a_version_that_another_process_publishes_or_rolls_back_to_is_served(
         async with AsyncEnsemble(pool.endpoints, policy=tmp_path) as ensemble:
             served = [(await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version]
             assert served == [second]
-            rollback(tmp_path)
+            make_current(tmp_path, first)
             await ensemble.reload()
             served.append((await ensemble.ask(QUESTION, choices=CHOICES)).receipt.policy_version)
         return served
