@@ -51,7 +51,7 @@ class PolicySlot:
         self.current = policy
         self.challenger: Policy | None = None
         self.error: PolicyError | None = None
-        self._path = None if root is None else Path(root) / CURRENT
+        self._root = None if root is None else Path(root)
         self._seen: _Stamp = (None, None)
         self._next_check = 0.0
         self._refreshing = threading.Lock()  # two at a time could end with the older of two bundles
@@ -111,7 +111,7 @@ class PolicySlot:
     def stale(self) -> bool:
         """Whether ``CURRENT`` or ``CHALLENGER`` was replaced. Checks at most once a second, and is False in between."""
         now = time.monotonic()
-        if self._path is None or now < self._next_check:
+        if self._root is None or now < self._next_check:
             return False
         self._next_check = now + _CHECK_EVERY_S
         return self._stamp() != self._seen
@@ -122,14 +122,13 @@ class PolicySlot:
         Returns:
             Whether the policy was replaced.
         """
-        if self._path is None:
+        if self._root is None:
             return False
-        root = self._path.parent
         with self._refreshing:
             stamp = self._stamp()  # before loading: what is published meanwhile is not missed
             if stamp == self._seen:
                 return False
-            swapped = stamp[0] != self._seen[0] and self._try(root)
+            swapped = stamp[0] != self._seen[0] and self._try(self._root)
             self._seen = stamp
             self._load_challenger()
             return swapped
@@ -140,10 +139,10 @@ class PolicySlot:
         Raises:
             PolicyError: it fails a check (the old policy stays), or cannot be written.
         """
-        if self._path is None:
+        if self._root is None:
             return
         with self._refreshing:
-            install(self._path.parent, version, files, serve=self.swap)
+            install(self._root, version, files, serve=self.swap)
             self._seen = self._stamp()
 
     def refresh_soon(self) -> None:
@@ -169,20 +168,19 @@ class PolicySlot:
     def _load_challenger(self) -> None:
         """Load the challenger to the current policy; one that fails its checks is ignored."""
         found = None
-        if self._path is not None and self.error is None:
-            root = self._path.parent
+        if self._root is not None and self.error is None:
             try:
-                version = challenger(root)
-                found = None if version is None else load(root, version)
+                version = challenger(self._root)
+                found = None if version is None else load(self._root, version)
             except PolicyError as error:
                 _log.error("a challenger cannot be tried, its asks go to version %d: %s", self.current.version, error)
         self.challenger = found
 
     def _stamp(self) -> _Stamp:
         """Return a value that changes whenever ``CURRENT`` or ``CHALLENGER`` is replaced; None for a missing file."""
-        if self._path is None:
+        if self._root is None:
             return None, None
-        return _stamp_of(self._path), _stamp_of(self._path.with_name(CHALLENGER))
+        return _stamp_of(self._root / CURRENT), _stamp_of(self._root / CHALLENGER)
 
 
 def drawn(policy: Served, challenger: Policy | None, rng: random.Random) -> tuple[Served, int | None]:
