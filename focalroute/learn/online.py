@@ -144,7 +144,7 @@ def _challenged(
         reason = f"only {len(rest) + len(held)} answers with feedback to learn from; {LEAST} are needed"
         return UpdateReport("insufficient", policy.version, policy.version, reason, None, len(rest), len(held))
     names = vocabulary(policy.names, episodes)
-    learner = _resumed(_state(root, policy.version), policy, len(names), rng)
+    learner = _resumed(root, policy, len(names), rng)
     learned, diagnostics = update(learner, batch(rest, names), settings, rng)
     learned = replace(learned, fusion=supported(learner.fusion, learned.fusion, batch(held, names).fusions))
     if learned.fusion is learner.fusion and learned.decider is learner.decider:
@@ -212,26 +212,18 @@ def _split(episodes: Sequence[Episode], rng: np.random.Generator) -> tuple[list[
     return parts
 
 
-def _state(root: str | Path, version: int) -> Mapping[str, NDArray[Any]]:
-    """Return the learner's state of this version; nothing if it is missing or damaged."""
-    if version not in bundle.versions(root):  # the shipped one
-        return {}
-    try:
-        return bundle.learner(root, version) or {}
-    except PolicyError as error:
-        _log.warning("the critic starts anew: %s", error)
-        return {}
+def _resumed(root: str | Path, policy: bundle.Policy, names: int, rng: np.random.Generator) -> Learner:
+    """Return the policy's nets, grown to this many names, with the stored critic and moments.
 
-
-def _resumed(state: Mapping[str, NDArray[Any]], policy: bundle.Policy, names: int, rng: np.random.Generator) -> Learner:
-    """Return the policy's nets, grown to this many names, with the stored critic and moments, or new ones."""
+    The critic is new for the shipped policy, and if the stored state is missing or damaged.
+    """
     decider = grown(decider_net(policy.decider_onnx), names, rng)
     fusion = grown(fusion_net(policy.fusion_onnx), names, rng)
-    if state:
-        try:
+    try:
+        if policy.version in bundle.versions(root) and (state := bundle.learner(root, policy.version)):
             return unpack(state, decider, fusion)
-        except PolicyError as error:
-            _log.warning("the critic starts anew: %s", error)
+    except PolicyError as error:
+        _log.warning("the critic starts anew: %s", error)
     return Learner.fresh(decider, fusion, CriticNet.initial(rng))
 
 
