@@ -70,10 +70,16 @@ def updates_section(folder: str) -> Section:
     """Make the section on the versions of a folder that updates made.
 
     Raises:
+        ConfigError: there is no such folder.
         PolicyError: a version does not pass its checks.
     """
-    name = Path(folder).name
-    found = _published(folder)
+    if not Path(folder).is_dir():
+        raise ConfigError(
+            f"{folder}: there is no such folder; give the folder of policy bundles that updates publish to"
+        )
+    if not bundle.versions(folder):
+        return Section(f"{folder} holds no policy yet.")
+    name, found = Path(folder).name, _published(folder)
     if not found:
         return Section(f"{name} holds no version that an update made: give feedback, then run focalroute update.")
     drawn = list(MEANINGS)[:_DRAWN]
@@ -93,8 +99,6 @@ def updates_section(folder: str) -> Section:
 
 def _published(folder: str) -> dict[int, Mapping[str, Any]]:
     """The versions that were published after a trial, each with its update's metrics and its gain."""
-    if not bundle.versions(folder):
-        return {}
     record = read_trial(folder, bundle.current(folder), None).record
     gains = {entry["version"]: entry["gate"]["gain"] for entry in record if entry["outcome"] == "published"}
     kept = sorted(gains.keys() & set(bundle.versions(folder)))
@@ -140,7 +144,7 @@ def report_command(
     check_writable(out, evaluation, store)
     updates, written = None, f"{out}: written"
     if policy is not None:
-        updates = _updates(policy)
+        updates = updates_section(policy)
     page = _page(evaluation, store, last, updates)
     write_file(out, html(page))
     drawn: list[Path] = []
@@ -185,16 +189,6 @@ def _json(file: Path) -> object:
     except (ValueError, RecursionError):
         raise ConfigError(f"{file}: is not JSON; give the file that focalroute eval --json wrote") from None
     return found
-
-
-def _updates(folder: str) -> Section:
-    if not Path(folder).is_dir():
-        raise ConfigError(
-            f"{folder}: there is no such folder; give the folder of policy bundles that updates publish to"
-        )
-    if not bundle.versions(folder):
-        return Section(f"{folder} holds no policy yet.")
-    return updates_section(folder)
 
 
 def _write_pngs(page: Page, folder: Path) -> list[Path]:
