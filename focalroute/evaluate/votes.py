@@ -215,8 +215,9 @@ def static_subset(training: Training) -> Vote:
     if len(training.table.endpoints) < 3:
         return Vote(training.rank)
     fit, _ = training.cut()
-    found = dict(zip((0.0, 0.25, 0.5, 0.75, 1.0), _best_subsets(fit, (0.0, 0.25, 0.5, 0.75, 1.0)), strict=True))
-    weight = best_setting(training, tuple(found), lambda part, w: Vote(part.rank, found[w]))
+    weights = (0.0, 0.25, 0.5, 0.75, 1.0)
+    found = dict(zip(weights, _best_subsets(fit, weights), strict=True))
+    weight = best_setting(training, weights, lambda part, w: Vote(part.rank, found[w]))
     return Vote(training.rank, _best_subsets(training, (weight,))[0])
 
 

@@ -33,7 +33,7 @@ def decider_model(net: DeciderNet) -> bytes:
     bias = g("Concat", "hidden_bias", "bias", g("Neg", "bias"), axis=0)
     shared = g("Gemm", "context", g.widened("hidden_context", "skip_context"), bias)
     own = g("MatMul", "endpoints", g.widened("hidden_endpoint", "skip_endpoint"))
-    hidden = g("Relu", g("Add", g("Add", own, g.unsqueezed(shared, 1)), names))
+    hidden = g("Relu", g("Add", g("Add", own, g.unsqueezed(shared)), names))
     g.score(hidden)
     inputs = {"context": ("B", net.skip_context.size), "endpoints": ("B", "N", net.skip_endpoint.size)}
     return g.model("decider", inputs, {"ids": ("N",)}, ("B", "N"))
@@ -49,9 +49,9 @@ def fusion_model(net: FusionNet) -> bytes:
     g = _Graph(parameters(net))
     phi = net.phi_bias.size
     by_present = g("MatMul", g("Add", g("MatMul", "names", "phi_name"), "phi_bias"), g.constant(np.eye(phi, phi + 2)))
-    by_vote = g("MatMul", g.unsqueezed("vote", 1), g.constant([[0.0] * phi + [1.0, -1.0]]))
-    matrix = g("Add", g.widened("phi_member", "skip_member"), g("Mul", g.row("present"), g.unsqueezed(by_present, 1)))
-    matrix = g("Add", matrix, g("Mul", g.row("vote"), g.unsqueezed(by_vote, 1)))
+    by_vote = g("MatMul", g.unsqueezed("vote"), g.constant([[0.0] * phi + [1.0, -1.0]]))
+    matrix = g("Add", g.widened("phi_member", "skip_member"), g("Mul", g.row("present"), g.unsqueezed(by_present)))
+    matrix = g("Add", matrix, g("Mul", g.row("vote"), g.unsqueezed(by_vote)))
 
     by_member = g("Transpose", "members", perm=[0, 2, 1, 3])
     seen = g("Relu", g("MatMul", by_member, g("Gather", matrix, "ids")))
@@ -115,8 +115,9 @@ class _Graph:
         self._constants[name] = np.asarray(value, dtype)
         return name
 
-    def unsqueezed(self, value: str, axis: int) -> str:
-        return self("Unsqueeze", value, self.constant([axis], np.int64))
+    def unsqueezed(self, value: str) -> str:
+        """Insert an axis of length 1 after the first."""
+        return self("Unsqueeze", value, self.constant([1], np.int64))
 
     def row(self, feature: str) -> str:
         """Add a column vector (Fm, 1) that is 1 at this feature of a member."""
@@ -126,12 +127,12 @@ class _Graph:
 
     def widened(self, hidden: str, skip: str) -> str:
         """Append the linear weights to hidden weights (D, H) as two more columns: (D, H + 2)."""
-        column = self.unsqueezed(skip, 1)
+        column = self.unsqueezed(skip)
         return self("Concat", hidden, column, self("Neg", column), axis=1)
 
     def score(self, hidden: str) -> None:
         """Add the output layer: hidden units (B, ., H + 2) -> "logits" (B, .)."""
-        column = self.unsqueezed(self("Concat", "out", self.constant([1.0, -1.0]), axis=0), 1)
+        column = self.unsqueezed(self("Concat", "out", self.constant([1.0, -1.0]), axis=0))
         self.result("Squeeze", self("MatMul", hidden, column), self.constant([2], np.int64))
 
     def result(self, op: str, *inputs: str) -> None:
