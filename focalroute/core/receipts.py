@@ -217,7 +217,9 @@ _ELSEWHERE = {
     **dict.fromkeys(("content", "answer", "output_text", "response"), "text"),
     **dict.fromkeys(("parsed", "result", "data"), "value"),
     **dict.fromkeys(("price", "usd", "cost_usd"), "cost"),
-    **dict.fromkeys(("models", "calls"), "receipt.calls"),
+    **dict.fromkeys(("model", "models", "endpoint", "endpoints", "calls"), "receipt.calls"),
+    **dict.fromkeys(("model_dump", "dict", "json", "as_dict"), "to_dict()"),
+    **dict.fromkeys(("latency", "seconds", "duration"), "latency_s"),
 }
 
 

@@ -493,6 +493,8 @@ class AsyncEnsemble:
             **dict.fromkeys(("rating", "grade"), "score"),
             **dict.fromkeys(("truth", "expected", "gold", "choice"), "label"),
             **dict.fromkeys(("index", "choice_index"), "label_index"),
+            "user": "source",
+            **dict.fromkeys(("id", "answer_id"), "give the answer, or its id, as the first argument"),
         },
     )
     async def feedback(

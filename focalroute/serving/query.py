@@ -143,7 +143,17 @@ INSTEAD: Mapping[str, str] = {
         ),
         'give it in params, such as params={"top_k": 5}',
     ),
-    **dict.fromkeys(("model", "models", "fallbacks", "route"), "the policy chooses the endpoints; leave it out"),
+    **dict.fromkeys(("history", "conversation"), "messages"),
+    **dict.fromkeys(("context", "documents"), "write it into the question, or into messages"),
+    **dict.fromkeys(
+        ("image", "images", "files"),
+        'give it in messages, as {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
+    ),
+    **dict.fromkeys(("max_calls", "rounds"), "max_rounds is a setting of the Ensemble, not of one ask"),
+    **dict.fromkeys(
+        ("model", "models", "endpoint", "endpoints", "members", "fallbacks", "route"),
+        "the policy chooses the endpoints; leave it out",
+    ),
     "stream_options": "leave it out; answers always have their usage",
     "stream": "call stream() instead of ask()",
     "n": "samples",

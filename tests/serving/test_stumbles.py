@@ -109,6 +109,10 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"provider": {"sort": "price"}}, "give it in params"),
         ({"fallbacks": ["gpt-4o"]}, "the policy chooses the endpoints"),
         ({"num_retries": 2}, "attempts is a setting of the Ensemble"),
+        ({"endpoints": ["a"]}, "the policy chooses the endpoints"),
+        ({"history": []}, "did you mean 'messages'?"),
+        ({"images": ["a.png"]}, 'give it in messages, as {"type": "image_url"'),
+        ({"max_calls": 3}, "max_rounds is a setting of the Ensemble"),  # not: did you mean 'max_usd'?
         ({"api_key": "x"}, "it is a setting of an Endpoint"),
         ({"stream": True}, "call stream() instead of ask()"),
         ({"qqq": 1}, "use one of answer, choices, "),
@@ -173,6 +177,8 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         (lambda e, a: e.feedback(a, True), "or reward=True"),
         (lambda e, a: e.feedback(a, correct=True), "feedback: correct: unknown argument; did you mean 'reward'?"),
         (lambda e, a: e.feedback(a, lable="42"), "did you mean 'label'?"),
+        (lambda e, a: e.feedback(a, user="alice", reward=1), "did you mean 'source'?"),
+        (lambda e, a: e.feedback(answer_id=a.id, reward=1), "give the answer, or its id, as the first argument"),
         (lambda e, a: e.feedback(reward=1), "feedback: missing a required argument: 'answer'"),
         (lambda e, a: e.ask_many([{"question": "?"}]), "queries[0]: unknown key 'question'; did you mean 'query'?"),
         (lambda e, a: e.ask_many([{"query": "?", "choises": "ab"}]), "did you mean 'choices'?"),
@@ -197,6 +203,8 @@ def test_an_argument_in_another_place_or_by_another_name_is_an_error_that_says_h
         ("content", "use .text"),
         ("parsed", "use .value"),
         ("cost_usd", "use .cost"),
+        ("model", "use .receipt.calls"),
+        ("model_dump", "use .to_dict()"),
         ("txt", "'Answer' object has no attribute 'txt'"),
     ],
 )
