@@ -127,8 +127,6 @@ class Quirks:
             if _LEAST < had <= self.room:
                 self._room = had // _GROWTH
             return self.room if 0 < self.room < had else None
-        if not failure.cut:
-            return None
         if not self.thinks:
             return _TALKING_TOKENS
         if had >= self.room or not had:  # without any it was not known to think

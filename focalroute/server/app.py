@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -157,8 +157,8 @@ class Service:
 
     async def _not_found(self, _: Request, error: Exception) -> Response:
         """Answer for a path or a method that does not exist."""
-        status = error.status_code if isinstance(error, HTTPException) else 404
-        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        known = cast("HTTPException", error)  # the only one that it handles
+        status, headers = known.status_code, dict(known.headers or {})
         if status == 405:
             message, code = f"no such method here; use {headers.get('Allow')}", "method_not_allowed"
         else:

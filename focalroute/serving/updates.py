@@ -211,8 +211,7 @@ def update_in_subprocess(
     except OSError as error:
         raise PolicyError(f"no process could be started to update the policies: {error.strerror}") from None
     with process:
-        if sys.platform != "win32":
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
         while True:
             try:
                 report, said = process.communicate(timeout=_CHECK_STOP_EVERY_S)
@@ -232,9 +231,6 @@ def update_in_subprocess(
 @contextmanager
 def _sigterm_blocked() -> Iterator[None]:
     """Keep SIGTERM from processes started within: systemd sends it to all of a service, which ends its own updates."""
-    if sys.platform == "win32":
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         yield

@@ -261,8 +261,6 @@ def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     ['B']
     """
     text = text.strip()
-    if not text:
-        return tokens
     for _ in range(_MOST_ENDS):
         if len(tokens) < 2 or not "".join(token.text for token in tokens[:-1]).strip().endswith(text):
             break

@@ -324,8 +324,6 @@ _REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 
 def located(failure: Failure, endpoint: Endpoint) -> Failure:
     """Add to a failure its host, its model, what to do about it, and whether the request itself is the cause."""
-    if failure.host is not None:
-        return failure
     host = host_of(endpoint)
     hint = failure.hint or _hint(failure, endpoint, host or "the service")
     # Some services answer 400 where the key, the credit or the model is wrong.

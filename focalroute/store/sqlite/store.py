@@ -53,8 +53,8 @@ _CHECKPOINT_EVERY = 300  # rows of this process: about 1,000 pages, SQLite's own
 _SLOW_S = 0.05  # after a commit that waited longer, the store's thread does the next ones
 _SLOW_FOR_S = 10.0  # for this long
 _JUMP_S = 60.0  # a clock set ahead by more is worth a warning
-#: A clock that cannot be set and runs on while the machine sleeps, of Linux or macOS; elsewhere `time.monotonic`.
-_STEADY = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+#: A clock that cannot be set and runs on while the machine sleeps: of Linux, else of macOS.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Unit(NamedTuple):
@@ -406,7 +406,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
 
 def _ahead_of_steady() -> float:
-    return time.time() - (time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY))
+    return time.time() - time.clock_gettime(_STEADY)
 
 
 def _concerns_subscribers(units: Iterable[Unit]) -> bool:
