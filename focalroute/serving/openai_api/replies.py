@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from focalroute.core.receipts import Answer, Call, Receipt
 from focalroute.core.records import Failure, Usage
 from focalroute.serving.openai_api import answer_id_of, completion_id
 from focalroute.serving.openai_api.refusals import Refused
 from focalroute.serving.openai_api.requests import MODEL, ChatRequest, FeedbackRequest
+from focalroute.serving.streaming import AsyncAnswerStream
 
 _CUT = ("length", "content_filter")
 
@@ -59,18 +60,7 @@ def feedback_taken(request: FeedbackRequest) -> dict[str, Any]:
 DONE = "[DONE]"
 
 
-class _Pieces(Protocol):
-    """A streamed answer, see `focalroute.serving.streaming.AsyncAnswerStream`."""
-
-    id: str
-
-    @property
-    def answer(self) -> Answer: ...
-
-    async def next_piece(self) -> str | None: ...
-
-
-async def events(request: ChatRequest, stream: _Pieces, first: str | None) -> AsyncGenerator[str]:
+async def events(request: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
     """Yield all events of a streamed reply, each a line of JSON but the last.
 
     Args:
