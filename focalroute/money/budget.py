@@ -219,11 +219,6 @@ class BudgetGuard:
         if rows:
             self._kept.write(*rows).add_done_callback(lambda written: log_lost(rows, written.exception()))
 
-    def correct(self, row: LedgerRow, bill: Bill) -> None:
-        """Replace an estimate, and the amount still held, by the known cost of the call."""
-        true = replace(row, usage=bill.usage, cost=bill.cost, cost_source=bill.source, doubt=None)
-        self.settle(replace(true, reservation=row.held_on))
-
     def note_cost(self, endpoint: str, cost: Decimal, bound: Decimal) -> None:
         """Note the cost of a call that could cost at most ``bound``."""
         calls, costs, bounds = self._usual.get(endpoint, (0, Decimal(0), Decimal(0)))
@@ -399,8 +394,9 @@ class AskBudget:
         self._guard.write(self.unwritten[first:])
 
     def correct(self, row: LedgerRow, bill: Bill) -> None:
-        """Replace an estimate in the store by the known cost of the call. The ask's own sums stay."""
-        self._guard.correct(row, bill)
+        """Replace an estimate, and the amount still held, by the known cost of the call. The ask's own sums stay."""
+        true = replace(row, usage=bill.usage, cost=bill.cost, cost_source=bill.source, doubt=None)
+        self._guard.settle(replace(true, reservation=row.held_on))
 
     def state(self) -> tuple[Limit, ...]:
         """Every limit that concerns the ask, by the latest known balances; its own cap first."""
