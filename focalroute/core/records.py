@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.shapes import objects_in
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -41,6 +43,17 @@ Combine = Literal["choose", "pick", "synthesise"]
 #: Where a cost comes from: the reply stated it; tokens x the pool file's own price, a listing's or a price library's
 #: (see `Endpoint.prices_from`); an estimate within the reservation, as no usage came back; unknown.
 CostSource = Literal["provider", "price", "listing", "library", "reserved", "unknown"]
+
+
+def texts_of(content: object) -> list[str]:
+    """Return the texts in a message's content: itself, or those of its parts.
+
+    >>> texts_of("Why?"), texts_of([{"type": "text", "text": "Why?"}, {"type": "image_url"}]), texts_of(None)
+    (['Why?'], ['Why?'], [])
+    """
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in objects_in(content) if isinstance(part.get("text"), str)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +104,7 @@ class Query:
         """The text of the last user message, from which the query features are computed."""
         for message in reversed(self.messages):
             if message.get("role") == "user":
-                content = message.get("content")
-                if isinstance(content, str):
-                    return content
-                texts = (part.get("text") for part in content or () if isinstance(part, Mapping))
-                return " ".join(text for text in texts if isinstance(text, str))
+                return " ".join(texts_of(message.get("content")))
         return ""
 
 

@@ -30,7 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.receipts import Answer
-from focalroute.core.records import Decision, Failure, Feedback, Query, Reply
+from focalroute.core.records import Decision, Failure, Feedback, Query, Reply, texts_of
 from focalroute.core.services import service_at
 from focalroute.money.cost import total
 from focalroute.serving.ask import Ask
@@ -346,9 +346,7 @@ def _texts(query: Query) -> list[str]:
     """Return the private texts that were sent: the text of every message, and the choices."""
     texts = list(query.choices or ())
     for message in query.messages:
-        content = message.get("content")
-        parts = [content] if isinstance(content, str) else [part.get("text") for part in content or ()]
-        texts += [part for part in parts if isinstance(part, str)]
+        texts += texts_of(message.get("content"))
     return texts
 
 
