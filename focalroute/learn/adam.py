@@ -100,6 +100,11 @@ class Adam:
         }
 
 
+def falling(step: int, steps: int, *, least: float = 0.05) -> float:
+    """Return the factor on a learning rate that falls from 1 to ``least`` along a cosine."""
+    return float(least + (1 - least) / 2 * (1 + np.cos(np.pi * step / steps)))
+
+
 class MinibatchSettings(Protocol):
     """How `fit_minibatches` goes through its rows."""
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.adam import Adam
+from focalroute.learn.adam import Adam, falling
 from focalroute.learn.backend import Backend
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, sharpened, zeroed
 from focalroute.learn.offline.rollout import LogView, fused, members_of, observed
@@ -90,7 +90,7 @@ def look_ahead(
         target = (gain - (number == 0)[:, None] * (seen.level[:, None] + 1) / 2) / _UNIT
         free = seen.recorded.there & ~(first | later)
         d = np.where(free, logits - target, 0) / max(int(free.sum()), 1)
-        adam.learning_rate = rate * min(1.0, (step + 1) / 10) * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))
+        adam.learning_rate = rate * min(1.0, (step + 1) / 10) * falling(step, steps)
         adam.step(vjp(d.astype(logits.dtype)))
         net = replace(net, **adam.parameters)
         advance(1)

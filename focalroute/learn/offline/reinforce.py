@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64
-from focalroute.learn.adam import Adam, Moments
+from focalroute.learn.adam import Adam, Moments, falling
 from focalroute.learn.backend import Backend
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet, parameters
@@ -232,8 +232,7 @@ def improved(
     for step in steps:
         learner = learners[int(rng.integers(len(learners)))]
         warm = min(1.0, (step + 1) / 10)
-        rate = learner.settings.decider_rate * share * warm
-        adam.learning_rate = rate * (0.1 + 0.45 * (1 + np.cos(np.pi * step / total)))
+        adam.learning_rate = learner.settings.decider_rate * share * warm * falling(step, total, least=0.1)
         adam.step(learner.gradients(decider, rng))
         decider = replace(decider, **adam.parameters)
         learner.advance(1)
@@ -351,7 +350,7 @@ def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng
     for step in range(total):
         some = rng.integers(len(states), size=_MINIBATCH)
         values, vjp = learner.passes.critic(net, states[some])
-        adam.learning_rate = _RATE * (0.05 + 0.475 * (1 + np.cos(np.pi * step / total)))
+        adam.learning_rate = _RATE * falling(step, total)
         adam.step(vjp((values - targets[some]) / np.float32(_MINIBATCH)))
         net = replace(net, **adam.parameters)
         learner.advance(1)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.adam import Adam
+from focalroute.learn.adam import Adam, falling
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import FusionNet, fusion_pass, parameters
@@ -110,7 +110,7 @@ def descend(
         told = target.sum(axis=1, keepdims=True)
         q = np.exp(log_posterior(logits, offered))
         d = np.where(offered & (told > 0), q - target / np.maximum(told, 1e-9), 0) / len(at)
-        adam.learning_rate = rate * (0.05 + 0.475 * (1 + np.cos(np.pi * step / steps)))
+        adam.learning_rate = rate * falling(step, steps)
         adam.step(vjp(d.astype(logits.dtype)))
         net = replace(net, **adam.parameters)
     return net
