@@ -23,7 +23,7 @@ from examples.paper.common import mean_se, parser_of, show
 from examples.paper.passages import FACTS, PASSAGES, PassageModel
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.live import FAMILIES, LiveOptions, live_report, play_all, show_live
-from focalroute.evaluate.live_environment import LiveResult, in_process, joined, of_questions
+from focalroute.evaluate.live_environment import LiveResult, in_process, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream
@@ -107,6 +107,22 @@ def rows_of(parts: Sequence[Mapping[str, LiveResult]]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def joined(parts: Sequence[LiveResult]) -> LiveResult:
+    """Join results on different queries into one."""
+    most = max(part.asked.shape[1] for part in parts)
+    asked = [np.pad(part.asked, ((0, 0), (0, most - part.asked.shape[1]))) for part in parts]
+    names = dict.fromkeys(name for part in parts for name in part.tokens)
+    return LiveResult(
+        np.concatenate([part.worth for part in parts]),
+        np.concatenate([part.usd for part in parts]),
+        np.concatenate(asked),
+        {
+            name: np.concatenate([part.tokens.get(name, np.zeros(len(part.worth), np.int64)) for part in parts])
+            for name in names
+        },
+    )
 
 
 def main() -> None:

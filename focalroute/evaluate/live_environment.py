@@ -182,22 +182,6 @@ def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: i
     return LiveResult(worth, usd, asked, tokens)
 
 
-def joined(parts: Sequence[LiveResult]) -> LiveResult:
-    """Join results on different queries into one."""
-    most = max(part.asked.shape[1] for part in parts)
-    asked = [np.pad(part.asked, ((0, 0), (0, most - part.asked.shape[1]))) for part in parts]
-    names = dict.fromkeys(name for part in parts for name in part.tokens)
-    return LiveResult(
-        np.concatenate([part.worth for part in parts]),
-        np.concatenate([part.usd for part in parts]),
-        np.concatenate(asked),
-        {
-            name: np.concatenate([part.tokens.get(name, np.zeros(len(part.worth), np.int64)) for part in parts])
-            for name in names
-        },
-    )
-
-
 _JITTER = 0.25  # noise on the window's columns in training, as they keep changing in service
 _AT_A_TIME = 16
 #: The capabilities of a simulated model in the dialect "openai".

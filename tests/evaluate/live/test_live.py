@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from examples.paper.der import joined
 from focalroute import ConfigError, Ensemble, FocalrouteError
 from focalroute.cli.app import app
 from focalroute.evaluate.live import LiveOptions, evaluate_live, live_command, live_report
@@ -23,7 +24,6 @@ from focalroute.evaluate.live_environment import (
     LiveResult,
     cut,
     in_process,
-    joined,
     of_questions,
     over_http,
     play,
