@@ -109,7 +109,8 @@ def _pair(field: str, text: str, wanted: str) -> tuple[str, str]:
 
 
 def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
-    from focalroute.evaluate.output import show_table
+    from focalroute.evaluate.output import log_problems, show_table
+    from focalroute.evaluate.table import SUSPICIOUS
 
     rows = []
     for name in names:
@@ -122,6 +123,9 @@ def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
     if collected.before:
         there = f" ({collected.before} were there)"
     print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
+    never = [name for name in names if collected.answered[name] >= SUSPICIOUS and not collected.right[name]]
+    for sentence in log_problems(0, (), never):
+        print(sentence)
     if collected.stopped is not None:
         print(f"stopped: {collected.stopped}; --resume goes on from here")
 

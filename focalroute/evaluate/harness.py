@@ -145,6 +145,8 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
     texts = [text for _, text in asked]
     stripped = tuple(text.strip() for text in texts)
     choices = stripped if len(set(stripped)) == len(texts) and all(stripped) else tuple(texts)
+    if len(set(choices)) == 1 and len({context for context, _ in asked}) > 1:
+        raise ConfigError("arguments: the choices are in the contexts, as WinoGrande's are; leave such tasks out")
     if len(set(choices)) < len(choices):
         raise ConfigError("arguments: two choices are the same; drop the question")
     label = _label(row.get("target"), choices)

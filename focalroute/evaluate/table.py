@@ -22,7 +22,8 @@ SplitKind = Literal["stream", "per-task"]
 #: The cost ratio of asking every endpoint.
 EVERYTHING = 1.0
 
-_SUSPICIOUS = 20  # replies without a single right one
+#: Replies without a single right one that are probably in another form than the labels.
+SUSPICIOUS = 20
 _MOST_MASSES = 2**27  # elements of an array, which every row pads to the most choices of any row
 _ROUNDS = 5  # the last of which is the validation part
 
@@ -81,7 +82,7 @@ class LogTable:
         replied = self.there & ~self.failed & labelled
         right = (replied & (self.value == 1)).sum(axis=0)
         counts = zip(self.names, replied.sum(axis=0).tolist(), right.tolist(), strict=True)
-        return tuple(name for name, replies, n in counts if replies >= _SUSPICIOUS and not n)
+        return tuple(name for name, replies, n in counts if replies >= SUSPICIOUS and not n)
 
     def worth(self, row: int, candidate: int) -> float:
         """Return the worth of an answer: 1 or 0 by the label, else its mean score; 0 for no answer (-1)."""

@@ -410,6 +410,19 @@ def test_collect_from_the_command_line(tmp_path: Path, pool: SimulatedPool, data
     assert "stopped: the budget" in spent.stdout
 
 
+def test_labels_in_another_form_than_answers_are_suspected(tmp_path: Path, pool: SimulatedPool) -> None:
+    """GSM8K's are worked solutions: without a kind of answer the whole text is the label."""
+    rows = [{"question": f"What is {n} + 1?", "answer": f"We add.\n#### {n + 1}"} for n in range(20)]
+    pool_file, data = tmp_path / "pool.toml", written(tmp_path / "gsm8k.jsonl", rows)
+    pool_file.write_text(pool_toml(pool.endpoints[:1]))
+    common = ("collect", str(data), "--pool", str(pool_file))
+    wrong = focalroute(*common, "--out", str(tmp_path / "wrong.jsonl"))
+    name = pool.endpoints[0].name
+    assert f"Never right: {name}; are answers and labels written in the same form?" in wrong.stdout
+    right = focalroute(*common, "--out", str(tmp_path / "right.jsonl"), "--answer", "number")
+    assert "Never right" not in right.stdout
+
+
 def test_a_pool_that_answers_nothing_is_a_failure_that_says_why(tmp_path: Path, dataset: Path) -> None:
     """Too few questions to stop early ended with exit code 0, and without the reason."""
     pool_file = tmp_path / "pool.toml"
