@@ -322,6 +322,8 @@ def _key(key: object) -> SecretStr:
     text = key.get_secret_value() if isinstance(key, SecretStr) else key
     if not isinstance(text, str) or not text.strip() or not text.strip().isascii() or not text.strip().isprintable():
         raise ValueError("give the key as a string of printable ASCII; better, name its variable in api_key_env")
+    if text.strip().startswith("os.environ/"):  # LiteLLM's way; the service would refuse it as a wrong key
+        raise ValueError("names an environment variable; give its name, without os.environ/, as api_key_env")
     return SecretStr(text.strip())
 
 

@@ -264,6 +264,7 @@ def test_a_failure_that_several_members_share_is_reported_once() -> None:
         (lambda e: ensemble_class(e, policy="policy"), 'for a new folder of that name give "./policy"'),
         (lambda e: endpoint_class("a", model="m", url="http://h/v1"), "url: unknown key; did you mean 'base_url'?"),
         (lambda e: endpoint_class("a", model="m", order=1), "order: unknown key; leave it out"),
+        (lambda e: endpoint_class("a", model="m", api_key="os.environ/K"), "api_key: names an environment variable"),
         (lambda e: endpoint_class("hosted_vllm/m"), "service: unknown 'hosted_vllm'; did you mean 'vllm'?"),
         (lambda e: endpoint_class("a", model="m", api_base="http://h/v1"), "did you mean 'base_url'?"),
         (
