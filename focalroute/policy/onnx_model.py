@@ -85,17 +85,17 @@ class Graph:
             raise PolicyError(f"{len(model)} bytes are more than the {MAX_BYTES} a policy may have")
         try:
             read = _read("Model", memoryview(model), iter(range(MAX_FIELDS)))
-        except IndexError:
+            if any(_last_int(opset, 2) < _LEAST_OPSET for opset in read.get(8, ())):
+                raise PolicyError(f"operators older than version {_LEAST_OPSET} are not allowed in a policy")
+            nodes = [node for graph in read.get(7, ()) for node in graph.get(1, ())]
+            if len(nodes) > MAX_NODES:
+                raise PolicyError(f"more than {MAX_NODES} operators are not allowed in a policy")
+            self._nodes = [_node(node) for node in nodes]
+            tensors = [tensor for graph in read.get(7, ()) for tensor in graph.get(5, ())]
+            self._weights = [(_name(tensor.get(8)), tuple(_ints(tensor.get(1, ())))) for tensor in tensors]
+            self._axes = {_name(tensor.get(8)): axes for tensor in tensors if (axes := _axes_in(tensor)) is not None}
+        except IndexError:  # packed integers are read with their tensor
             raise PolicyError("not an ONNX model: it ends in the middle of a field") from None
-        if any(_last_int(opset, 2) < _LEAST_OPSET for opset in read.get(8, ())):
-            raise PolicyError(f"operators older than version {_LEAST_OPSET} are not allowed in a policy")
-        nodes = [node for graph in read.get(7, ()) for node in graph.get(1, ())]
-        if len(nodes) > MAX_NODES:
-            raise PolicyError(f"more than {MAX_NODES} operators are not allowed in a policy")
-        self._nodes = [_node(node) for node in nodes]
-        tensors = [tensor for graph in read.get(7, ()) for tensor in graph.get(5, ())]
-        self._weights = [(_name(tensor.get(8)), tuple(_ints(tensor.get(1, ())))) for tensor in tensors]
-        self._axes = {_name(tensor.get(8)): axes for tensor in tensors if (axes := _axes_in(tensor)) is not None}
 
     def check(self, inputs: Sequence[tuple[str, Shape]]) -> None:
         """Raise PolicyError, saying why, if a run on inputs of these shapes would exceed a bound."""
@@ -294,11 +294,17 @@ def _last_int(read: _Fields, field: int) -> int:
 def _ints(values: Sequence[Any]) -> Iterator[int]:
     """Yield signed integers, packed or not."""
     for value in values:
-        numbers, at = [value] if isinstance(value, int) else [], 0
-        while not isinstance(value, int) and at < len(value):
+        if isinstance(value, int):
+            yield _signed(value)
+            continue
+        at = 0
+        while at < len(value):
             number, at = _varint(value, at)
-            numbers.append(number)
-        yield from (number - 2**64 if number >= 2**63 else number for number in numbers)
+            yield _signed(number)
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _read(message: str, data: memoryview, left: Iterator[int]) -> _Fields:

@@ -138,7 +138,7 @@ def test_no_bytes_whatever_raise_anything_but_a_policy_error() -> None:
     for _ in range(50):
         with pytest.raises(PolicyError):
             Session(rng.bytes(200), DECIDER)
-    for data in (b"", b"\xff" * 20, b"\x0b", b"\x3a\x7f", b"no model"):
+    for data in (b"", b"\xff" * 20, b"\x0b", b"\x3a\x7f", b"\x3a\x05\x2a\x03\x0a\x01\x80", b"no model"):
         with pytest.raises(PolicyError):
             Session(data, DECIDER)
 
