@@ -114,29 +114,27 @@ def resolve_policy(
         there, is_file = Path(policy).exists(), Path(policy).is_file()
     except OSError as error:  # for example, the name is too long
         raise ConfigError(f"policy: {error.strerror}; give another folder, or a policy's name") from None
-    if policy not in ALL_BASELINES and is_file:
+    if isinstance(policy, str) and policy in ALL_BASELINES:
+        if there:
+            _log.warning('policy %r is the policy of that name; for the folder %s give "./%s"', policy, policy, policy)
+        return ALL_BASELINES[policy](endpoints, seed)
+    if is_file:
         raise ConfigError(f"policy: {policy} is a file; give the folder of the bundles")
     folder, _, version = str(policy).rpartition("@")  # eval and policy show take folder@version
     referred = version.isdecimal() and not there and bool(bundle.versions(folder))
-    if policy not in ALL_BASELINES and (referred or os.path.lexists(Path(policy, "manifest.json"))):
+    if referred or os.path.lexists(Path(policy, "manifest.json")):
         raise ConfigError(
             f"policy: {policy} is one version; give the folder that it is in, and choose a version by `focalroute "
             "policy rollback`"
         )
-    if not isinstance(policy, str):
-        return policy.absolute()
-    if policy in ALL_BASELINES:
-        if there:
-            _log.warning('policy %r is the policy of that name; for the folder %s give "./%s"', policy, policy, policy)
-        return ALL_BASELINES[policy](endpoints, seed)
-    if there or Path(policy).name != policy:  # has several parts, or ends in a separator
+    if isinstance(policy, Path) or there or Path(policy).name != policy:  # has several parts, or ends in a separator
         return Path(policy).absolute()
-    folder = f'for a new folder of that name give "./{policy}"'
+    new_folder = f'for a new folder of that name give "./{policy}"'
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
     if plain in NEED_A_LOG:
-        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[plain]}; {folder}")
+        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[plain]}; {new_folder}")
     if plain in _PRESETS:
-        raise ConfigError(f"policy: {policy!r} {_PRESETS[plain]}; {folder}")
+        raise ConfigError(f"policy: {policy!r} {_PRESETS[plain]}; {new_folder}")
     raise ConfigError(
-        f"policy: {policy!r} is not a policy's name; {folder}; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)}"
+        f"policy: {policy!r} is not a policy's name; {new_folder}; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)}"
     )
