@@ -88,6 +88,10 @@ def test_no_member_has_more_votes_than_were_asked_for() -> None:
         ("x" + "(" * 19_000, None),
         ("<think>" * 100_000, None),
         ("B" * 10**6, None),
+        *(
+            (piece * (19_000 // len(piece)), None)
+            for piece in ("so it is ", "(A) or (B) ", "answer is not ", "Mars isn't ")
+        ),
     ],
 )
 def test_a_text_made_to_be_slow_is_read_at_once(text: str, named: int | None) -> None:

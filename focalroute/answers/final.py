@@ -9,6 +9,13 @@ from typing import NamedTuple
 _TAIL = 20_000  # characters: the final answer is near the end
 #: Tags of reasoning that is not part of the answer.
 THINKING = ("think", "thinking")
+#: The word for "answer" in some other languages, and what follows it: a verb or a colon.
+ELSEWHERE = (
+    r"(?:\b(?:antwort|réponse|respuesta|risposta|resposta|ответ)(?:\s+\w+)?\s*(?:\b(?:ist|est|es|è|é)\b|[:=\u2014])"
+    r"|(?:答案|正解|答え|정답)\s*(?:是|为|為|选|選|は|은|[:\uff1a]))"
+)
+_END_TOKENS = re.compile(r"(?:\s*(?:<\|\w{1,20}\|>|</s>|<end_of_turn>))+\s*$")
+_LONGEST_END = 100  # characters
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
 _TAGGED = re.compile(r"<answer>\s*((?:[^<]|<(?!/?answer>))*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
@@ -82,7 +89,16 @@ def _without_thinking(text: str) -> str:
         _, _, text = text.rpartition(f"</{name}>")
         if f"<{name}>" in text:
             return ""
-    return text[-_TAIL:]
+    return without_end_tokens(text[-_TAIL:])
+
+
+def without_end_tokens(text: str) -> str:
+    """Remove the tokens that end a model's turn, which some servers leave in the text.
+
+    >>> without_end_tokens("Paris<|im_end|>")
+    'Paris'
+    """
+    return text[:-_LONGEST_END] + _END_TOKENS.sub("", text[-_LONGEST_END:])
 
 
 def _has_word(text: str) -> bool:

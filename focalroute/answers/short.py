@@ -29,7 +29,8 @@ _VERDICT = re.compile(
     re.IGNORECASE,
 )
 _AROUND_VERDICT = " \t\r\n.,;:!?\"'`*_()[]{}$\\\u201c\u201d\u2018\u2019"
-_WORD_FOLLOWS = re.compile(r"\s+\w")
+#: What follows the "no" of "no reason", which is not a verdict; that of "no it is not" is one.
+DETERMINED = re.compile(r"\s+(?!(?:it|he|she|this|that|they|we|you|i|the)\b)\w", re.IGNORECASE)
 
 
 def read_short(text: str) -> str | None:
@@ -92,7 +93,7 @@ def _meaning(match: re.Match[str]) -> str:
 def _is_determiner(match: re.Match[str], line: str) -> bool:
     """Whether it is the "no" of "no reason"."""
     word = match["no"] or ""
-    return word.casefold() == "no" and _WORD_FOLLOWS.match(line, match.end()) is not None
+    return word.casefold() == "no" and DETERMINED.match(line, match.end()) is not None
 
 
 def _opening_verdict(text: str) -> str | None:

@@ -62,6 +62,22 @@ def named(text: str, choices: tuple[str, ...] = PLANETS) -> str | None:
         "Answer: A. No wait, I miscounted. Answer: B", "B\n\nA is wrong, as Jupiter only has 95.",
         "B\n\nA. Jupiter has 95.\nB. Saturn has 146.\nC. Mars has 2.", "### Answer\nB", "<answer>B</answer>",
         "Choice: B", "Antwort: B", "答案\uff1aB", "答案\uff1a「B」。", "B。", "「B」", "\uff08B\uff09", "B、土星",
+        "Jupiter has 95 moons and Saturn 146.\n\n**B**", "**A. Jupiter**: 95\n**B. Saturn**: 146\n\n**B. Saturn**",
+        "A. Jupiter\n\nWait, Saturn has 146.\n\nB. Saturn", "The answer is A.\n\nNo, Saturn has 146.\n\nB",
+        "**B**\n\n*Jupiter's moons are fewer.*", "**B. Saturn**\n\n**Why**\n- Jupiter has 95.\n- Saturn has 146.",
+        "The correct option is B.", "The best choice is **B**.", "The most likely letter is B.", "My choice: B",
+        "The answer is clearly B.", "The answer to the question is B.", "The answer would have to be B.",
+        "The answer is not A, but B.", "The correct answer is not Jupiter but Saturn.", "Answer - B", "Answer \u2192 B",
+        "Answer: \u2705 B", "\U0001f449 B", '{"choice": "B", "confidence": 0.9}', "<final_answer>B</final_answer>",
+        r"\boxed{\mathrm{B}}", r"\boxed{\textbf{(B)}}", "B<|im_end|>", "B</s>", "B\n<|eot_id|>", "I'll answer B.",
+        "Die richtige Antwort ist B.", "La bonne réponse est B.", "La respuesta correcta es B.", "Ответ: B",
+        "答案是 B", "答案选B", "选 B。", "正解はBです。", "정답은 B입니다.",
+        "A is incorrect. B is correct. C is incorrect.", "(B) is the correct answer.", "A is tempting, but B is right.",
+        "So, B is our answer.", "Option A is wrong. Option B has 146.", "Jupiter is wrong. Saturn is right.",
+        "Jupiter has 95 moons, Saturn 146. So, B.", "I think it's B", "I'd go with B.", "Hence B.", "I choose (B).",
+        "It's neither Jupiter nor Mars, but Saturn.", "Neither A nor C but B", "The answer isn't A; it's B.",
+        "It can't be A or C, so it must be B.", "Saturn, not Jupiter.", "Saturn. Jupiter has only 95.",
+        "It's not Jupiter; Saturn has more.", "B (not A)", "B rather than A",
     ],
 )  # fmt: skip
 def test_a_reply_that_names_one_choice_is_read(reply: str) -> None:
@@ -78,6 +94,11 @@ def test_a_reply_that_names_one_choice_is_read(reply: str) -> None:
         "I cannot answer.", "The answer is a planet.", "A planet has moons.", "Saturnalia", "The answer is Boron",
         "As an AI, I do not know.", "x" * 30_000 + " B", "A is wrong. C is wrong.", "A is not Jupiter's place. B is.",
         "A. Jupiter has 95.\nB. It has 146.", "A\nB\nC", "Answer: A、C", "A、B",
+        "Option A is wrong.", "Jupiter is not it.", "A isn't right.", "A. Jupiter\n\nB. Saturn\n\nC. Mars",
+        "Not only Jupiter but also Saturn has many.", "I am not sure whether Jupiter or Saturn.", "It's not A or B.",
+        "Either A or B is correct.", "The question is whether A is correct.", "I would not choose A.", "I can't pick A",
+        "I'm torn between A and B.", "Not Jupiter or Saturn.", "Jupiter, Saturn and Mars are planets.",
+        "Jupiter: 95\nSaturn: 146\nMars: 2", "The answer is not A.", "Jupiter has 95 moons; Saturn has 146.",
     ],
 )  # fmt: skip
 def test_a_reply_that_names_none_or_two_is_ambiguous(reply: str) -> None:
@@ -98,6 +119,27 @@ def test_a_reply_that_names_none_or_two_is_ambiguous(reply: str) -> None:
 def test_decoys_do_not_win(reply: str, meant: str) -> None:
     """What is quoted from the prompt, or said first and taken back, is not the answer."""
     assert named(reply) == meant
+
+
+@pytest.mark.parametrize(
+    ("choices", "reply", "meant"),
+    [
+        (("yes", "no"), "Yes, 7 is prime, as no other number but 1 divides it.", "yes"),
+        (("yes", "no"), "No. Yes would mean that it flies.", "no"),
+        (("yes", "no"), "There is no way to know.", None),
+        (("yes", "no"), "Yes and no.", None),
+        (("True", "False"), "False. It is true only of even numbers.", "False"),
+        (("positive", "negative"), "The review is not positive; it is negative.", "negative"),
+        (("positive", "negative"), "It is neither positive nor negative.", None),
+        (("The cell", "The nucleus"), "Nucleus", "The nucleus"),
+        (("NaCl", "CaCl2"), "CaCl\u2082", "CaCl2"),
+        (("A", "B", "C", "D"), "Options A, B and D are ruled out. So C.", "C"),
+        (("A", "B", "C", "D"), "I would select option C, since option A is wrong.", "C"),
+        (("A", "B", "C", "D"), "Let B be a subset of C", None),
+    ],
+)
+def test_a_reply_to_other_choices_is_read(choices: tuple[str, ...], reply: str, meant: str | None) -> None:
+    assert named(reply, choices) == meant
 
 
 def test_labels_never_coincide_with_the_text_of_a_choice() -> None:

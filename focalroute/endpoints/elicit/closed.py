@@ -16,11 +16,12 @@ import math
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
 from typing import Any
 
-from focalroute.answers.final import THINKING
+from focalroute.answers.final import ELSEWHERE, THINKING, without_end_tokens
+from focalroute.answers.short import DETERMINED, fold
 from focalroute.endpoints.wire.fields import Token
 
 #: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
@@ -31,28 +32,53 @@ DECORATION = (
 
 _ENDS_OF_THINKING = tuple(f"</{name}>" for name in THINKING)
 _MAX_LENGTH = 20_000  # characters of a reply to a closed question; a longer one has no answer
-_OPENING = r"[\s\"'`*_()\[\]{}:=$\\“\u2018-]*(?:(?:text|mathbf|boxed)\{)*[\s\"'`*_(\[{]*"
+_LONGEST_CHOICE = 1_000  # characters of a line that is compared with the choices' normal forms
+_LAST_ALPHABETIC = "\u2fff"  # characters of Chinese, Japanese and Korean follow
+_OPENING = (
+    r"[\s\"'`*_()\[\]{}:=$\\“\u2018\uff1a\uff08\u300c\u3010\u2705\u2714\U0001f449\ufe0f-]*"
+    r"(?:(?:text|(?:math|text)(?:bf|rm|it)|boxed)\{)*[\s\"'`*_(\[{]*(?:(?:option|choice|letter)\b[\s\"'`*_(]*)?"
+)
 _EXPLICIT = re.compile(
-    r"(?:\banswer(?:\s+(?:choice|option))?[\s\"'`*_]*"
-    r"(?:\bis\b|\bwould\s+be\b|\bshould\s+be\b|\bmust\s+be\b|:|=)|\\boxed\{|<answer>)"
-    rf"{_OPENING}(?:(?:option|choice|letter)\b[\s\"'`*_(]*)?",
+    r"(?:\b(?:answer(?:\s+(?:choice|option)|\s+to\s+\w+\s+question)?"
+    r"|(?:correct|right|best|final|my|remaining|most\s+\w+)\s+(?:choice|option|letter))[\s\"'`*_]*"
+    r"(?:\bis\b(?:\s+(?:therefore|thus|(?:most\s+)?\w+ly)\b)?|\b(?:would|should|must)(?:\s+have\s+to)?\s+be\b"
+    r"|[:=\uff1a]|\s[-\u2013\u2014\u2192]\s)"
+    rf"|{ELSEWHERE}|\\boxed\{{|<(?:final_)?answer>|\"(?:choice|option|letter|label)\"\s*:)"
+    rf"(?:\s+not\b[^\n.!?]{{1,80}}?\bbut\b)?{_OPENING}",
+    re.IGNORECASE,
+)
+# "B is the correct answer"
+_CONFIRMED = re.compile(
+    r"(?<!\b[Ii]f )(?<!\b[Ww]hether )(?<!\bor )(?<!\band )\b(\w{1,2})\b[\"'`*_)\]]*\s+is\s+"
+    r"(?:correct\b|right(?=[ *]*(?:[.,;!\n]|$))"
+    r"|(?:the|our|my)\s+(?:(?:correct|right|best|final)\s+)?(?:answer|option|choice|one)\b)"
+)
+_CONCLUDES = re.compile(
+    r"(?:\b(?:so|thus|hence|therefore|but|it\s+is|it['\u2019]s|must\s+be|say|think|choose|select|pick"
+    rf"|(?:go|answer)\s+with)\b|选|選),?{_OPENING}",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(r'"[^"\n]*"|“[^“”\n]*”|^[ \t]*>.*$', re.MULTILINE)
 # In any language a letter after a colon at a line's end is pointed at, as in "Antwort: B".
 _POINTER = re.compile(
-    r"\b(?:option|choice|letter)[\s*(\"]+|[(\[]|\*\*|[:\uff1a][ *\uff08\u300c\u3010]*(?=[A-Za-z][^\w\n]*$)",
+    r"\b(?:option|choice|letter|answer)[\s*(\"]+|[(\[]|\*\*|[\u2705\u2714\U0001f449]\ufe0f?[ *]*"
+    r"|[:\uff1a][ *\uff08\u300c\u3010]*(?=[A-Za-z][^\w\n]*$)",
     re.IGNORECASE | re.MULTILINE,
 )
 _LINE_START = re.compile(r"^[\s*_#(\[\"'`]*", re.MULTILINE)
 _AFTER_LEADING = re.compile(
     r"[\"'`*_]*(?:[.):,\]*\u2013\u2014\u3002\u3001\uff1a\uff09-]|\s*$|\s*\n"
-    r"|\s+(?:is(?!\s+(?:not|incorrect|wrong|false)\b)|because|since|as)\b)"
+    r"|\s+(?:is(?!\s+(?:not|incorrect|wrong|false)\b)|because|since|as|rather\s+than)\b|\s+\(not\b)"
 )
+# A word or words of a choice open a reply that goes on with something else.
+_AFTER_LEADING_TEXT = re.compile(r"[\"'`*_)]*(?:[.,;!]|\s*\n|\s+[\u2013\u2014-]\s)")
 _WORD = re.compile(r"[A-Za-z]+|\d+")
 _TO_LINE_END = re.compile(r"[\s\"'`*_)\]}.$]*(?:$|\n)")
 _ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|[/,&\u3001])\s*[\"'`*_(\[]*", re.IGNORECASE)
-_NOT = re.compile(r"(?:\bnot|n't|\bnever|\bneither|\brather than|\binstead of)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_REFUTED = re.compile(r"[\"'`*_)\]]*\s+(?:is|are|was)(?:n['\u2019]t|\s+(?:not|incorrect|wrong|false))\b", re.IGNORECASE)
+_NOT = re.compile(
+    r"(?:\bnot|n['\u2019]t|\bnever|\bneither|\brather than|\binstead of)\s+(?:the\s+)?((?:\w+\s+){0,2})$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +120,10 @@ def choice_parser(choices: tuple[str, ...]) -> ChoiceParser:
 class ChoiceParser:
     """Finds the one choice a reply names.
 
-    Tried in turn: a reply that is just a choice; the last "the answer is X", "Answer: X", ``\\boxed{X}`` or
-    ``<answer>X`` outside quotations; a label that opens the reply; the only choice mentioned at all. A reply that
-    names two is ambiguous.
+    Tried in turn: a reply that is just a choice; a last paragraph that is just a choice; the last "the answer is X",
+    "Answer: X", ``\\boxed{X}`` or ``<answer>X`` outside quotations; "X is correct"; a label or choice that opens the
+    reply; the only choice mentioned at all that is not ruled out; a conclusion that ends the reply, as in "so X". A
+    reply that names two is ambiguous.
     """
 
     def __init__(self, choices: tuple[str, ...]) -> None:
@@ -106,6 +133,8 @@ class ChoiceParser:
         bare = [_folded(choice.strip(DECORATION)) for choice in choices]
         self._bare = [b if b and bare.count(b) == 1 else _folded(c.strip()) for b, c in zip(bare, choices, strict=True)]
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
+        forms = [fold(choice) for choice in choices]
+        self._by_form = {form: i for i, form in enumerate(forms) if form is not None and forms.count(form) == 1}
 
     def find(self, text: str, *, cut: bool = False) -> NamedChoice | None:
         """Return the choice that ``text`` names; None if none or several. Reasoning in tags is ignored.
@@ -123,6 +152,7 @@ class ChoiceParser:
         return any(name.startswith(ending) and name != ending for name in names)
 
     def _find(self, text: str, *, cut: bool) -> NamedChoice | None:
+        text = without_end_tokens(text)
         begin = max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THINKING)
         if any(f"<{name}>" in text[begin:] for name in THINKING):
             return None
@@ -132,13 +162,42 @@ class ChoiceParser:
             return self._only_decoration(text)
         if end - start > _MAX_LENGTH:
             return None
-        whole = self._named_at(text, start, loose=True)
-        if whole is not None and (whole.end == end or self._repeats(text, whole, end)):
+        whole = self._just_choice(text, start, end)
+        if whole is not None:
             return whole
-        found = self._last_explicit(text, begin, start) or self._leading(text, start)
+        found = None if cut else self._last_paragraph(text, start, end)
+        found = found or self._last_explicit(text, begin, start) or self._confirmed(text, start)
+        found = found or self._leading(text, start)
         if found is not None:
             return None if self._hesitates(text, found) else found
-        return None if cut else self._only_mention(text, start)
+        return None if cut else self._only_mention(text, start) or self._conclusion(text, start, end)
+
+    def _just_choice(self, text: str, start: int, end: int) -> NamedChoice | None:
+        """Return the choice that this part of the text is, as a label, a text or both."""
+        named = self._named_at(text, start, loose=True)
+        if named is not None and (named.end == end or self._repeats(text, named, end)):
+            return named
+        choice = self._by_form.get(fold(text[start:end]) or "") if end - start <= _LONGEST_CHOICE else None
+        return None if choice is None else NamedChoice(choice, start, end, False)
+
+    def _last_paragraph(self, text: str, start: int, end: int) -> NamedChoice | None:
+        """Return the choice that the last paragraph is, unless another choice is all of the line before it."""
+        before, _, last = text[start:end].rpartition("\n")
+        if not before or before.rstrip(" \t")[-1:] != "\n":
+            return None
+        line_before = before.rstrip(DECORATION).rpartition("\n")[2]
+        if self._of_line(line_before, 0) is not None:
+            return None
+        return self._of_line(last, end - len(last))
+
+    def _of_line(self, line: str, at: int) -> NamedChoice | None:
+        """Return the choice that a line is, for the line at index ``at`` of a text."""
+        core = line.strip(DECORATION)
+        named = self._just_choice(core, 0, len(core)) if core else None
+        if named is None:
+            return None
+        at += line.index(core)
+        return replace(named, start=named.start + at, end=named.end + at)
 
     def _only_decoration(self, text: str) -> NamedChoice | None:
         """Return a choice that consists of decoration only, such as "+" or "..."."""
@@ -177,6 +236,12 @@ class ChoiceParser:
                 return named
         return None
 
+    def _confirmed(self, text: str, start: int) -> NamedChoice | None:
+        """Return the only label that "is correct" or "is the answer"."""
+        named = [self._named_at(text, match.start(1)) for match in _CONFIRMED.finditer(text, start)]
+        labels = [found for found in named if found is not None and found.label]
+        return labels[-1] if len({found.choice for found in labels}) == 1 else None
+
     def _hesitates(self, text: str, found: NamedChoice) -> bool:
         """Whether another choice follows directly: "A or C", or "B) Jupiter" where B is not Jupiter."""
         also = _ALSO.match(text, found.end)
@@ -189,31 +254,47 @@ class ChoiceParser:
         return named is not None and named.choice != found.choice
 
     def _leading(self, text: str, start: int) -> NamedChoice | None:
-        """Return a label that opens the reply; if other lines open with other labels, only if it alone is a line."""
-        opening = list(self._labels_opening(text, start))
+        """Return a choice that opens the reply; if other lines open with other choices, only if it alone is a line."""
+        opening = list(self._opening_lines(text, start))
         if not opening or opening[0].start != start:
             return None
         first, others = opening[0], [found for found in opening if found.choice != opening[0].choice]
         lines = [found for found in (first, *others) if _TO_LINE_END.match(text, found.end)]
         return first if not others or lines == [first] else None
 
-    def _labels_opening(self, text: str, start: int) -> Iterator[NamedChoice]:
-        """Yield the labels that open lines."""
-        for line in _LINE_START.finditer(text, start):
-            named = self._named_at(text, line.end())
-            if named and named.label and _AFTER_LEADING.match(text, named.end):
+    def _opening_lines(self, text: str, start: int) -> Iterator[NamedChoice]:
+        """Yield the choices that open lines, the first of which opens at ``start``."""
+        for at in (start, *(line.end() for line in _LINE_START.finditer(text, start + 1))):
+            named = self._named_at(text, at)
+            if named and (_AFTER_LEADING if named.label else _AFTER_LEADING_TEXT).match(text, named.end):
                 yield named
 
     def _only_mention(self, text: str, start: int) -> NamedChoice | None:
-        labels = (*self._labels_pointed_at(text, start), *self._labels_opening(text, start))
-        mentions = [*self._texts_mentioned(text, start), *labels]
-        if len({found.choice for found in mentions}) != 1:
-            return None
-        return (
-            None
-            if any(_NOT.search(text, max(start, found.start - 40), found.start) for found in mentions)
-            else mentions[0]
-        )
+        """Return the only choice that is mentioned and not ruled out, as by "not X" or "X is wrong"."""
+        labels = (*self._labels_pointed_at(text, start), *self._opening_lines(text, start))
+        left, ruled_out = [], set()
+        for found in (*self._texts_mentioned(text, start), *labels):
+            if _REFUTED.match(text, found.end):
+                ruled_out.add(found.choice)
+            elif negation := _NOT.search(text, max(start, found.start - 40), found.start):
+                if negation[1] or self._hesitates(text, found):  # "not sure whether X", "not X or Y"
+                    return None
+                ruled_out.add(found.choice)
+            else:
+                left.append(found)
+        named = [found for found in left if found.choice not in ruled_out]
+        return named[0] if len({found.choice for found in named}) == 1 else None
+
+    def _conclusion(self, text: str, start: int, end: int) -> NamedChoice | None:
+        """Return the choice that ends the reply as its conclusion."""
+        for cue in list(_CONCLUDES.finditer(text, start, end))[-2:]:  # the words of a choice may hold the last one
+            named = self._named_at(text, cue.end())
+            negation = _NOT.search(text, max(start, cue.start() - 40), cue.start())
+            if negation is not None and not negation[1]:  # "I would not choose X"
+                continue
+            if named is not None and not text[named.end : end].strip(DECORATION):
+                return named
+        return None
 
     def _labels_pointed_at(self, text: str, start: int) -> Iterator[NamedChoice]:
         for pointer in _POINTER.finditer(text, start):
@@ -229,7 +310,8 @@ class ChoiceParser:
                 continue
             for match in re.finditer(re.escape(bare), left[start:], re.IGNORECASE):
                 at, end = match.start() + start, match.end() + start
-                if not _continues(left, end) and not (at and left[at - 1].isalnum() and bare[0].isalnum()):
+                within = _continues(left, end) or (at and left[at - 1].isalnum() and bare[0].isalnum())
+                if not within and not (bare == "no" and DETERMINED.match(left, end)):
                     yield NamedChoice(i, at, end, False)
                     left = left[:at] + "\0" * (end - at) + left[end:]
 
@@ -245,6 +327,8 @@ def _folded(text: str) -> str:
 def _continues(text: str, end: int) -> bool:
     """Whether the word or number that ends at ``end`` goes on: "Bob" does not name "Bo", nor "3.5" the label "3"."""
     if end >= len(text) or not text[end - 1].isalnum():
+        return False
+    if text[end] > _LAST_ALPHABETIC and text[end - 1].isascii():  # "B" in Chinese, Japanese or Korean text
         return False
     return text[end].isalnum() or (text[end] in ".," and text[end - 1].isdigit() and text[end + 1 : end + 2].isdigit())
 
