@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from focalroute.answers.algebra import NotMath, Quotient
@@ -15,6 +16,10 @@ _LONGEST_FORMULA = 2_000  # characters
 _MARKS = frozenset("\\^_=<>+*/{}|")  # characters of formulas rather than words
 _RELATIONS = {"=", "<", ">", "<=", ">=", "!="}
 _FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
+# "f'(x) =" or "dy/dx =" before the answer
+_DERIVATIVE = re.compile(
+    r"^\s*(?:[A-Za-z]'{1,3}(?:\(\s*[A-Za-z]\s*\))?|\\frac\s*\{d[A-Za-z]?\}\s*\{d[A-Za-z]\})\s*=(?=[^=<>]+$)"
+)
 _SEPARATING = (",", ";", "or", "and")
 
 
@@ -35,7 +40,7 @@ def read_math(text: str) -> str | None:
 def _form(formula: str) -> str | None:
     if len(formula) > _LONGEST_FORMULA:
         return fold(formula)
-    simple = simplify_latex(formula)
+    simple = _DERIVATIVE.sub("", simplify_latex(formula))
     try:
         return canonical_formula(simple)
     except NotMath:
@@ -58,6 +63,9 @@ def canonical_formula(text: str) -> str:
 class _StatementParser(ExpressionParser):
     def parse(self) -> str:
         """Parse the whole text."""
+        named = self._named_values()
+        if named is not None:
+            return named
         elements = self._elements(len(self._tokens))
         if self._at < len(self._tokens) or not elements:
             raise NotMath
@@ -65,6 +73,25 @@ class _StatementParser(ExpressionParser):
         if len(form) > LONGEST:  # it could not be parsed again
             raise NotMath
         return form
+
+    def _named_values(self) -> str | None:
+        """Write "y = 2, x = 1" as the tuple (1, 2), in the order of the names; None if it is not of that kind."""
+        values: dict[str, str] = {}
+        while self._at < len(self._tokens) and not {"or", "\\pm"}.intersection(self._tokens):
+            name, stop = self._next(), self._stop(len(self._tokens))
+            if name in values or not _is_variable(name) or self._next(1) != "=" or stop == self._at + 2:
+                break
+            found = self._statement(stop)
+            if len(found) != 1 or self._at != stop:
+                break
+            values[name] = found[0]
+            if self._at < len(self._tokens):
+                self._take(*_SEPARATING)
+        else:
+            if len(values) > 1:
+                return f"({', '.join(values[name] for name in sorted(values))})"
+        self._at = 0
+        return None
 
     def _elements(self, end: int) -> list[str]:
         """Parse a list's elements up to a token; sorted, each once."""
@@ -129,6 +156,8 @@ class _StatementParser(ExpressionParser):
             return text(sides[-1])
         if _is_name(tokens[tokens.index("=") + 1 :]):
             return text(sides[0])
+        if not any(map(_is_variable, tokens)):  # sin(60) = sqrt(3)/2
+            return text(sides[-1])
         zero = algebra.lowest(algebra.plus(sides[0], sides[1], -1)).over
         atoms = sorted({atom for monomial in zero for atom, _ in monomial})
         if not atoms:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from focalroute.answers.numbers import THIN_SPACE, type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # nested text commands
 _BETWEEN_THOUSANDS = re.compile(rf"(?<=\d)(?:{THIN_SPACE})(?=\d{{3}}(?!\d))")
-_SPACES = re.compile(r"(?<!\\)\\[,;:!> ]|\\q?quad\b|~")
+_SPACES = re.compile(r"(?<!\\)\\[,;:!> ()\[\]]|\\q?quad\b|~")
 _DOLLARS = re.compile(
     r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
 )
 _LOOKS = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|phantom\s*\{[^{}]*\})(?![A-Za-z])\.?")
 _UNIT_TEXT = re.compile(
-    r"(?<=[\d)}\]])\s*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
+    r"(?:(?<=[\d)}\]])|(?<=\\pi))\s*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 )
 _DEGREES = re.compile(r"\^?\s*\{?\s*(?:\\circ|\\degree|\N{DEGREE SIGN})\s*\}?")
 _UNIT_WORDS = re.compile(
@@ -24,6 +25,9 @@ _UNIT_WORDS = re.compile(
     r"\.?(?:\s*\^\s*\{?\s*[23]\s*\}?)?\s*$",
     re.IGNORECASE,
 )
+_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|≈")
+_BETWEEN_FORMULAS = re.compile(r"[\s*]*(?:,|,?\s*\b(or|and)\b)[\s*]*", re.IGNORECASE)
+_NAMED = re.compile(r"\s*(?:[A-Za-z](?:_\{?\w+\}?)?)?\s*")
 _WORDS_BETWEEN = re.compile(r"\s*\\text\s*\{\s*(?:or|and)\s*\}\s*", re.IGNORECASE)
 _SIGNS = {
     "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\times": "*", "\\cdot": "*", "\\ast": "*",
@@ -59,21 +63,42 @@ def _inside_dollars(match: re.Match[str]) -> str:
 
 
 def select_formula(text: str, *, first: bool) -> str:
-    """Return what is inside the first, or the last, formula of the text; the text if it has none."""
+    """Return what is inside the first, or the last, formula of the text; the text if it has none.
+
+    Formulas with nothing but "or" or "and" between them, or commas before that, are one list.
+
+    >>> select_formula("For $n = 1$, $x = 2$ or $x = 3$.", first=False), select_formula("At $1$, $2$.", first=False)
+    ('n = 1, x = 2, x = 3', '2')
+    """
     found = list(_DOLLARS.finditer(text))
     if not found:
         return text
-    return _inside_dollars(found[0] if first else found[-1])
+    if not first:
+        found.reverse()
+    listed, joined = found[:1], False
+    for one, other in pairwise(found):
+        earlier, later = (one, other) if first else (other, one)
+        between = _BETWEEN_FORMULAS.fullmatch(text, earlier.end(), later.start())
+        if between is None:
+            break
+        listed.append(other)
+        joined = joined or between[1] is not None
+    if not joined:
+        return _inside_dollars(found[0])
+    return ", ".join(_inside_dollars(match) for match in sorted(listed, key=re.Match.start))
 
 
 def simplify_latex(formula: str) -> str:
     """Remove spacing commands, sizes of brackets, units, degrees, percents and currencies from a formula.
 
+    Of "1/6 \\approx 0.167" the exact side is left.
+
     >>> simplify_latex("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), simplify_latex("90^\\\\circ"), simplify_latex("12 apples")
     ('\\\\frac{1}{2}', '90', '12')
     """
     text = _BETWEEN_THOUSANDS.sub("", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^"))
-    text = _LOOKS.sub("", _SPACES.sub(" ", text))
+    exact, *rounded = _APPROXIMATELY.split(_LOOKS.sub("", _SPACES.sub(" ", text)), maxsplit=1)
+    text = rounded[0] if rounded and _NAMED.fullmatch(exact) else exact
     text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))
     text = _DEGREES.sub("", text.replace("\\%", "").replace("\\$", ""))
     text = _COMMAND.sub(lambda match: _SIGNS.get(match[0], match[0]), without_commands(text))

@@ -58,8 +58,13 @@ _TOKEN = re.compile(
 )
 _LARGEST_WITH_HALF = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
-_ASIDE = re.compile(r"\([^()]{1,200}\)[\s.]*$")  # "2.5 hours (150 minutes)."
-_NOT_BUT = re.compile(r"^\W*not\b.{1,80}?\bbut\b", re.IGNORECASE)
+# "2.5 hours (150 minutes).", "4, not 5", "146 as of 2023", "4 out of 15"
+_ASIDE = re.compile(r"(?:\([^()]{1,200}\)|(?:,\s+not|\bas\s+of|\bout\s+of)\s[^,;=()]{1,60})[\s.]*$", re.IGNORECASE)
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
+_DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\w]|[.,]\d)")  # 1.234.567
+_MONEY = re.compile(r"(?<=[$€£¥₹])(\d[\d,]{0,20}(?:\.\d{1,9})?)(k|mn?|bn?|tn?)\b", re.IGNORECASE)  # $2.5M
+_MONEY_SCALES = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
+_BARE = " \t0123456789.,*_`$€£¥₹%+-"  # a line of these alone is nothing but a number
 _CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
@@ -98,14 +103,17 @@ def read_number(text: str) -> str | None:
     if answer is None:
         return None
     if answer.marked:
-        marked = _NOT_BUT.sub("", _plain_digits(answer.text))
+        marked = _plain_digits(answer.text)
         _, _, solved = _CLAUSE_END.split(marked, 1)[0].rpartition("=")
         form = (
             _number_in_digits(solved, _FIRST) or _number_in_digits(marked, _FIRST) or _number_in_words(marked, _FIRST)
         )
         if form is not None or any(character.isdigit() for character in marked):
             return form
-    for line in reversed(answer.reply.splitlines()):
+    lines = answer.reply.strip().splitlines()
+    if len(lines) > 2 and not lines[0].strip(_BARE) and not lines[1].strip() and re.search(r"[^\W\d_]", lines[-1]):
+        lines = lines[:1]  # an explanation follows
+    for line in reversed(lines):
         line = _plain_digits(line)
         form = _number_in_digits(_ASIDE.sub("", line), _LAST) or _number_in_digits(line, _LAST)
         if form is not None:
@@ -121,7 +129,9 @@ def _plain_digits(text: str) -> str:
     """
     text = _EMPHASIS.sub(lambda m: m[1] or m[3], text)
     text = _THIN.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
-    text = _SPACED.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    for grouped in (_SPACED, _DOTTED):
+        text = grouped.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    text = _MONEY.sub(lambda m: f"{m[1]} {_MONEY_SCALES[m[2][0].casefold()]}", text)
     text = _DECIMAL_COMMA.sub(_with_decimal_point, text)
     return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or m[3]}/{m[4] or m[5]}", text)
 
@@ -170,11 +180,11 @@ def _spelled(match: re.Match[str]) -> str:
 
 
 def _number_in_digits(text: str, which: int) -> str | None:
-    """Return the first or last number in the text, in canonical form."""
+    """Return the first or last number in the text, in canonical form; "10th" counts only where there is no other."""
     found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
     if not found:
         return None
-    match = found[which]
+    match = ([match for match in found if not _ORDINAL.match(text, match.end())] or found)[which]
     try:
         value = _value(match)
         if value is None:

@@ -6,7 +6,7 @@ import datetime
 import re
 import unicodedata
 
-from focalroute.answers.final import find_final, normalise_final
+from focalroute.answers.final import FinalAnswer, find_final, normalise_final, only_bold
 from focalroute.answers.latex import without_commands
 
 _AT_ENDS = (
@@ -20,29 +20,49 @@ _ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _INITIALS = re.compile(r"\b(?:[^\W\d_]\.){2,}|\b[^\W\d_](?:\.[^\W\d_])+\b")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_BULLET = re.compile(r"[-+*>#\u2022]+\s+(?=[^\W\d_])")
+_SUBSCRIPT = re.compile(r"(?<=[A-Za-z)])_\{?(\d{1,3})\}?")
+_EMOJI = re.compile("[\u2705\u2714\u274c\ufe0f\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff]")
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "&": " and "})
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative", "untrue"}
-_SHORTHAND = {"y": "yes", "t": "yes", "right": "yes", "n": "no", "f": "no", "wrong": "no", "1": "yes", "0": "no"}
+#: What means yes or no only where it is the whole answer.
+_ALONE = dict.fromkeys(
+    ("y", "t", "1", "right", "absolutely", "certainly", "definitely", "of course", "ja", "oui", "si", "sí", "sim", "да",
+     "是", "是的", "对", "はい", "네", "예", "نعم"),
+    "yes",
+) | dict.fromkeys(
+    ("n", "f", "0", "wrong", "absolutely not", "certainly not", "definitely not", "of course not", "not at all",
+     "not really", "nein", "non", "não", "нет", "否", "不是", "不", "いいえ", "아니요", "아니오", "لا"),
+    "no",
+)  # fmt: skip
+_WORDS_SAID = {"yes", "yeah", "yep", "yup", "no", "nope", "nah"}
 _VERDICT = re.compile(
     rf"(?P<not>(?:\bnot|n['\u2019]t)\s+(?:\w+\s+)?)?\b(?:(?P<yes>{'|'.join(_YES)})|(?P<no>{'|'.join(_NO)}))\b",
     re.IGNORECASE,
 )
-_AROUND_VERDICT = " \t\r\n.,;:!?\"'`*_()[]{}$\\\u201c\u201d\u2018\u2019"
+_SAID = re.compile(r"(?:(?P<yes>yes|yeah|yep)|no|nope)\b[*_\"'`)]*(?:\s*[.,;:!\u2013\u2014-]|\s*\n)", re.IGNORECASE)
+_MIXED = re.compile(r"\s+(?:and|or)\b", re.IGNORECASE)
+_AROUND_VERDICT = " \t\r\n.,;:!?\"'`*_()[]{}$\\\u201c\u201d\u2018\u2019\u2705\u274c\u3002"
 #: What follows the "no" of "no reason", which is not a verdict; that of "no it is not" is one.
 DETERMINED = re.compile(r"\s+(?!(?:it|he|she|this|that|they|we|you|i|the)\b)\w", re.IGNORECASE)
 
 
 def read_short(text: str) -> str | None:
-    """Return the final answer of a reply (see `find_final`), folded.
+    """Return the final answer of a reply (see `find_final`), folded; the reply's only bold words if it marks none.
 
-    Folding ignores case, accents, a leading article, punctuation at the ends, hyphens, the dots of initials, the style
-    of quotation marks, and spacing.
+    Folding ignores case, accents, a leading article or bullet, punctuation at the ends, hyphens, emoji, the dots of
+    initials, the style of quotation marks and of indices, and spacing.
 
     >>> read_short("Let me think.\\n\\nThe answer is: The  Sao-Paulo."), read_short("S\N{COMBINING TILDE}ao Paulo")
     ('sao paulo', 'sao paulo')
     """
-    return normalise_final(text, lambda answer: fold(answer.text))
+    return normalise_final(text, lambda answer: fold(_likeliest(answer)))
+
+
+def _likeliest(answer: FinalAnswer) -> str:
+    """Return the marked answer, else the reply's only bold words, else its last line."""
+    return (None if answer.marked else only_bold(answer.reply)) or answer.text
 
 
 def fold(text: str) -> str | None:
@@ -51,7 +71,10 @@ def fold(text: str) -> str | None:
         return None
     text = unicodedata.normalize("NFKD", without_commands(text).translate(_QUOTES)).casefold()
     text = unicodedata.normalize("NFKC", _ACCENT.sub("", text))
-    text = " ".join(_HYPHEN.sub(" ", text).replace("**", "").split()).strip(_AT_ENDS)
+    text = _SUBSCRIPT.sub(r"\1", _HYPHEN.sub(" ", text).replace("**", ""))
+    text = " ".join((_EMOJI.sub(" ", text).strip(_AT_ENDS) or text).split()).strip(_AT_ENDS)
+    if bullet := _BULLET.match(text):
+        text = text[bullet.end() :]
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
     text = _INITIALS.sub(lambda match: match[0].replace(".", ""), text)
@@ -65,7 +88,8 @@ def read_verdict(text: str) -> str | None:
     """Return the verdict, "yes" or "no", that a reply gives; None if it is unclear.
 
     A marked answer gives its first verdict. An unmarked last line gives the only one on it or, if they differ, the one
-    that opens it; without any, the one that opens the reply counts. True, false, correct and incorrect are verdicts
+    that opens it; without any, the one that opens the reply counts. A yes or no that opens the reply outranks a true,
+    false, correct or incorrect on its last line. True, false, correct and incorrect are verdicts
     too, and a "not" before one negates it.
 
     >>> read_verdict("Yes, as 7 is prime."), read_verdict("So the claim is not true."), read_verdict("It depends.")
@@ -76,9 +100,13 @@ def read_verdict(text: str) -> str | None:
         return None
     line = without_commands(answer.text)
     alone = line.strip(_AROUND_VERDICT).casefold()
-    if alone in _SHORTHAND:
-        return _SHORTHAND[alone]
-    verdicts = [_meaning(match) for match in _VERDICT.finditer(line) if not _is_determiner(match, line)]
+    if alone in _ALONE:
+        return _ALONE[alone]
+    found = [match for match in _VERDICT.finditer(line) if not _is_determiner(match, line)]
+    verdicts = [_meaning(match) for match in found]
+    said = None if answer.marked else _SAID.match(answer.reply.lstrip(_AROUND_VERDICT)[:40])
+    if said and not any((match["yes"] or match["no"]).casefold() in _WORDS_SAID for match in found):
+        return "yes" if said["yes"] else "no"
     if verdicts and (answer.marked or len(set(verdicts)) == 1):
         return verdicts[0]
     opening = _opening_verdict(line)
@@ -97,8 +125,11 @@ def _is_determiner(match: re.Match[str], line: str) -> bool:
 
 
 def _opening_verdict(text: str) -> str | None:
-    match = _VERDICT.match(text.lstrip(_AROUND_VERDICT)[:40])
-    return _meaning(match) if match and not match["not"] else None
+    text = text.lstrip(_AROUND_VERDICT)[:40]
+    match = _VERDICT.match(text)
+    if match is None or match["not"] or _is_determiner(match, text) or _MIXED.match(text, match.end()):
+        return None
+    return _meaning(match)
 
 
 # -- dates -----------------------------------------------------------------------------------------------------------
@@ -117,8 +148,8 @@ _ENDS = r"(?!(?!T\d)\w|/|[-.]\d)"
 _FORMS = tuple(
     re.compile(_NOT_WITHIN + form + _ENDS, re.IGNORECASE)
     for form in (
-        rf"{_DAY}[\s-]+(?:of\s+)?{_MONTH}[\s,-]+(?:of\s+)?{_YEAR}",
-        rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}[\s,-]+(?:of\s+)?{_YEAR}",
+        rf"{_DAY}[\s-]+(?:of\s+)?{_MONTH}[\s,-]+(?:of\s+|in\s+)?{_YEAR}",
+        rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}[\s,-]+(?:of\s+|in\s+)?{_YEAR}",
         rf"{_YEAR}(?P<j>[-/.])(?P<number>\d{{1,2}})(?P=j){_DAY}",
         rf"(?P<first>\d{{1,2}})(?P<j>[-/.])(?P<second>\d{{1,2}})(?P=j){_YEAR}",
         rf"{_MONTH}[\s,-]+(?:of\s+)?{_YEAR}",
@@ -136,7 +167,8 @@ _LEAP = 2000
 
 
 def read_date(text: str) -> str | None:
-    """Return the date that a reply gives as its answer: the first in a marked answer, else the reply's last.
+    """Return the date that a reply gives as its answer: the first in a marked answer, else in its only bold words,
+    else the reply's last.
 
     The form is "2024-03-03", "2024-03" without a day, "--03-03" without a year, or "2024" for a year alone. Weekday and
     time are ignored. In 03/04/2024 and 03-04-2024 the first number is the month (as in the USA) unless it is above 12;
@@ -149,10 +181,10 @@ def read_date(text: str) -> str | None:
     if answer is None:
         return None
     dates = _find_dates(answer.text)
-    if dates and answer.marked:
-        return dates[0]
-    dates = dates or _find_dates(answer.reply)
-    return dates[-1] if dates else None
+    if not answer.marked:
+        bold = _find_dates(only_bold(answer.reply) or "")
+        dates = bold[:1] or dates[-1:] or _find_dates(answer.reply)[-1:]
+    return dates[0] if dates else None
 
 
 def _find_dates(text: str) -> list[str]:

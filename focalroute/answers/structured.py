@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -38,6 +39,8 @@ _LONGEST_PROBLEM = 1000  # characters
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FORMATS = ("date-time", "time", "duration", "uuid")  # of texts that pydantic reads
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
+_OPENING = re.compile(r"[{\[]")
+_MOST_BRACKETS = 64  # a bracket may be read to the text's end
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 #: The names that lead to a field; empty: the whole value.
 Path = tuple[str, ...]
@@ -64,12 +67,17 @@ class Structure:
     def __call__(self, text: str) -> str | None:
         """Return the first valid answer in a reply as canonical JSON; None if there is none.
 
-        Code fences around it and words before it do not matter, nor does reasoning in ``<think>`` tags.
+        Code fences and words around it do not matter, nor does reasoning in ``<think>`` tags. Among words with brackets
+        of their own it must be the only valid one.
         """
         if len(text) > _MAX_LENGTH:
             return None
         forms = (self._form(value) for value in chain(_values(text), self._unquoted(text)))
-        return next((form for form in forms if form is not None), None)
+        first = next((form for form in forms if form is not None), None)
+        if first is not None:
+            return first
+        scattered = {self._form(value) for value in _scattered(text)} - {None}
+        return scattered.pop() if len(scattered) == 1 else None
 
     def _unquoted(self, text: str) -> tuple[str, ...]:
         """Return a reply that is to be a time or the like alone, and may lack the quotes of JSON."""
@@ -215,6 +223,20 @@ def _values(text: str) -> Iterator[object]:
             yield parsed(part)
         except ValueError:
             continue
+
+
+def _scattered(text: str) -> Iterator[object]:
+    """Yield the JSON objects and lists that stand among the words of a text; the first brackets only are tried."""
+    decoder, at = json.JSONDecoder(strict=False), text.rfind("</think>") + 1
+    for _ in range(_MOST_BRACKETS):
+        opening = _OPENING.search(text, at)
+        if opening is None:
+            return
+        try:
+            value, at = decoder.raw_decode(text, opening.start())
+            yield value
+        except (ValueError, RecursionError):
+            at = opening.end()
 
 
 def _strict(schema: Any) -> Any:

@@ -132,8 +132,9 @@ def _read(call: object) -> tuple[str, Mapping[str, Any]] | None:
     function = as_object(call.get("function", call))
     name, arguments = function.get("name"), function.get("arguments")
     try:
-        if isinstance(arguments, str):
-            arguments = parsed(arguments or "null")
+        for _ in range(2):  # some servers write the JSON as a JSON string
+            if isinstance(arguments, str):
+                arguments = parsed(arguments.strip() or "null")
         arguments = {} if arguments is None else arguments  # a function may take none
         canonical(arguments)
     except ValueError:

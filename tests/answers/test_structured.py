@@ -170,6 +170,9 @@ FORM = '{"colour":"red","note":"n"}'
         f"Not this: ```json\n{{}}\n``` but this: ```json\n{GOOD}\n```",
         f"The answer is {GOOD}.",
         f'<think>{{"colour": "blue", "note": "m"}}</think>{GOOD}',
+        f"{GOOD} {GOOD}",
+        f"The {{colour}} is in [brackets]: {GOOD}\n\nThe {{note}} is short.",
+        f'{{"colour": "green"}} is not allowed. {GOOD} is.',
     ],
 )
 def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
@@ -184,9 +187,10 @@ def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "red", "{", '{"colour": "green", "note": "n"}', '{"colour": "red"}', f"[{GOOD}]", f"{GOOD} {GOOD}",
+        "", "red", "{", '{"colour": "green", "note": "n"}', '{"colour": "red"}', f"[{GOOD}]",
+        f'{GOOD} or {GOOD.replace("red", "blue")}',
         '{"colour": "red", "note": NaN}', "[" * 200_000, '{"colour": "red", "note": "' + "x" * 300_000 + '"}',
-        "```json\n" * 20_000,
+        "```json\n" * 20_000, '{"a": [' * 30_000, "{} [" * 60_000, '{"a": 1} ' * 20_000,
     ],
 )  # fmt: skip
 def test_an_invalid_object_is_not_an_answer(text: str) -> None:

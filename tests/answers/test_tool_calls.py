@@ -106,7 +106,7 @@ def test_every_call_has_an_id_of_its_own() -> None:
     assert all(one["type"] == "function" and one["function"]["arguments"] == "{}" for one in shaped)
 
 
-@pytest.mark.parametrize("arguments", [None, "", "null", "{}", {}])
+@pytest.mark.parametrize("arguments", [None, "", " ", "null", "{}", '"{}"', {}])
 def test_a_function_may_take_no_arguments(arguments: Any) -> None:
     assert calls_text([call(arguments)]) == '[{"arguments":{},"name":"add"}]'
 
