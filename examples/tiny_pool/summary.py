@@ -72,16 +72,17 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) 
     lines = [
         ["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500", "ahead from"]
     ]
-    compared = len(STEADY) * (len(_RIVALS) + 2)
+    rivals = [[played[rival] for played in beside] for rival in _RIVALS]
+    pairs, ahead = [], []
     for name in STEADY:
         runs = [seed.lives[name].played() for seed in seeds]
-        cells = [_points(runs, [played[rival] for played in beside], compared) for rival in _RIVALS]
-        single = [played[_RIVALS[0]] for played in beside]
-        halves = [
-            _points([run.part(part) for run in runs], [run.part(part) for run in single], compared)
-            for part in (slice(None, 500), slice(-500, None))
-        ]
-        lines.append([f"focalroute, {name}", *cells, *halves, _ahead(runs, single)])
+        pairs += [(runs, rival) for rival in rivals]
+        pairs += [(_cut(runs, part), _cut(rivals[0], part)) for part in (slice(None, 500), slice(-500, None))]
+        ahead.append(_ahead(runs, rivals[0]))
+    found = [minus.in_points() for minus in compare(*pairs)]
+    columns = len(found) // len(STEADY)
+    for n, name in enumerate(STEADY):
+        lines.append([f"focalroute, {name}", *found[n * columns : (n + 1) * columns], ahead[n]])
     return (
         "The last three columns are against the best single model: where it says 1, the sum of right answers, over all"
         f" seeds, is above that model's from the first question on.\n\n{_table(lines)}"
@@ -97,8 +98,8 @@ def _ahead(runs: Sequence[ReplayResult], others: Sequence[ReplayResult]) -> str:
     return "never" if behind[-1] + 1 == len(lead) else str(behind[-1] + 2)
 
 
-def _points(runs: Sequence[ReplayResult], others: Sequence[ReplayResult], compared: int) -> str:
-    return compare(runs, others, comparisons=compared).in_points()
+def _cut(runs: Sequence[ReplayResult], part: slice) -> list[ReplayResult]:
+    return [run.part(part) for run in runs]
 
 
 def _changes(seeds: Sequence[Seed]) -> str:
@@ -114,11 +115,12 @@ def _changes(seeds: Sequence[Seed]) -> str:
     lines = [["part", "accuracy", f"minus {warm}, unchanged", "newcomer asked in"]]
     runs = [seed.lives[CHANGING].played() for seed in seeds]
     same = [seed.lives[warm].played() for seed in seeds]
-    for name, part in parts.items():
-        cut = [run.part(part) for run in runs]
+    minus = compare(*((_cut(runs, part), _cut(same, part)) for part in parts.values()))
+    for (name, part), beside in zip(parts.items(), minus, strict=True):
+        cut = _cut(runs, part)
         accuracy = f"{np.mean([run.worth.mean() for run in cut]):.3f}"
         asked = f"{np.mean([run.asked[:, newcomer].mean() for run in cut]):.3f}"
-        lines.append([name, accuracy, _points(cut, [run.part(part) for run in same], len(parts)), asked])
+        lines.append([name, accuracy, beside.in_points(), asked])
     lives = [seed.lives[CHANGING] for seed in seeds]
     unanswered = ", ".join(str(live.unanswered) for live in lives)
     failed = ", ".join(str(live.failed_calls) for live in lives)

@@ -182,8 +182,8 @@ def _figures(report: Report) -> Section:
         "endpoints that focalroute asked on another query. ECE: the expected calibration error. "
         "s: seconds until the answer, mean and "
         f"95 %{', by a model: the log has none' * report.modelled_seconds}. Intervals are Student's "
-        f"over blocks of up to {BLOCK} consecutive test queries and over seeds. Differences are paired, and all of "
-        "them hold together with 95 %.",
+        f"over blocks of up to {BLOCK} consecutive test queries and over seeds. Differences are paired; those of a "
+        "column hold together with 95 %.",
         table=TextTable(
             columns,
             [tuple(_cells(row, shown)) for row in every],

@@ -35,7 +35,7 @@ from focalroute.evaluate.live_environment import (
     play,
     read_queries,
 )
-from focalroute.evaluate.metrics import PairedDifference, Score, beside_curve, compare, score
+from focalroute.evaluate.metrics import PairedDifference, Score, compare, on_curve, score
 from focalroute.evaluate.presets import Mlp
 from focalroute.evaluate.presets.der import DerSettings, train_routes
 from focalroute.evaluate.quality import metric
@@ -299,39 +299,27 @@ def live_report(
     ask_all_usd = float(np.mean([run.usd.sum() for run in played["plurality"]]))
     methods = {name: score(name, runs, ask_all_usd) for name, runs in played.items()}
     ours = [name for name in played if name.startswith("der ")]
-    compared = len(ours) * len(FAMILIES)
-    beside = {
-        name: {
-            family: _beside(name, [row for row in played if row.startswith(starts)], methods, played, compared)
-            for family, starts in FAMILIES.items()
-        }
+    families = {family: [methods[row] for row in played if row.startswith(start)] for family, start in FAMILIES.items()}
+    mixtures = {
+        (name, family): _mixture(rows, methods[name].cost_ratio, played)
         for name in ours
+        for family, rows in families.items()
     }
-    minus = {
-        name: {
-            other: compare(played[name], runs, comparisons=compared) for other, runs in played.items() if other != name
-        }
-        for name in ours
-    }
+    others = {(name, other): runs for name in ours for other, runs in played.items() if other != name}
+    found = iter(compare(*((played[name], runs) for (name, _), runs in (*mixtures.items(), *others.items()))))
+    beside = {name: {family: next(found) for family in families} for name in ours}
+    minus = {name: {other: next(found) for other in played if other != name} for name in ours}
     n = sum(len(run.worth) for run in played["plurality"])
     return LiveReport(title, n, seeds, scored, tuple(methods.values()), beside, minus)
 
 
-def _beside(
-    name: str,
-    rows: Sequence[str],
-    methods: Mapping[str, Score],
-    played: Mapping[str, Sequence[ReplayResult]],
-    compared: int,
-) -> PairedDifference:
-    curve = _envelope([methods[row] for row in rows])
-    found = beside_curve(
-        methods[name], played[name], curve, [played[point.name] for point in curve], comparisons=compared
-    )
-    if found is None:
-        return compare(played[name], played[curve[0].name], comparisons=compared)
-    low, high = 0.0 - found.ci95[1], 0.0 - found.ci95[0]
-    return PairedDifference(0.0 - found.difference, (low, high), low > 0, low > -0.01)
+def _mixture(
+    rows: Sequence[Score], cost_ratio: float, played: Mapping[str, Sequence[ReplayResult]]
+) -> Sequence[ReplayResult]:
+    """The best mixture of a family's rows at a cost; its cheapest row if all cost more."""
+    curve = _envelope(rows)
+    found = on_curve(cost_ratio, curve, [played[point.name] for point in curve])
+    return played[curve[0].name] if found is None else found
 
 
 def _envelope(points: Sequence[Score]) -> list[Score]:

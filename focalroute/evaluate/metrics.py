@@ -11,11 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
 from focalroute.core.records import F64
 from focalroute.evaluate.replay import ReplayResult
+
+#: The results of two methods on the same rows, one for each seed.
+Pair: TypeAlias = tuple[Sequence[ReplayResult], Sequence[ReplayResult]]
 
 #: Consecutive test rows in one block.
 BLOCK = 50
@@ -108,11 +112,11 @@ def interval(values: Sequence[F64], *, least: float = 0.0, comparisons: int = 1)
     """
     runs, tail = np.stack(values), _TAIL / comparisons
     mean, rows = float(runs.mean()), runs.shape[1]
-    if np.ptp(runs) == 0:
-        share = tail ** (1 / rows)
-        return least + share * (mean - least), 1 - share * (1 - mean)
     starts = np.arange(0, rows, min(BLOCK, -(-rows // _LEAST_BLOCKS)))
     off = np.add.reduceat(runs - mean, starts, axis=1) * (len(starts) / rows)  # (runs, blocks), of mean 0
+    if np.ptp(runs) == 0 or not off.mean(axis=0).any():
+        share = tail ** (1 / rows)
+        return least + share * (mean - least), 1 - share * (1 - mean)
     error, freedom = _standard_error(off)
     margin = student_quantile(tail, freedom) * error
     return max(mean - margin, least), min(mean + margin, 1.0)
@@ -131,8 +135,6 @@ def _standard_error(off: F64) -> tuple[float, float]:
         common = float(by_run @ by_run) / (n * (n - 1)) - float((rest * rest).sum()) / (n * k * (n - 1) * (k - 1))
         parts.append((max(common, 0.0), n - 1))
     variance = sum(part for part, _ in parts)
-    if variance == 0:
-        return 0.0, 1.0
     return math.sqrt(variance), variance**2 / sum(part**2 / freedom for part, freedom in parts)
 
 
@@ -172,42 +174,36 @@ def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: 
     ]
 
 
-def compare(one: Sequence[ReplayResult], other: Sequence[ReplayResult], *, comparisons: int = 1) -> PairedDifference:
-    """Compare two methods on the same rows, with one `ReplayResult` for each seed.
-
-    Args:
-        comparisons: how many differences are shown together.
+def compare(*pairs: Pair) -> list[PairedDifference]:
+    """Compare pairs of methods, each on the same rows; with 95 % all of their intervals hold.
 
     Raises:
-        ValueError: the rows do not pair up.
+        ValueError: the rows of a pair are not the same number.
     """
-    if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
-        raise ValueError("both methods must be played on the same rows, with as many seeds")
-    differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
-    low, high = interval(differences, least=-1.0, comparisons=comparisons)
-    return PairedDifference(float(np.concatenate(differences).mean()), (low, high), low > 0, low > _WORSE)
+    found = []
+    for one, other in pairs:
+        if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
+            raise ValueError("both methods must be played on the same rows, with as many seeds")
+        differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
+        low, high = interval(differences, least=-1.0, comparisons=len(pairs))
+        found.append(PairedDifference(float(np.mean(differences)), (low, high), low > 0, low > _WORSE))
+    return found
 
 
-def beside_curve(
-    method: Score,
-    played: Sequence[ReplayResult],
-    points: Sequence[Score],
-    curve: Sequence[Sequence[ReplayResult]],
-    *,
-    comparisons: int = 1,
-) -> PairedDifference | None:
-    """Focalroute's curve at the method's cost, minus the method; None if the method costs less than every point.
+def on_curve(
+    cost_ratio: float, points: Sequence[Score], curve: Sequence[Sequence[ReplayResult]]
+) -> Sequence[ReplayResult] | None:
+    """Focalroute's curve at a cost; None if that is less than what every point costs.
 
     Between neighbouring points the curve is linear, as they can be mixed at random; beyond the last it is flat.
     """
     order = sorted(range(len(points)), key=lambda n: points[n].cost_ratio)
-    below = [n for n in order if points[n].cost_ratio <= method.cost_ratio]
+    below = [n for n in order if points[n].cost_ratio <= cost_ratio]
     if not below:
         return None
     low = below[-1]
-    found = curve[low]
-    if len(below) < len(order):
-        high = order[len(below)]
-        cheap, dear = points[low].cost_ratio, points[high].cost_ratio
-        found = mixed(found, curve[high], (method.cost_ratio - cheap) / (dear - cheap))
-    return compare(found, played, comparisons=comparisons)
+    if len(below) == len(order):
+        return curve[low]
+    high = order[len(below)]
+    cheap, dear = points[low].cost_ratio, points[high].cost_ratio
+    return mixed(curve[low], curve[high], (cost_ratio - cheap) / (dear - cheap))

@@ -31,7 +31,7 @@ from focalroute.evaluate.eval_result import (
     row_comparisons,
 )
 from focalroute.evaluate.job_engine import HERE, Engine, open_engine
-from focalroute.evaluate.metrics import PairedDifference, beside_curve, compare, score
+from focalroute.evaluate.metrics import PairedDifference, compare, on_curve, score
 from focalroute.evaluate.outcomes import digest
 from focalroute.evaluate.playing import EvaluationRuns, Stage
 from focalroute.evaluate.replay import Training
@@ -180,20 +180,20 @@ def _report(
     unfused: Mapping[str, int],
 ) -> Report:
     table, policy = runs.table, options.policy
-    compared = 2 * len(runs.others)  # each method with the shown point, and with the curve
     ours = [[run.played for run in each] for each in runs.ours]
     ask_all_usd = float(table.usd[runs.test].sum())
+    scores = [score(_OURS, played, ask_all_usd) for played in ours]
+    others = {name: score(name, other, ask_all_usd) for name, other in runs.others.items()}
     points = []
-    for n, (played, target) in enumerate(zip(ours, targets, strict=True)):
-        own = dataclasses.asdict(score(_OURS, played, ask_all_usd))
-        minus = {name: compare(played, other, comparisons=compared) for name, other in runs.others.items()}
+    for n, (own, target) in enumerate(zip(scores, targets, strict=True)):
+        minus = dict(zip(others, compare(*((ours[n], other) for other in runs.others.values())), strict=True))
         error = calibration(runs, n).expected_error
-        points.append(OperatingPoint(**own, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
-    methods = []
-    for name, other in runs.others.items():
-        one = score(name, other, ask_all_usd)
-        beside = beside_curve(one, other, points, ours, comparisons=compared)
-        methods.append(Method(**dataclasses.asdict(one), curve_minus=beside))
+        shown = dataclasses.asdict(own)
+        points.append(OperatingPoint(**shown, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
+    curve = {name: on_curve(one.cost_ratio, scores, ours) for name, one in others.items()}
+    above = {name: (found, runs.others[name]) for name, found in curve.items() if found is not None}
+    beside = dict(zip(above, compare(*above.values()), strict=True))
+    methods = [Method(**dataclasses.asdict(one), curve_minus=beside.get(name)) for name, one in others.items()]
     scored, served, seen = "accuracy", "trained", 0
     if all(query.label is None for query in table.queries):
         scored = "score"

@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         "| feedback | accuracy @ cost, by seed | best single in hindsight | difference in points |\n|---|---|---|---|"
     )
+    rows_shown, pairs = [], []
     for feedback, first in BEFORE.items():
         rows = np.arange(first, min(first + ROWS, len(table.queries)))
         ask_all_usd = float(table.usd[rows].sum())
@@ -54,8 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         single = play(best_in_hindsight(table, rows), table, rows)
         cells = [score(feedback, [one], ask_all_usd) for one in (*runs, single)]
         shown = [f"{cell.accuracy:.3f} @ {cell.cost_ratio:.3f}" for cell in cells]
-        gain = compare(runs, [single] * len(runs), comparisons=len(BEFORE))
-        print(f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]} | {gain.in_points()} |", flush=True)
+        rows_shown.append(f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]}")
+        pairs.append((runs, [single] * len(runs)))
+    for row, gain in zip(rows_shown, compare(*pairs), strict=True):
+        print(f"{row} | {gain.in_points()} |")
 
 
 if __name__ == "__main__":

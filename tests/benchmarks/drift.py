@@ -15,6 +15,7 @@ with the policy that knew; intervals as in `focalroute.evaluate.metrics`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -125,19 +126,15 @@ def table(title: str, make: Callable[[int], tuple[LogTable, int]], explore: bool
     print(f"| | first {SOON} after | the rest | before | cost | probes' share | asked of it, last {SOON} |")
     print("|---|---|---|---|---|---|---|")
     streams = [make(seed) for seed in SEEDS]
-    plain: list[ReplayResult] = []
-    for name, (detect, share) in VARIANTS.items():
-        runs = [
-            _played(stream, changed, seed, explore, detect, share) for seed, (stream, changed) in enumerate(streams)
-        ]
-        played = [run[0] for run in runs]
-        plain = plain or played
-        half = len(played[0].worth) // 2
-        parts = [slice(half, half + SOON), slice(half + SOON, None), slice(0, half)]
-        compared = (len(VARIANTS) - 1) * len(parts)
-        cells = [_against(played, plain, part, compared) for part in parts]
-        cost = statistics.fmean(run[1] for run in runs)
-        probes, decided = statistics.fmean(run[2] for run in runs), statistics.fmean(run[3] for run in runs)
+    found = {
+        name: [_played(stream, changed, seed, explore, *how) for seed, (stream, changed) in enumerate(streams)]
+        for name, how in VARIANTS.items()
+    }
+    half = len(streams[0][0].queries) // 2
+    parts = [slice(half, half + SOON), slice(half + SOON, None), slice(0, half)]
+    cut = [[[run[0].part(part) for run in runs] for part in parts] for runs in found.values()]
+    for (name, runs), cells in zip(found.items(), _against(cut), strict=True):
+        cost, probes, decided = (statistics.fmean(each) for each in zip(*(run[1:] for run in runs), strict=True))
         print(f"| {name} | {' | '.join(cells)} | {cost:.3f} | {probes:.1%} | {decided:.0%} |", flush=True)
 
 
@@ -156,12 +153,16 @@ def _played(
     return played, played.usd.sum() / stream.usd.sum(), probes / (played.usd.sum() - probes), decided
 
 
-def _against(played: Sequence[ReplayResult], plain: Sequence[ReplayResult], part: slice, compared: int) -> str:
-    one, other = ([run.part(part) for run in runs] for runs in (played, plain))
-    accuracy = np.mean([run.worth.mean() for run in one])
-    if played is plain:
-        return f"{accuracy:.3f}"
-    return f"{accuracy:.3f} {compare(one, other, comparisons=compared).in_points()}"
+def _against(rows: Sequence[Sequence[Sequence[ReplayResult]]]) -> list[list[str]]:
+    """Cells of accuracy by row and column, from the second row on with the difference to the first."""
+    plain, *others = rows
+    minus = iter(compare(*(pair for row in others for pair in zip(row, plain, strict=True))))
+    cells = [[_accuracy(runs) for runs in plain]]
+    return cells + [[f"{_accuracy(runs)} {next(minus).in_points()}" for runs in row] for row in others]
+
+
+def _accuracy(runs: Sequence[ReplayResult]) -> str:
+    return f"{np.mean([run.worth.mean() for run in runs]):.3f}"
 
 
 def detector() -> None:
@@ -208,10 +209,7 @@ def exchanged() -> None:
         for detect, columns in cells.items():
             for cost, runs in zip(COSTS, columns, strict=True):
                 runs.append(_held(policy, stream, seed, cost, (half, 2 * half), detect=detect))
-    for detect, columns in cells.items():
-        shown = [
-            _against(runs, plain, slice(None), len(COSTS)) for runs, plain in zip(columns, cells[False], strict=True)
-        ]
+    for detect, shown in zip(cells, _against(list(cells.values())), strict=True):
         print(f"| {'detector' if detect else 'without'} | {' | '.join(shown)} |", flush=True)
 
 
@@ -231,22 +229,28 @@ def trained_before() -> None:
         "the best joins": ({best: None}, {}),
     }
     parts = {"first 100 after": slice(0, 100), "next 300": slice(100, 400), "the rest": slice(400, None)}
-    compared = len(changes) * len(HELD) * len(parts)
     print("| change | held at | " + " | ".join(parts) + " |\n|" + "---|" * (len(parts) + 2))
+    every: dict[tuple[str, float], tuple[list[ReplayResult], list[ReplayResult]]] = {}
     for change, (before, after) in changes.items():
         old, new = _with(queries, before), _with(queries, after)
         stream = join([*old[:changed_at], *new[changed_at:]], pool, "mmlupro12")
         changed = join(new, pool, "after")
         sides = ((stream, join(old, _without(pool, before), "before")), (changed, changed))
-        found: dict[float, tuple[list[ReplayResult], list[ReplayResult]]] = {cost: ([], []) for cost in HELD}
+        found = {cost: every.setdefault((change, cost), ([], [])) for cost in HELD}
         for seed in RECORDED_SEEDS:
             for side, (served, taught) in enumerate(sides):
                 policy = trained(taught, np.arange(half), seed=seed, settings=OfflineSettings(), advance=lambda _: None)
                 for cost, runs in found.items():
                     runs[side].append(_held(policy, served, seed, cost, (half, changed_at, len(queries))))
-        for cost, (ours, knew) in found.items():
-            cells = [_beside(ours, knew, part, compared) for part in parts.values()]
-            print(f"| {change} | {cost:g} | {' | '.join(cells)} |", flush=True)
+    pairs = [
+        ([run.part(part) for run in ours], [run.part(part) for run in knew])
+        for ours, knew in every.values()
+        for part in parts.values()
+    ]
+    minus = zip(pairs, compare(*pairs), strict=True)
+    for change, cost in every:
+        cells = [f"{_accuracy(ours)} {one.in_points()}" for (ours, _), one in itertools.islice(minus, len(parts))]
+        print(f"| {change} | {cost:g} | {' | '.join(cells)} |", flush=True)
 
 
 def _with(queries: Sequence[LoggedQuery], change: PoolChange) -> list[LoggedQuery]:
@@ -275,11 +279,6 @@ def _held(
         serving.hold(stream.held(rows, cost))
         played = play(serving, stream, rows)
     return played
-
-
-def _beside(ours: Sequence[ReplayResult], knew: Sequence[ReplayResult], part: slice, compared: int) -> str:
-    one, other = ([run.part(part) for run in runs] for runs in (ours, knew))
-    return f"{np.mean([run.worth.mean() for run in one]):.3f} {compare(one, other, comparisons=compared).in_points()}"
 
 
 def _primes(seed: int) -> LogTable:

@@ -120,16 +120,19 @@ def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
     """One row a way: all, and the half before and after the change."""
     half = len(test) // 2
     parts = (slice(0, None), slice(0, half), slice(half, None))
-    compared = (len(runs) - 1) * len(parts)
-    for way, played in runs.items():
+    cut = {way: [[run.part(part) for run in played] for part in parts] for way, played in runs.items()}
+    pairs = [
+        (ours, frozen) for way in cut if way != "frozen" for ours, frozen in zip(cut[way], cut["frozen"], strict=True)
+    ]
+    minus = iter(compare(*pairs))
+    for way in runs:
         cells = []
-        for part in parts:
-            ours, frozen = ([run.part(part) for run in one] for one in (played, runs["frozen"]))
+        for part, ours in zip(parts, cut[way], strict=True):
             accuracy = np.mean([run.worth.mean() for run in ours])
             cost = np.mean([run.usd.sum() for run in ours]) / table.usd[test[part]].sum()
             cells.append(f"{accuracy:.3f} @ {cost:.3f}")
             if way != "frozen":
-                cells[-1] += f", {compare(ours, frozen, comparisons=compared).in_points()}"
+                cells[-1] += f", {next(minus).in_points()}"
         print(f"| {stream} | {way} | {' | '.join(cells)} |", flush=True)
 
 

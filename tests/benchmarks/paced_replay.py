@@ -16,6 +16,7 @@ one is chosen in hindsight, on the very queries that it is scored on. Intervals 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ import numpy as np
 
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import I64
-from focalroute.evaluate.metrics import compare, mixed
+from focalroute.evaluate.metrics import PairedDifference, compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import price_at
 from focalroute.evaluate.replay import ReplayResult, Turn, play
@@ -117,10 +118,8 @@ def accuracy(runs: Runs) -> float:
     return float(np.mean([run.worth.mean() for run in runs]))
 
 
-def show(point: float, under_way: int, target: float, paced: Runs, fixed: Sequence[Runs], compared: int) -> None:
-    """One row of the table."""
-    best = best_fixed(fixed, mean_usd(paced))
-    found = compare(paced, best, comparisons=compared)
+def row(point: float, under_way: int, target: float, paced: Runs, best: Runs, found: PairedDifference) -> str:
+    """A row of the table."""
     low, high = (100 * end for end in found.ci95)
     spread = [run.usd.mean() / target for run in paced]
     cells = (
@@ -133,7 +132,7 @@ def show(point: float, under_way: int, target: float, paced: Runs, fixed: Sequen
         f"{100 * found.difference:+.2f} ({low:+.2f} to {high:+.2f})",
         "yes" if found.no_worse else "no",
     )
-    print(f"| {' | '.join(cells)} |", flush=True)
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -165,14 +164,15 @@ def main() -> None:
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     points = [float(point) for point in given.points.split(",")]
     together = [int(calls) for calls in given.under_way.split(",")]
-    for point in points:
-        target = point * ask_all_usd
-        for under_way in together:
-            paced = []
-            for seed, policy in enumerate(trained):
-                price = price_at(policy, point)
-                paced.append(served(policy, table, rows, seed, price, Late(target, price, under_way)))
-            show(point, under_way, target, paced, fixed, len(points) * len(together))
+    found = {}
+    for point, under_way in itertools.product(points, together):
+        target, paced = point * ask_all_usd, []
+        for seed, policy in enumerate(trained):
+            price = price_at(policy, point)
+            paced.append(served(policy, table, rows, seed, price, Late(target, price, under_way)))
+        found[point, under_way] = paced, best_fixed(fixed, mean_usd(paced))
+    for ((point, under_way), (paced, best)), minus in zip(found.items(), compare(*found.values()), strict=True):
+        print(row(point, under_way, point * ask_all_usd, paced, best, minus))
 
 
 if __name__ == "__main__":

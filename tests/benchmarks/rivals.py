@@ -16,9 +16,9 @@ from typing import Any
 
 from focalroute.evaluate.baselines import First, fitted, routed
 from focalroute.evaluate.job_engine import HERE
-from focalroute.evaluate.metrics import beside_curve, compare, score
+from focalroute.evaluate.metrics import compare, on_curve, score
 from focalroute.evaluate.playing import Stage
-from focalroute.evaluate.replay import ReplayResult, Strategy, Training, play
+from focalroute.evaluate.replay import Strategy, Training, play
 from focalroute.evaluate.table import learning_order, split
 from focalroute.evaluate.training import read_table
 from focalroute.evaluate.votes import cascade
@@ -78,24 +78,23 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     ours = [[run.played for run in each] for each in stage.ours(HERE, policies, points, lambda _: None)]
     curve = [score(OURS, played, ask_all_usd) for played in ours]
     first = min(range(len(points)), key=lambda n: curve[n].cost_ratio)
-    compared = (len(ROUTERS) + 1) * len(points) + 1
+    others = {
+        (name, point): [play(strategy, logged, parts.test) for strategy in strategies]
+        for name, point, strategies in rivals(training, points, a_query, given.seeds)
+    }
+    others["best-single-train", 0] = [play(First(training.rank), logged, parts.test)] * given.seeds
+    scores = {(name, point): score(name, played, ask_all_usd) for (name, point), played in others.items()}
+    # A method cheaper than the curve is compared with its cheapest point: where that has fewer right, so has the curve.
+    beside = compare(
+        *((on_curve(scores[cell].cost_ratio, curve, ours) or ours[first], played) for cell, played in others.items())
+    )
     cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
-
-    def add(name: str, point: int, played: Sequence[ReplayResult]) -> None:
-        one = score(name, played, ask_all_usd)
-        beside = beside_curve(one, played, curve, ours, comparisons=compared)
-        if beside is None:  # cheaper than the curve: where its cheapest point has fewer right, that is surely so
-            beside = compare(ours[first], played, comparisons=compared)
+    for ((name, point), one), minus in zip(scores.items(), beside, strict=True):
         cells.setdefault(name, [None] * len(points))[point] = {
             **dataclasses.asdict(one),
-            "curve_minus": dataclasses.asdict(beside),
+            "curve_minus": dataclasses.asdict(minus),
             "cheaper": one.cost_ratio < curve[first].cost_ratio,
         }
-
-    for name, point, strategies in rivals(training, points, a_query, given.seeds):
-        add(name, point, [play(strategy, logged, parts.test) for strategy in strategies])
-    single = play(First(training.rank), logged, parts.test)
-    add("best-single-train", 0, [single] * given.seeds)
     title = log.name.split(".")[0] + (", per-task" if given.per_task else "")
     return {"log": title, "usd": given.usd, "seeds": given.seeds, "a_query": a_query, "points": points, "cells": cells}
 

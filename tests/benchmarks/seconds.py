@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,27 +116,32 @@ def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[
     yield f"| {title} | accuracy | above | gain | minus the best single | minus plurality | cost | p50 | p95 |"
     yield f"|{'---|' * 9}"
     best, vote = runs["best single"], runs["plurality"]
-    compared = 3 * len(runs)
     gains = {}
     for weight, worth in itertools.product(COST_WEIGHTS, WORTH[1:]):
         rewards = [_reward(runs[NAME.format(weight, at)], ask_all_usd, weight, worth) for at in (worth, 0)]
         gains[NAME.format(weight, worth)] = f"{100 * (rewards[0] - rewards[1]):+.1f}"
     places = {name: placed(found, best, ask_all_usd) for name, found in runs.items()}
+    pairs = {(name, "single"): (found, best) for name, found in runs.items() if found is not best}
+    pairs |= {(name, "vote"): (found, vote) for name, found in runs.items() if found is not vote}
     for name, found in runs.items():
-        at = places[name]
-        below = [
-            other
-            for other, there in places.items()
-            if other.startswith(OURS) and there.cost <= at.cost and there.half <= at.half
-        ]
-        above = "none of ours is as cheap and quick"
-        if name.startswith(OURS):
-            above = ""
-        elif below:
-            above = _gap(found, runs[max(below, key=lambda other: places[other].accuracy)], compared)
-        gaps = [_gap(found, other, compared) for other in (best, vote)]
-        told = [name, f"{at.accuracy:.3f}", above, gains.get(name, ""), *gaps]
+        below = _as_cheap_and_quick(places[name], places)
+        if below and not name.startswith(OURS):
+            pairs[name, "above"] = found, runs[max(below, key=lambda other: places[other].accuracy)]
+    minus = {cell: one.in_points() for cell, one in zip(pairs, compare(*pairs.values()), strict=True)}
+    for name, at in places.items():
+        none = "" if name.startswith(OURS) else "none of ours is as cheap and quick"
+        gaps = minus.get((name, "single"), ""), minus.get((name, "vote"), "")
+        told = [name, f"{at.accuracy:.3f}", minus.get((name, "above"), none), gains.get(name, ""), *gaps]
         yield f"| {' | '.join(told)} | {at.cost:.3f} | {at.half:.2f} | {at.most:.2f} |"
+
+
+def _as_cheap_and_quick(at: Placed, places: Mapping[str, Placed]) -> list[str]:
+    """Our points that cost no more, and take no longer."""
+    return [
+        name
+        for name, other in places.items()
+        if name.startswith(OURS) and other.cost <= at.cost and other.half <= at.half
+    ]
 
 
 def _reward(runs: Sequence[ReplayResult], ask_all_usd: Sequence[float], cost_weight: float, worth: float) -> float:
@@ -146,10 +151,6 @@ def _reward(runs: Sequence[ReplayResult], ask_all_usd: Sequence[float], cost_wei
         seconds = 0.0 if run.seconds is None else run.seconds.mean()
         found.append(run.worth.mean() - cost_weight * run.usd.sum() / usd - worth * seconds)
     return float(np.mean(found))
-
-
-def _gap(found: Sequence[ReplayResult], other: Sequence[ReplayResult], compared: int) -> str:
-    return compare(found, other, comparisons=compared).in_points()
 
 
 def main() -> None:

@@ -79,12 +79,12 @@ def _cell(run: ReplayResult, ask_all_usd: float) -> str:
 
 
 def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
-    rows = []
-    for pool, runs in enumerate(results, 1):
-        late = [runs[name].part(slice(LEARNED, None)) for name in ("cold", SINGLE)]
-        cells = [f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)]
-        rows.append([str(pool), *cells, compare(late[:1], late[1:], comparisons=len(results)).in_points()])
-    return rows
+    late = [[[runs[name].part(slice(LEARNED, None))] for name in ("cold", SINGLE)] for runs in results]
+    beside = compare(*((cold, single) for cold, single in late))
+    return [
+        [str(pool), *(f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)), minus.in_points()]
+        for pool, (runs, minus) in enumerate(zip(results, beside, strict=True), 1)
+    ]
 
 
 def _means(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:

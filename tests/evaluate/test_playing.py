@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from focalroute.evaluate.metrics import Score, beside_curve
+from focalroute.evaluate.metrics import Score, compare, on_curve
 from focalroute.evaluate.playing import PolicyReplay
 from focalroute.evaluate.replay import ReplayResult, Training
 from focalroute.evaluate.table import Split
@@ -39,23 +39,25 @@ RUNS = [[played(*point)] for point in CURVE]
 )
 def test_the_curve_is_linear_between_its_points_and_level_beyond(cost: float, height: float) -> None:
     """Where it falls, too: which point is best is not picked by the rows that are compared."""
-    found = beside_curve(scored(0.6, cost), [played(0.6, cost)], POINTS, RUNS)
+    found = on_curve(cost, POINTS, RUNS)
     assert found is not None
-    assert found.difference == pytest.approx(height - 0.6)
-    assert found.ci95[0] <= found.difference + 1e-12
-    assert found.ci95[1] >= found.difference - 1e-12
+    assert found[0].worth.mean() == pytest.approx(height)
+    (minus,) = compare((found, [played(0.6, cost)]))
+    assert minus.ci95[0] - 1e-12 <= minus.difference == pytest.approx(height - 0.6)
+    assert minus.ci95[1] >= minus.difference - 1e-12
 
 
-def test_a_method_that_costs_less_than_every_point_is_not_compared() -> None:
-    assert beside_curve(scored(0.6, 0.09), [played(0.6, 0.09)], POINTS, RUNS) is None
+def test_below_the_cost_of_every_point_there_is_no_curve() -> None:
+    assert on_curve(0.09, POINTS, RUNS) is None
 
 
 def test_all_seeds_take_part() -> None:
     """The method is compared seed by seed with the curve of that seed."""
     runs = [[played(0.4, 0.1), played(0.6, 0.1)], [played(0.8, 0.5), played(0.8, 0.5)]]
-    found = beside_curve(scored(0.5, 0.3), [played(0.6, 0.3), played(0.4, 0.3)], [POINTS[1], POINTS[0]], runs)
+    found = on_curve(0.3, [POINTS[1], POINTS[0]], runs)
     assert found is not None
-    assert found.difference == pytest.approx((0.5 + 0.8) / 2 - 0.5)
+    (minus,) = compare((found, [played(0.6, 0.3), played(0.4, 0.3)]))
+    assert minus.difference == pytest.approx((0.5 + 0.8) / 2 - 0.5)
 
 
 def test_a_point_is_held_on_the_test_part_and_shuffled_makes_its_calls(tmp_path: Path) -> None:
