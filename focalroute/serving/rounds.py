@@ -27,6 +27,8 @@ class Rounds:
         decision: that of the round under way.
     """
 
+    decision: Decision
+
     def __init__(self, ask: Ask, pool: Pool, *, max_rounds: int) -> None:
         self._ask = ask
         self._pool = pool
@@ -39,7 +41,6 @@ class Rounds:
         self._needs = Needs(ask.query)
         self._bounds: Sequence[Decimal] | None = None
         self._available: Sequence[bool] = ()
-        self.decision: Decision | None = None
 
     async def prepare(self) -> bool:
         """Find which endpoints can be asked in the next round, and the costs; False if the time ran out meanwhile."""
@@ -97,9 +98,7 @@ class Rounds:
 
     def spare(self, asked: Sequence[int]) -> int | None:
         """Return the likeliest endpoint not asked yet that can be asked now; one out of use if there is no other."""
-        decision = self.decision
-        if decision is None:
-            return None
+        probabilities = self.decision.probabilities
         now, unpaused, broken = self._pool.available(), self._pool.unpaused(), self._pool.out()
         lacks = self._pool.lacking(self._needs)
         left = [
@@ -111,7 +110,7 @@ class Rounds:
             and lacks[i] is None
             and self._fits(i, ())
         ]
-        return max(left, key=lambda i: (now[i], not broken[i], decision.probabilities[i]), default=None)
+        return max(left, key=lambda i: (now[i], not broken[i], probabilities[i]), default=None)
 
     @property
     def hurries(self) -> bool:

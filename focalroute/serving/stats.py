@@ -97,7 +97,7 @@ def stats_of(
         row = totals.get(endpoint.name, _NOTHING)
         endpoints[endpoint.name] = EndpointStats(
             row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, known_cost([row]),
-            seen=int(seen[i]), labelled=labelled[i], accuracy=float(accuracy[i]),
+            seen=seen[i], labelled=labelled[i], accuracy=accuracy[i],
             accuracy_interval=intervals[i], latency_s=latency[i],
             breaker=health[i].breaker, health=health[i], change=changes[i],
         )  # fmt: skip
