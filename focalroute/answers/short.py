@@ -183,7 +183,8 @@ def read_date(text: str) -> str | None:
     dates = _find_dates(answer.text)
     if not answer.marked:
         bold = _find_dates(only_bold(answer.reply) or "")
-        dates = bold[:1] or dates[-1:] or _find_dates(answer.reply)[-1:]
+        dates = bold[:1] or dates[-1:]
+    dates = dates or _find_dates(answer.reply)[-1:]
     return dates[0] if dates else None
 
 

@@ -138,6 +138,7 @@ DATES = {
         "The answer is March 3, 2024.", "From 1 May 2023 to 3 March 2024", "\\boxed{3 March 2024}", "03-Mar-2024",
         "MARCH 3RD 2024", "2024-03-03T00:00", "The answer is 3 March 2024, not 4 March 2024.", "March the 3rd, 2024",
         "the 3rd of March in 2024", "The answer is not March 4, 2024 but March 3, 2024.",
+        "It is **not** March 4, 2024 but March 3, 2024.",
         "On **March 3, 2024**.\n\nIt was sent on March 1, 2024.",
     ),
     "2024-03-04": ("2024年3月4日", "答案是2024年3月4日。", "2024년 3월 4일입니다", "03/04/2024", "3/4/2024",
