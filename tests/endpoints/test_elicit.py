@@ -128,6 +128,8 @@ def test_decoys_do_not_win(reply: str, meant: str) -> None:
         (("yes", "no"), "No. Yes would mean that it flies.", "no"),
         (("yes", "no"), "There is no way to know.", None),
         (("yes", "no"), "Yes and no.", None),
+        (("excellent", "bad"), "Excellent, or rather bad", None),
+        (("excellent", "bad"), "Excellent. Nothing in it is bad.", "excellent"),
         (("True", "False"), "False. It is true only of even numbers.", "False"),
         (("positive", "negative"), "The review is not positive; it is negative.", "negative"),
         (("positive", "negative"), "It is neither positive nor negative.", None),

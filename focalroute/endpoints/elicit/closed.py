@@ -71,7 +71,9 @@ _AFTER_LEADING = re.compile(
     r"|\s+(?:is(?!\s+(?:not|incorrect|wrong|false)\b)|because|since|as|rather\s+than)\b|\s+\(not\b)"
 )
 # A word or words of a choice open a reply that goes on with something else.
-_AFTER_LEADING_TEXT = re.compile(r"[\"'`*_)]*(?:[.,;!]|\s*\n|\s+[\u2013\u2014-]\s)")
+_AFTER_LEADING_TEXT = re.compile(
+    r"[\"'`*_)]*(?:[.,;!](?!\s*(?:or|and|maybe|perhaps)\b)|\s*\n|\s+[\u2013\u2014-]\s)", re.IGNORECASE
+)
 _WORD = re.compile(r"[A-Za-z]+|\d+")
 _TO_LINE_END = re.compile(r"[\s\"'`*_)\]}.$]*(?:$|\n)")
 _ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|[/,&\u3001])\s*[\"'`*_(\[]*", re.IGNORECASE)
