@@ -9,10 +9,12 @@ from typing import NamedTuple
 _TAIL = 20_000  # characters: the final answer is near the end
 #: Tags of reasoning that is not part of the answer.
 THINKING = ("think", "thinking")
+# The word for "answer" in languages with and without spaces between words.
+_SPACED, _UNSPACED = "antwort|réponse|respuesta|risposta|resposta|ответ", "答案|正解|答え|정답"
 #: The word for "answer" in some other languages, and what follows it: a verb or a colon.
 ELSEWHERE = (
-    r"(?:\b(?:antwort|réponse|respuesta|risposta|resposta|ответ)(?:\s+\w+)?\s*(?:\b(?:ist|est|es|è|é)\b|[:=\u2014])"
-    r"|(?:答案|正解|答え|정답)\s*(?:是|为|為|选|選|は|은|[:\uff1a]))"
+    rf"(?:\b(?:{_SPACED})(?:\s+\w+)?\s*(?:\b(?:ist|est|es|è|é)\b|[:=\u2014])"
+    rf"|(?:{_UNSPACED})\s*(?:是|为|為|选|選|は|은|[:\uff1a]))"
 )
 _END_TOKENS = re.compile(r"(?:\s*(?:<\|\w{1,20}\|>|</s>|<end_of_turn>))+\s*$")
 _LONGEST_END = 100  # characters
@@ -38,9 +40,7 @@ _REASON = re.compile(
     r"(?<=\w)[,;]?\s+\(?because\b|(?<=\S)[,;]\s+(?:which|who|where|since|as|not|though|although)\b", re.IGNORECASE
 )
 _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019]s)\b)", re.IGNORECASE)
-_NAMES_ANSWER = re.compile(
-    r"answer|antwort|réponse|respuesta|risposta|resposta|ответ|答案|正解|答え|정답", re.IGNORECASE
-)
+_NAMES_ANSWER = re.compile(rf"answer|{_SPACED}|{_UNSPACED}", re.IGNORECASE)
 _MOST_PASSES = 8
 
 

@@ -180,7 +180,7 @@ def _spelled(match: re.Match[str]) -> str:
 
 
 def _number_in_digits(text: str, which: int) -> str | None:
-    """Return the first or last number in the text, in canonical form; "10th" counts only where there is no other."""
+    """Return the first or last number in the text, in canonical form; "10th" counts only if all are ordinals."""
     found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
     if not found:
         return None

@@ -227,7 +227,7 @@ def _values(text: str) -> Iterator[object]:
 
 def _scattered(text: str) -> Iterator[object]:
     """Yield the JSON objects and lists that stand among the words of a text; the first brackets only are tried."""
-    decoder, at = json.JSONDecoder(strict=False), text.rfind("</think>") + 1
+    text, decoder, at = text.rpartition("</think>")[2], json.JSONDecoder(strict=False), 0
     for _ in range(_MOST_BRACKETS):
         opening = _OPENING.search(text, at)
         if opening is None:
