@@ -10,7 +10,7 @@ import numpy as np
 
 from examples.tiny_pool.elicited import Calibration
 from examples.tiny_pool.experiment import CHANGING, STEADY, Seed, elicited
-from focalroute.evaluate.metrics import compare, score
+from focalroute.evaluate.metrics import Pair, compare, score
 from focalroute.evaluate.replay import ReplayResult
 
 __all__ = ["draw", "tables"]
@@ -73,16 +73,17 @@ def _minus(seeds: Sequence[Seed], beside: Sequence[Mapping[str, ReplayResult]]) 
         ["points, paired", *(f"minus {rival}" for rival in _RIVALS), "of these, first 500", "last 500", "ahead from"]
     ]
     rivals = [[played[rival] for played in beside] for rival in _RIVALS]
-    pairs, ahead = [], []
-    for name in STEADY:
-        runs = [seed.lives[name].played() for seed in seeds]
-        pairs += [(runs, rival) for rival in rivals]
-        pairs += [(_cut(runs, part), _cut(rivals[0], part)) for part in (slice(None, 500), slice(-500, None))]
-        ahead.append(_ahead(runs, rivals[0]))
-    found = [minus.in_points() for minus in compare(*pairs)]
-    columns = len(found) // len(STEADY)
-    for n, name in enumerate(STEADY):
-        lines.append([f"focalroute, {name}", *found[n * columns : (n + 1) * columns], ahead[n]])
+    first, last = slice(None, 500), slice(-500, None)
+    ours = {name: [seed.lives[name].played() for seed in seeds] for name in STEADY}
+    pairs: dict[tuple[str, int], Pair] = {}
+    for name, runs in ours.items():
+        columns = [(runs, rival) for rival in rivals]
+        columns += [(_cut(runs, part), _cut(rivals[0], part)) for part in (first, last)]
+        pairs |= {(name, n): column for n, column in enumerate(columns)}
+    minus = compare(pairs)
+    for name, runs in ours.items():
+        cells = [one.in_points() for (row, _), one in minus.items() if row == name]
+        lines.append([f"focalroute, {name}", *cells, _ahead(runs, rivals[0])])
     return (
         "The last three columns are against the best single model: where it says 1, the sum of right answers, over all"
         f" seeds, is above that model's from the first question on.\n\n{_table(lines)}"
@@ -115,12 +116,12 @@ def _changes(seeds: Sequence[Seed]) -> str:
     lines = [["part", "accuracy", f"minus {warm}, unchanged", "newcomer asked in"]]
     runs = [seed.lives[CHANGING].played() for seed in seeds]
     same = [seed.lives[warm].played() for seed in seeds]
-    minus = compare(*((_cut(runs, part), _cut(same, part)) for part in parts.values()))
-    for (name, part), beside in zip(parts.items(), minus, strict=True):
+    minus = compare({name: (_cut(runs, part), _cut(same, part)) for name, part in parts.items()})
+    for name, part in parts.items():
         cut = _cut(runs, part)
         accuracy = f"{np.mean([run.worth.mean() for run in cut]):.3f}"
         asked = f"{np.mean([run.asked[:, newcomer].mean() for run in cut]):.3f}"
-        lines.append([name, accuracy, beside.in_points(), asked])
+        lines.append([name, accuracy, minus[name].in_points(), asked])
     lives = [seed.lives[CHANGING] for seed in seeds]
     unanswered = ", ".join(str(live.unanswered) for live in lives)
     failed = ", ".join(str(live.failed_calls) for live in lives)

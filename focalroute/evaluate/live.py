@@ -300,15 +300,16 @@ def live_report(
     methods = {name: score(name, runs, ask_all_usd) for name, runs in played.items()}
     ours = [name for name in played if name.startswith("der ")]
     families = {family: [methods[row] for row in played if row.startswith(start)] for family, start in FAMILIES.items()}
-    mixtures = {
-        (name, family): _mixture(rows, methods[name].cost_ratio, played)
-        for name in ours
-        for family, rows in families.items()
-    }
-    others = {(name, other): runs for name in ours for other, runs in played.items() if other != name}
-    found = iter(compare(*((played[name], runs) for (name, _), runs in (*mixtures.items(), *others.items()))))
-    beside = {name: {family: next(found) for family in families} for name in ours}
-    minus = {name: {other: next(found) for other in played if other != name} for name in ours}
+    pairs = {}
+    for name in ours:
+        for family, rows in families.items():
+            pairs[name, family] = played[name], _mixture(rows, methods[name].cost_ratio, played)
+        for other in played:
+            if other != name:
+                pairs[name, other] = played[name], played[other]
+    found = compare(pairs)
+    beside = {name: {family: found[name, family] for family in families} for name in ours}
+    minus = {name: {other: found[name, other] for other in played if other != name} for name in ours}
     n = sum(len(run.worth) for run in played["plurality"])
     return LiveReport(title, n, seeds, scored, tuple(methods.values()), beside, minus)
 

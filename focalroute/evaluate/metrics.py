@@ -9,9 +9,9 @@ comparison that is one of several has the wider interval of Bonferroni, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from focalroute.evaluate.replay import ReplayResult
 
 #: The results of two methods on the same rows, one for each seed.
 Pair: TypeAlias = tuple[Sequence[ReplayResult], Sequence[ReplayResult]]
+Key = TypeVar("Key", bound=Hashable)
 
 #: Consecutive test rows in one block.
 BLOCK = 50
@@ -174,19 +175,19 @@ def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: 
     ]
 
 
-def compare(*pairs: Pair) -> list[PairedDifference]:
-    """Compare pairs of methods, each on the same rows; with 95 % all of their intervals hold.
+def compare(pairs: Mapping[Key, Pair]) -> dict[Key, PairedDifference]:
+    """Compare named pairs of methods, each on the same rows; with 95 % all of their intervals hold.
 
     Raises:
         ValueError: the rows of a pair are not the same number.
     """
-    found = []
-    for one, other in pairs:
+    found = {}
+    for name, (one, other) in pairs.items():
         if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
             raise ValueError("both methods must be played on the same rows, with as many seeds")
         differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
         low, high = interval(differences, least=-1.0, comparisons=len(pairs))
-        found.append(PairedDifference(float(np.mean(differences)), (low, high), low > 0, low > _WORSE))
+        found[name] = PairedDifference(float(np.mean(differences)), (low, high), low > 0, low > _WORSE)
     return found
 
 

@@ -186,13 +186,12 @@ def _report(
     others = {name: score(name, other, ask_all_usd) for name, other in runs.others.items()}
     points = []
     for n, (own, target) in enumerate(zip(scores, targets, strict=True)):
-        minus = dict(zip(others, compare(*((ours[n], other) for other in runs.others.values())), strict=True))
+        minus = compare({name: (ours[n], other) for name, other in runs.others.items()})
         error = calibration(runs, n).expected_error
         shown = dataclasses.asdict(own)
         points.append(OperatingPoint(**shown, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
     curve = {name: on_curve(one.cost_ratio, scores, ours) for name, one in others.items()}
-    above = {name: (found, runs.others[name]) for name, found in curve.items() if found is not None}
-    beside = dict(zip(above, compare(*above.values()), strict=True))
+    beside = compare({name: (found, runs.others[name]) for name, found in curve.items() if found is not None})
     methods = [Method(**dataclasses.asdict(one), curve_minus=beside.get(name)) for name, one in others.items()]
     scored, served, seen = "accuracy", "trained", 0
     if all(query.label is None for query in table.queries):

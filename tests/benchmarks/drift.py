@@ -15,7 +15,6 @@ with the policy that knew; intervals as in `focalroute.evaluate.metrics`.
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -155,10 +154,13 @@ def _played(
 
 def _against(rows: Sequence[Sequence[Sequence[ReplayResult]]]) -> list[list[str]]:
     """Cells of accuracy by row and column, from the second row on with the difference to the first."""
-    plain, *others = rows
-    minus = iter(compare(*(pair for row in others for pair in zip(row, plain, strict=True))))
-    cells = [[_accuracy(runs) for runs in plain]]
-    return cells + [[f"{_accuracy(runs)} {next(minus).in_points()}" for runs in row] for row in others]
+    plain = rows[0]
+    places = [(row, column) for row in range(1, len(rows)) for column in range(len(plain))]
+    minus = compare({(row, column): (rows[row][column], plain[column]) for row, column in places})
+    cells = [[_accuracy(runs) for runs in row] for row in rows]
+    for (row, column), one in minus.items():
+        cells[row][column] += f" {one.in_points()}"
+    return cells
 
 
 def _accuracy(runs: Sequence[ReplayResult]) -> str:
@@ -242,14 +244,14 @@ def trained_before() -> None:
                 policy = trained(taught, np.arange(half), seed=seed, settings=OfflineSettings(), advance=lambda _: None)
                 for cost, runs in found.items():
                     runs[side].append(_held(policy, served, seed, cost, (half, changed_at, len(queries))))
-    pairs = [
-        ([run.part(part) for run in ours], [run.part(part) for run in knew])
-        for ours, knew in every.values()
-        for part in parts.values()
-    ]
-    minus = zip(pairs, compare(*pairs), strict=True)
+    pairs = {
+        (*cell, name): ([run.part(part) for run in ours], [run.part(part) for run in knew])
+        for cell, (ours, knew) in every.items()
+        for name, part in parts.items()
+    }
+    minus = compare(pairs)
     for change, cost in every:
-        cells = [f"{_accuracy(ours)} {one.in_points()}" for (ours, _), one in itertools.islice(minus, len(parts))]
+        cells = [f"{_accuracy(pairs[change, cost, name][0])} {minus[change, cost, name].in_points()}" for name in parts]
         print(f"| {change} | {cost:g} | {' | '.join(cells)} |", flush=True)
 
 

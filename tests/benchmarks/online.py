@@ -121,18 +121,18 @@ def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
     half = len(test) // 2
     parts = (slice(0, None), slice(0, half), slice(half, None))
     cut = {way: [[run.part(part) for run in played] for part in parts] for way, played in runs.items()}
-    pairs = [
-        (ours, frozen) for way in cut if way != "frozen" for ours, frozen in zip(cut[way], cut["frozen"], strict=True)
-    ]
-    minus = iter(compare(*pairs))
+    minus = compare(
+        {(way, n): (cut[way][n], cut["frozen"][n]) for way in cut if way != "frozen" for n in range(len(parts))}
+    )
     for way in runs:
         cells = []
-        for part, ours in zip(parts, cut[way], strict=True):
+        for n, part in enumerate(parts):
+            ours = cut[way][n]
             accuracy = np.mean([run.worth.mean() for run in ours])
             cost = np.mean([run.usd.sum() for run in ours]) / table.usd[test[part]].sum()
             cells.append(f"{accuracy:.3f} @ {cost:.3f}")
             if way != "frozen":
-                cells[-1] += f", {next(minus).in_points()}"
+                cells[-1] += f", {minus[way, n].in_points()}"
         print(f"| {stream} | {way} | {' | '.join(cells)} |", flush=True)
 
 

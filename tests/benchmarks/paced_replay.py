@@ -171,8 +171,9 @@ def main() -> None:
             price = price_at(policy, point)
             paced.append(served(policy, table, rows, seed, price, Late(target, price, under_way)))
         found[point, under_way] = paced, best_fixed(fixed, mean_usd(paced))
-    for ((point, under_way), (paced, best)), minus in zip(found.items(), compare(*found.values()), strict=True):
-        print(row(point, under_way, point * ask_all_usd, paced, best, minus))
+    minus = compare(found)
+    for (point, under_way), (paced, best) in found.items():
+        print(row(point, under_way, point * ask_all_usd, paced, best, minus[point, under_way]))
 
 
 if __name__ == "__main__":

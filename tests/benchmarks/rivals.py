@@ -86,13 +86,16 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     scores = {(name, point): score(name, played, ask_all_usd) for (name, point), played in others.items()}
     # A method cheaper than the curve is compared with its cheapest point: where that has fewer right, so has the curve.
     beside = compare(
-        *((on_curve(scores[cell].cost_ratio, curve, ours) or ours[first], played) for cell, played in others.items())
+        {
+            cell: (on_curve(scores[cell].cost_ratio, curve, ours) or ours[first], played)
+            for cell, played in others.items()
+        }
     )
     cells: dict[str, list[dict[str, Any] | None]] = {OURS: [dataclasses.asdict(one) for one in curve]}
-    for ((name, point), one), minus in zip(scores.items(), beside, strict=True):
+    for (name, point), one in scores.items():
         cells.setdefault(name, [None] * len(points))[point] = {
             **dataclasses.asdict(one),
-            "curve_minus": dataclasses.asdict(minus),
+            "curve_minus": dataclasses.asdict(beside[name, point]),
             "cheaper": one.cost_ratio < curve[first].cost_ratio,
         }
     title = log.name.split(".")[0] + (", per-task" if given.per_task else "")

@@ -127,7 +127,7 @@ def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[
         below = _as_cheap_and_quick(places[name], places)
         if below and not name.startswith(OURS):
             pairs[name, "above"] = found, runs[max(below, key=lambda other: places[other].accuracy)]
-    minus = {cell: one.in_points() for cell, one in zip(pairs, compare(*pairs.values()), strict=True)}
+    minus = {cell: one.in_points() for cell, one in compare(pairs).items()}
     for name, at in places.items():
         none = "" if name.startswith(OURS) else "none of ours is as cheap and quick"
         gaps = minus.get((name, "single"), ""), minus.get((name, "vote"), "")

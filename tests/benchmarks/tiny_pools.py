@@ -79,11 +79,12 @@ def _cell(run: ReplayResult, ask_all_usd: float) -> str:
 
 
 def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
-    late = [[[runs[name].part(slice(LEARNED, None))] for name in ("cold", SINGLE)] for runs in results]
-    beside = compare(*((cold, single) for cold, single in late))
+    pools = dict(enumerate(results, 1))
+    late = slice(LEARNED, None)
+    minus = compare({pool: ([runs["cold"].part(late)], [runs[SINGLE].part(late)]) for pool, runs in pools.items()})
     return [
-        [str(pool), *(f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)), minus.in_points()]
-        for pool, (runs, minus) in enumerate(zip(results, beside, strict=True), 1)
+        [str(pool), *(f"{runs[name].worth.mean():.3f}" for name in (*RIVALS, *OURS)), minus[pool].in_points()]
+        for pool, runs in pools.items()
     ]
 
 

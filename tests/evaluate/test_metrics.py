@@ -51,7 +51,7 @@ def test_rows_that_are_all_the_same_do_not_make_sure() -> None:
     assert interval([np.zeros(40)] * 3) == pytest.approx((0, 1 - 0.025 ** (1 / 40)))
     low, high = interval([np.full(40, 0.5)])
     assert 0.4 < low < 0.5 < high < 0.6
-    (same,) = compare(([_played(np.ones(20))], [_played(np.ones(20))]))
+    same = compare({"same": ([_played(np.ones(20))], [_played(np.ones(20))])})["same"]
     assert same.ci95 == pytest.approx((0.025 ** (1 / 20) - 1, 1 - 0.025 ** (1 / 20)))
     assert not same.no_worse
 
@@ -108,9 +108,9 @@ def test_all_of_many_comparisons_hold_together() -> None:
     alone = together = 0
     for _ in range(60):
         own, *others = (_played(rng.integers(2, size=600)) for _ in range(21))
-        pairs = [([own], [other]) for other in others]
-        together += all(low <= 0 <= high for low, high in (one.ci95 for one in compare(*pairs)))
-        alone += all(low <= 0 <= high for low, high in (compare(pair)[0].ci95 for pair in pairs))
+        pairs = {n: ([own], [other]) for n, other in enumerate(others)}
+        together += all(low <= 0 <= high for low, high in (one.ci95 for one in compare(pairs).values()))
+        alone += all(low <= 0 <= high for low, high in (compare({n: pair})[n].ci95 for n, pair in pairs.items()))
     assert alone < 45
     assert together >= 54
 
@@ -125,8 +125,9 @@ def test_beats_and_no_worse_go_by_the_lower_bound() -> None:
     rng = np.random.default_rng(2)
     base = rng.integers(2, size=4000).astype(np.float64)
     better = np.where(rng.random(4000) < 0.1, 1.0, base)
-    (up,), (down,), (same,) = (
-        compare(([_played(a)], [_played(b)])) for a, b in ((better, base), (base, better), (base, base))
+    up, down, same = (
+        compare({"only": ([_played(a)], [_played(b)])})["only"]
+        for a, b in ((better, base), (base, better), (base, base))
     )
     assert up.beats
     assert up.no_worse
@@ -138,8 +139,8 @@ def test_beats_and_no_worse_go_by_the_lower_bound() -> None:
 
 def test_seeds_are_pooled_and_rows_must_pair_up() -> None:
     ones, zeros = _played(np.ones(100)), _played(np.zeros(100))
-    assert compare(([ones, zeros], [zeros, zeros]))[0].difference == 0.5
+    assert compare({"a": ([ones, zeros], [zeros, zeros])})["a"].difference == 0.5
     with pytest.raises(ValueError, match="same rows"):
-        compare(([ones], [ones, zeros]))
+        compare({"a": ([ones], [ones, zeros])})
     with pytest.raises(ValueError, match="same rows"):
-        compare(([ones], [_played([1.0])]))
+        compare({"a": ([ones], [_played([1.0])])})

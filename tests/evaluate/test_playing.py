@@ -42,7 +42,7 @@ def test_the_curve_is_linear_between_its_points_and_level_beyond(cost: float, he
     found = on_curve(cost, POINTS, RUNS)
     assert found is not None
     assert found[0].worth.mean() == pytest.approx(height)
-    (minus,) = compare((found, [played(0.6, cost)]))
+    minus = compare({"a": (found, [played(0.6, cost)])})["a"]
     assert minus.ci95[0] - 1e-12 <= minus.difference == pytest.approx(height - 0.6)
     assert minus.ci95[1] >= minus.difference - 1e-12
 
@@ -56,7 +56,7 @@ def test_all_seeds_take_part() -> None:
     runs = [[played(0.4, 0.1), played(0.6, 0.1)], [played(0.8, 0.5), played(0.8, 0.5)]]
     found = on_curve(0.3, [POINTS[1], POINTS[0]], runs)
     assert found is not None
-    (minus,) = compare((found, [played(0.6, 0.3), played(0.4, 0.3)]))
+    minus = compare({"a": (found, [played(0.6, 0.3), played(0.4, 0.3)])})["a"]
     assert minus.difference == pytest.approx((0.5 + 0.8) / 2 - 0.5)
 
 
