@@ -38,7 +38,7 @@ from focalroute.policy.bundle import Policy, cold
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
-SEEDS = range(5)
+SEEDS = range(10)
 QUERIES = 2000
 RECORDED = 4000
 SOON = 500  # queries after the change
@@ -47,7 +47,7 @@ COSTS = (0.1, 0.2, 0.3, 0.5)
 PRIMES = 1500
 WARM = 500  # queries before the change that fill the window
 HELD = (0.15, 0.3)
-RECORDED_SEEDS = range(3)
+RECORDED_SEEDS = range(5)
 #: Endpoint -> the one whose outputs it gives from now on; None: it is not there.
 PoolChange = Mapping[str, str | None]
 
