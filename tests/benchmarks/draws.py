@@ -14,7 +14,8 @@ processes.
 
 With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries: without
 feedback and with every label, beside the vote of all (of equals the best backer wins), the best single endpoint of the
-same queries, and the mixtures. Intervals are Student's over draws; logs without comparable answers are left out.
+same queries, and the mixtures; and so is ``policy="cascade"``, what one would use without training. Intervals are
+Student's over draws; logs without comparable answers are left out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Training, pla
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
+from focalroute.policy.baselines import Cascade
 from focalroute.policy.bundle import cold
 from tests.benchmarks.harness import Table, markdown_table, student_points
 from tests.benchmarks.labels import vote_of_all
@@ -44,7 +46,13 @@ from tests.benchmarks.rivals import OURS, WARM, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COMPARABLE = LOGS[:3]
-FEEDBACK: Mapping[str, FeedbackKind] = {"no feedback": "none", "every label": "label"}
+#: What is played from the first query on, by its row: whether it is a cascade, and its feedback.
+UNTRAINED: Mapping[str, tuple[bool, FeedbackKind]] = {
+    "no feedback": (False, "none"),
+    "every label": (False, "label"),
+    "a cascade, no feedback": (True, "none"),
+    "a cascade, every label": (True, "label"),
+}
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
 _QUARTERS = 4
@@ -114,26 +122,28 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
     return {name: float(np.mean(each)) for name, each in differences.items()}
 
 
-def cold_start(data: Path, log: str, seed: int, rows: int, feedback: FeedbackKind) -> tuple[float, ...]:
-    """Accuracy and cost ratio of the cold start on a draw; what it is ahead of the vote, best single and mixtures."""
+def untrained(data: Path, log: str, seed: int, rows: int, name: str) -> tuple[float, ...]:
+    """Accuracy and cost ratio on a draw; what that is ahead of the vote, the best single endpoint and the mixtures."""
+    by_rule, feedback = UNTRAINED[name]
     table = draw(data, log, seed, rows)
     every = np.arange(len(table.queries))
     costs, right = table.single_cost_ratios(every), table.accuracy(every)
-    found = play(Serving(cold(), table.endpoints, seed=seed), table, every, feedback=feedback)
+    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if by_rule else cold()
+    found = play(Serving(policy, table.endpoints, seed=seed), table, every, feedback=feedback)
     accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
     beside = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
     return (accuracy, cost, *(accuracy - other for other in beside))
 
 
-def show_cold_start(data: Path, logs: Sequence[str], draws: int, rows: int) -> None:
-    """Print what the cold start does with its default settings."""
+def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> None:
+    """Print what the cold start and a cascade do with their default settings."""
     jobs = [(log, seed) for log in logs if log in COMPARABLE for seed in range(draws)]
     table = []
     with ProcessPoolExecutor(2) as pool:
-        for name, kind in FEEDBACK.items():
-            runs = [pool.submit(cold_start, data, log, seed, rows, kind) for log, seed in jobs]
+        for name in UNTRAINED:
+            runs = [pool.submit(untrained, data, log, seed, rows, name) for log, seed in jobs]
             accuracy, cost, *ahead = np.array([run.result() for run in runs]).T
-            cells = [student_points(one, len(FEEDBACK) * len(ahead)) for one in ahead]
+            cells = [student_points(one, len(UNTRAINED) * len(ahead)) for one in ahead]
             table.append([name, f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
     head = [
         "the cold start",
@@ -183,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     logs = [log for log in LOGS if (given.data / f"{log}.jsonl.gz").exists()]
     if given.cold:
-        show_cold_start(given.data, logs, given.draws, given.rows)
+        show_untrained(given.data, logs, given.draws, given.rows)
         return
     rows = None if given.whole else given.rows
     with ProcessPoolExecutor(2) as pool:
