@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: Time limit for looking up what a call cost.
 LOOKUP_S = 10.0
+_USAGE_S = 2.0  # for the usage after a streamed reply has ended
 
 
 class HttpClients:
@@ -191,10 +192,13 @@ class EndpointClient:
                 while (piece := await _next(pieces, deadline)) is not None:
                     if piece:
                         yield piece
+                    if decoder.whole:
+                        deadline = min(deadline, asyncio.get_running_loop().time() + _USAGE_S)
             if last := decoder.end():
                 yield last
         except TimeoutError:
-            raise _timed_out(decoder.usage) from None
+            if not decoder.whole:
+                raise _timed_out(decoder.usage) from None
         except CallFailed as error:
             if not decoder.whole or error.failure.kind != "protocol" or error.reported is not None:
                 error.usage = error.usage or decoder.usage

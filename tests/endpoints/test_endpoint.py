@@ -471,6 +471,24 @@ def test_a_stream_that_breaks_off_after_it_has_ended_is_whole(through: Through) 
 
 
 @EVERY_WAY
+def test_a_stream_that_stays_open_after_it_has_ended_is_whole(
+    through: Through, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for until the deadline, and was a failure then."""
+    monkeypatch.setattr("focalroute.endpoints.client._USAGE_S", 0.2)
+
+    async def open_ended(request: web.Request, _: Any) -> web.StreamResponse:
+        await sse(request, chunk("Sat"), chunk("urn", finish="stop"), end=None)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with serving(open_ended) as server:
+        *pieces, whole = through(server.url, collect)
+    assert "".join(pieces) == whole.choices[0].text == "Saturn"
+    assert whole.usage is None
+
+
+@EVERY_WAY
 def test_an_error_that_names_a_parameter_does_not_begin_a_stream_anew(through: Through) -> None:
     """The caller would read the first words twice."""
     refused = {"error": {"code": 400, "message": "temperature is not supported", "param": "temperature"}}
