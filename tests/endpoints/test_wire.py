@@ -450,6 +450,8 @@ PARIS, ROME = '{"city": "Paris"}', '{"city": "Rome"}'
         ([[call_piece("f", id="a", index=None)], [call_piece(arguments=PARIS, index=None)]], [PARIS]),
         ([[call_piece("f", id="a", index=0)], [call_piece(arguments=PARIS, id="b", index=0)]], [PARIS]),  # vLLM
         ([[call_piece("f", PARIS[:5], id="a", index=0)], [call_piece("f", PARIS[5:], id="a", index=0)]], [PARIS]),
+        ([[call_piece("f", PARIS, index=0)], [call_piece("f", ROME, index=0)]], [PARIS, ROME]),
+        ([[call_piece("f", PARIS[:5], index=0)], [call_piece("f", PARIS[5:], index=0)]], [PARIS]),
         ([[{"index": 0, "id": "a"}], [call_piece("f", PARIS, index=0)]], [PARIS]),
         ([[call_piece(arguments=PARIS[:5], index=0)], [call_piece("f", PARIS[5:], id="a", index=0)]], [PARIS]),
         ([[call_piece("f", {"city": "Paris"}, index=0)]], [PARIS]),

@@ -201,14 +201,14 @@ class _Part:
     def _add_call(self, call: Mapping[str, Any]) -> None:
         """Add a piece of a tool call: the first piece names the tool, the others add to the arguments.
 
-        Some services (Gemini) give no index, or all calls the same, so a new id with a name begins a new call. A new id
-        alone does not, as others (vLLM) give every piece its own.
+        Some services (Gemini) give no index, or all calls the same, so a new id with a name begins a new call; without
+        ids, a name after arguments that came whole. A new id alone does not, as others (vLLM) give every piece its own.
         """
         index, function = fields.count_of(call.get("index") or 0), as_object(call.get("function"))
         if index is None:
             return
         place = self._places.get(index)
-        if place is None or (function.get("name") and _differ(self._calls[place], call)):
+        if place is None or (function.get("name") and self._ends_before(place, call)):
             place = self._places[index] = (index, len(self._calls))
             self._calls[place] = {**call, "function": {}}
         whole = self._calls[place]
@@ -217,6 +217,17 @@ class _Part:
         arguments = function.get("arguments")
         text = json.dumps(arguments) if isinstance(arguments, dict) else fields.text_of(arguments)
         self._arguments.setdefault(place, []).append(text or "")
+
+    def _ends_before(self, place: tuple[int, int], call: Mapping[str, Any]) -> bool:
+        """Whether the call begun there ended before this piece, which names a tool: by their ids, or without any."""
+        begun, new = self._calls[place].get("id"), call.get("id")
+        if begun or new:
+            return bool(begun and new) and begun != new
+        first, *more = self._arguments[place]
+        try:
+            return not more and isinstance(json.loads(first), dict)
+        except (ValueError, RecursionError):
+            return False
 
     def whole(self) -> CompletionChoice:
         tokens = fields.tokens_of({"content": self._entries}) if self._entries else None
@@ -230,8 +241,3 @@ class _Part:
         finished = "refusal" if self._refused and not text else self.finish_reason
         details = joined_details(self._details)
         return CompletionChoice(text, finished, tokens, calls, reasoning, within != "", details)
-
-
-def _differ(begun: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    """Whether both calls have ids, and these differ."""
-    return bool(begun.get("id") and call.get("id")) and begun["id"] != call["id"]
