@@ -327,8 +327,12 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
         messages = tuple(map(_as_mapping, prompt)) if isinstance(prompt, Sequence) else ()
         if messages and all(isinstance(one, str) for one in messages):
             raise ConfigError("query: is a list of questions; give them to ask_many()")
-        if not messages or not all(map(_is_message, messages)):
+        if not messages or not all(isinstance(one, Mapping) for one in messages):
             raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
+        for number, message in enumerate(messages, 1):
+            if not _is_message(message):
+                wanted = "give a role, and text or a list of parts as content; write a tool's result as JSON"
+                raise ConfigError(f"query: message {number}: {wanted}")
         messages = tuple(_copied("query", [dict(message) for message in messages]))
     if system is None:
         return messages
@@ -397,12 +401,11 @@ def _as_mapping(message: object) -> object:
     return {name: value for name, value in plain.items() if value is not None or name == "content"}
 
 
-def _is_message(message: object) -> bool:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+def _is_message(message: Mapping[str, Any]) -> bool:
+    role, content = message.get("role"), message.get("content")
+    if role == "user" and not content:
         return False
-    if message["role"] == "user" and not message.get("content"):
-        return False
-    return isinstance(message.get("content"), str | Sequence | None)
+    return isinstance(role, str) and isinstance(content, str | Sequence | None)
 
 
 def checked_tags(tags: Sequence[str], most: int = MAX_TAGS) -> tuple[str, ...]:

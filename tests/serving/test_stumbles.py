@@ -166,6 +166,9 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         ensemble.ask([{"role": "system", "content": "a"}, {"role": "user", "content": "?"}], system="b")
     with pytest.raises(ConfigError, match=r"query: is a list of questions; give them to ask_many\(\)"):
         ensemble.ask(["What is 2 + 2?", "What is 3 + 3?"])  # type: ignore[list-item]
+    for wrong in ({"role": "tool", "content": {"sum": 42}}, {"role": "user", "content": ""}, {"content": "42"}):
+        with pytest.raises(ConfigError, match="query: message 2: give a role, and text or a list of parts as content"):
+            ensemble.ask([{"role": "user", "content": QUESTION}, wrong])
 
 
 @pytest.mark.parametrize(
