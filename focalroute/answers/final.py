@@ -31,6 +31,7 @@ _MARKER = re.compile(  # not of the verb, as in "to answer this question, we add
 _OPENING = re.compile(r"(?:[\s*_:\"'`\u201c\u2018]|\$\$|\\[\[(])*")
 _WORD = re.compile(r"[^\W_]|[∞∅]")  # the latter are answers without a letter or a digit
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
+_STRESSED = {"not", "never", "only", "exactly", "very", "and", "or", "but", "both", "all"}  # in bold, but no answer
 # "St. Helena" and "J. K. Rowling" do not end a sentence
 _SENTENCE_END = re.compile(
     r"(?<!\b[A-Za-z])(?<!\b(?:St|Mt|Ft|Dr|Mr|Ms|Jr|Sr|Lt))(?<!\b(?:Mrs|Rev|Gen|Col|Sgt))(?<!\b(?:Prof|Capt))"
@@ -164,7 +165,7 @@ def _announced(text: str) -> str | None:
             continue
         line, *_ = text[start.end() : start.end() + _TAIL].split("\n", 1)
         if _has_word(line):
-            return _first_sentence(line)
+            return first_sentence(line)
     return None
 
 
@@ -174,15 +175,15 @@ def _ends_before_answer(line: str) -> bool:
 
 
 def only_bold(text: str) -> str | None:
-    """Return the only bold words of a text; None if it has none or several, or they end with a colon."""
-    found = _BOLD.findall(text)
+    """Return the only bold words of a text; None if it has none or several, or they end with a colon or are a "not"."""
+    found = [words for words in _BOLD.findall(text) if words.casefold() not in _STRESSED]
     if len(found) != 1 or not _has_word(found[0]) or found[0].rstrip().endswith(":"):
         return None
     answer: str = found[0]
     return answer
 
 
-def _first_sentence(line: str) -> str:
+def first_sentence(line: str) -> str:
     """Cut off all but the first sentence, a "because" or the like, and the "not X" of "not X but Y"."""
     for pattern in (_SENTENCE_END, _REASON):
         line = pattern.split(line, maxsplit=1)[0]

@@ -6,7 +6,7 @@ import datetime
 import re
 import unicodedata
 
-from focalroute.answers.final import FinalAnswer, find_final, normalise_final, only_bold
+from focalroute.answers.final import FinalAnswer, find_final, first_sentence, normalise_final, only_bold
 from focalroute.answers.latex import without_commands
 
 _AT_ENDS = (
@@ -18,7 +18,14 @@ _LONGEST = 10_000  # characters; normalising combining characters takes time qua
 _ARTICLE = re.compile(r"(?:the|an?)\s+(?=\S)")
 _ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
-_INITIALS = re.compile(r"\b(?:[^\W\d_]\.){2,}|\b[^\W\d_](?:\.[^\W\d_])+\b")
+_INITIALS = re.compile(r"\b[^\W\d_](?:\.\s?[^\W\d_]\b)+\.?")
+_ABBREVIATED = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
+_LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
+# "It is Paris.", "The capital of France is Paris."; "The Nile is the longest river" names it at its beginning
+_STATED = re.compile(
+    r"\s*(?:(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s"
+    r"|The(?=\s+[a-z])(?:\s+[^\s.!?:;]+){2,12}?\s+(?:is|was|are|were)\s(?=\W*[A-Z\d]))"
+)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BULLET = re.compile(r"[-+*>#\u2022]+\s+(?=[^\W\d_])")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-z)])_\{?(\d{1,3})\}?")
@@ -26,14 +33,16 @@ _EMOJI = re.compile("[\u2705\u2714\u274c\ufe0f\U0001f1e6-\U0001f1ff\U0001f300-\U
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "&": " and "})
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative", "untrue"}
+#: Yes and no in other languages: alone, or at the beginning of an answer with neither in English.
+_ELSEWHERE = dict.fromkeys(
+    ("ja", "oui", "si", "sí", "sì", "sim", "да", "是", "是的", "对", "はい", "네", "예", "نعم"), "yes"
+) | dict.fromkeys(("nein", "non", "não", "нет", "否", "不是", "不", "いいえ", "아니요", "아니오", "لا"), "no")
 #: What means yes or no only where it is the whole answer.
-_ALONE = dict.fromkeys(
-    ("y", "t", "1", "right", "absolutely", "certainly", "definitely", "of course", "ja", "oui", "si", "sí", "sim", "да",
-     "是", "是的", "对", "はい", "네", "예", "نعم"),
-    "yes",
+_ALONE = _ELSEWHERE | dict.fromkeys(
+    ("y", "t", "1", "right", "absolutely", "certainly", "definitely", "of course", "indeed"), "yes"
 ) | dict.fromkeys(
     ("n", "f", "0", "wrong", "absolutely not", "certainly not", "definitely not", "of course not", "not at all",
-     "not really", "nein", "non", "não", "нет", "否", "不是", "不", "いいえ", "아니요", "아니오", "لا"),
+     "not really", "no way"),
     "no",
 )  # fmt: skip
 _WORDS_SAID = {"yes", "yeah", "yep", "yup", "no", "nope", "nah"}
@@ -43,6 +52,7 @@ _VERDICT = re.compile(
 )
 _SAID = re.compile(r"(?:(?P<yes>yes|yeah|yep)|no|nope)\b[*_\"'`)]*(?:\s*[.,;:!\u2013\u2014-]|\s*\n)", re.IGNORECASE)
 _MIXED = re.compile(r"\s+(?:and|or)\b", re.IGNORECASE)
+_CLAUSE_END = re.compile(r"[,.;:!\n\u2013\u2014\u3001\u3002\uff0c\u060c]")
 _AROUND_VERDICT = " \t\r\n.,;:!?\"'`*_()[]{}$\\\u201c\u201d\u2018\u2019\u2705\u274c\u3002"
 #: What follows the "no" of "no reason", which is not a verdict; that of "no it is not" is one.
 DETERMINED = re.compile(r"\s+(?!(?:it|he|she|this|that|they|we|you|i|the)\b)\w", re.IGNORECASE)
@@ -51,8 +61,9 @@ DETERMINED = re.compile(r"\s+(?!(?:it|he|she|this|that|they|we|you|i|the)\b)\w",
 def read_short(text: str) -> str | None:
     """Return the final answer of a reply (see `find_final`), folded; the reply's only bold words if it marks none.
 
-    Folding ignores case, accents, a leading article or bullet, punctuation at the ends, hyphens, emoji, the dots of
-    initials, the style of quotation marks and of indices, and spacing.
+    Of "It is Paris." and "The capital of France is Paris." the end counts. Folding ignores case, accents, a leading
+    article or bullet, punctuation at the ends, hyphens, emoji, the dots of initials and abbreviations, the style of
+    quotation marks and of indices, and spacing.
 
     >>> read_short("Let me think.\\n\\nThe answer is: The  Sao-Paulo."), read_short("S\N{COMBINING TILDE}ao Paulo")
     ('sao paulo', 'sao paulo')
@@ -61,8 +72,10 @@ def read_short(text: str) -> str | None:
 
 
 def _likeliest(answer: FinalAnswer) -> str:
-    """Return the marked answer, else the reply's only bold words, else its last line."""
-    return (None if answer.marked else only_bold(answer.reply)) or answer.text
+    """Return the marked answer, else the reply's only bold words, else its last line; of a sentence what it states."""
+    text = (None if answer.marked else only_bold(answer.reply)) or answer.text
+    stated = _STATED.match(text)
+    return first_sentence(text[stated.end() :]) if stated else text
 
 
 def fold(text: str) -> str | None:
@@ -70,14 +83,14 @@ def fold(text: str) -> str | None:
     if len(text) > _LONGEST:
         return None
     text = unicodedata.normalize("NFKD", without_commands(text).translate(_QUOTES)).casefold()
-    text = unicodedata.normalize("NFKC", _ACCENT.sub("", text))
+    text = unicodedata.normalize("NFKC", _ACCENT.sub("", text.translate(_LETTERS)))
     text = _SUBSCRIPT.sub(r"\1", _HYPHEN.sub(" ", text).replace("**", ""))
     text = " ".join((_EMOJI.sub(" ", text).strip(_AT_ENDS) or text).split()).strip(_AT_ENDS)
     if bullet := _BULLET.match(text):
         text = text[bullet.end() :]
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
-    text = _INITIALS.sub(lambda match: match[0].replace(".", ""), text)
+    text = _ABBREVIATED.sub("", _INITIALS.sub(lambda match: re.sub(r"[.\s]", "", match[0]), text))
     article = _ARTICLE.match(text)
     if article:
         text = text[article.end() :]
@@ -88,9 +101,9 @@ def read_verdict(text: str) -> str | None:
     """Return the verdict, "yes" or "no", that a reply gives; None if it is unclear.
 
     A marked answer gives its first verdict. An unmarked last line gives the only one on it or, if they differ, the one
-    that opens it; without any, the one that opens the reply counts. A yes or no that opens the reply outranks a true,
-    false, correct or incorrect on its last line. True, false, correct and incorrect are verdicts
-    too, and a "not" before one negates it.
+    that opens it; without any, the one that opens the reply counts, also in some other languages. A yes or no that
+    opens the reply outranks a true, false, correct or incorrect on its last line. True, false, correct and incorrect
+    are verdicts too, and a "not" before one negates it.
 
     >>> read_verdict("Yes, as 7 is prime."), read_verdict("So the claim is not true."), read_verdict("It depends.")
     ('yes', 'no', None)
@@ -110,7 +123,8 @@ def read_verdict(text: str) -> str | None:
     if verdicts and (answer.marked or len(set(verdicts)) == 1):
         return verdicts[0]
     opening = _opening_verdict(line)
-    return opening if verdicts else _opening_verdict(answer.reply) or opening  # "Yes.\n\nNo other planet is larger."
+    english = opening if verdicts else _opening_verdict(answer.reply) or opening  # "Yes.\n\nNo other planet is larger."
+    return english or _opening_elsewhere(line) or _opening_elsewhere(answer.reply)
 
 
 def _meaning(match: re.Match[str]) -> str:
@@ -132,15 +146,32 @@ def _opening_verdict(text: str) -> str | None:
     return _meaning(match)
 
 
+def _opening_elsewhere(text: str) -> str | None:
+    first, *_ = _CLAUSE_END.split(text.lstrip(_AROUND_VERDICT), maxsplit=1)
+    return _ELSEWHERE.get(first.strip(_AROUND_VERDICT).casefold())
+
+
 # -- dates -----------------------------------------------------------------------------------------------------------
 
+#: Also in German, Dutch, French, Spanish, Italian, Portuguese and Russian.
 _MONTHS = (
-    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
-    "december",
-)  # fmt: skip
-_SPELT = "|".join(f"{month[:3]}(?:{month[3:]})?" for month in _MONTHS)
-_MONTH = rf"(?P<month>(?:{_SPELT}|sept)\b)\.?"
-_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+    "jan(?:uary)?|januari?|janvier|enero|gennaio|janeiro|января",
+    "feb(?:ruary)?|februari?|février|febrero|febbraio|fevereiro|февраля",
+    "mar(?:ch)?|märz|maart|mars|marzo|março|марта",
+    "apr(?:il)?|avril|abril|aprile|апреля",
+    "may|mai|mei|mayo|maggio|maio|мая",
+    "june?|juni|juin|junio|giugno|junho|июня",
+    "july?|juli|juillet|julio|luglio|julho|июля",
+    "aug(?:ust)?|augustus|août|agosto|августа",
+    "sept?(?:ember)?|septembre|septiembre|settembre|setembro|сентября",
+    "oct(?:ober)?|oktober|octobre|octubre|ottobre|outubro|октября",
+    "nov(?:ember)?|novembre|noviembre|novembro|ноября",
+    "dec(?:ember)?|dezember|décembre|diciembre|dicembre|dezembro|декабря",
+)
+_MONTH = rf"(?P<month>(?:{'|'.join(_MONTHS)})\b)\.?"
+_GERMAN = "januar|februar|märz|april|mai|juni|juli|august|september|oktober|november|dezember"
+_DAY = rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|er|º|\.(?=\s+(?:{_GERMAN})\b))?"
+_OF = r"(?:(?:of|in|del?)\s+)?"
 _YEAR = r"(?P<year>\d{4})"
 _NOT_WITHIN = r"(?<![\w/.-])"
 _ENDS = r"(?!(?!T\d)\w|/|[-.]\d)"
@@ -148,13 +179,13 @@ _ENDS = r"(?!(?!T\d)\w|/|[-.]\d)"
 _FORMS = tuple(
     re.compile(_NOT_WITHIN + form + _ENDS, re.IGNORECASE)
     for form in (
-        rf"{_DAY}[\s-]+(?:of\s+)?{_MONTH}[\s,-]+(?:of\s+|in\s+)?{_YEAR}",
-        rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}[\s,-]+(?:of\s+|in\s+)?{_YEAR}",
+        rf"{_DAY}[\s-]+{_OF}{_MONTH}[\s,-]+{_OF}{_YEAR}",
+        rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}[\s,-]+{_OF}{_YEAR}",
         rf"{_YEAR}(?P<j>[-/.])(?P<number>\d{{1,2}})(?P=j){_DAY}",
         rf"(?P<first>\d{{1,2}})(?P<j>[-/.])(?P<second>\d{{1,2}})(?P=j){_YEAR}",
-        rf"{_MONTH}[\s,-]+(?:of\s+)?{_YEAR}",
+        rf"{_MONTH}[\s,-]+{_OF}{_YEAR}",
         r"(?P<year>\d{4})-(?P<number>\d\d)",
-        rf"{_DAY}[\s-]+(?:of\s+)?{_MONTH}",
+        rf"{_DAY}[\s-]+{_OF}{_MONTH}",
         rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}",
         r"(?P<year>[12]\d{3})",
     )
@@ -172,7 +203,8 @@ def read_date(text: str) -> str | None:
 
     The form is "2024-03-03", "2024-03" without a day, "--03-03" without a year, or "2024" for a year alone. Weekday and
     time are ignored. In 03/04/2024 and 03-04-2024 the first number is the month (as in the USA) unless it is above 12;
-    in 03.04.2024 it is the day. Years have four digits, and months English names. Dates that do not exist are not read.
+    in 03.04.2024 it is the day. Years have four digits, and months names of some languages, see `_MONTHS`. Dates that
+    do not exist are not read.
 
     >>> read_date("The answer is Sunday, March 3rd, 2024."), read_date("31/01/2024"), read_date("3.4.2024")
     ('2024-03-03', '2024-01-31', '2024-04-03')
@@ -203,7 +235,8 @@ def _read(match: re.Match[str]) -> str | None:
     parts = match.groupdict()
     year, day = parts.get("year"), parts.get("day")
     if "month" in parts:
-        month = next(i for i, name in enumerate(_MONTHS, 1) if name.startswith(match["month"][:3].casefold()))
+        names = enumerate(_MONTHS, 1)
+        month = next(i for i, spelt in names if re.fullmatch(spelt, match["month"], re.IGNORECASE))
     elif "number" in parts:
         month = int(match["number"])
     elif "first" in parts:
