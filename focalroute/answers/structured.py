@@ -39,6 +39,8 @@ _LONGEST_PROBLEM = 1000  # characters
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FORMATS = ("date-time", "time", "duration", "uuid")  # of texts that pydantic reads
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
+#: A string, or what JSON does not allow: a comment, or a comma before a bracket that closes.
+_LOOSE = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|,(?=(?:\s|//[^\n]*+)*+[}\]])', re.DOTALL)
 _OPENING = re.compile(r"[{\[]")
 _MOST_BRACKETS = 64  # a bracket may be read to the text's end
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -214,15 +216,15 @@ def _of_schema(schema: str) -> Structure:
 
 
 def _values(text: str) -> Iterator[object]:
-    """Yield the JSON values that can be parsed from a text, the likeliest first."""
+    """Yield the JSON values that can be parsed from a text, the likeliest first; without comments and last commas."""
     text = text.rpartition("</think>")[2].strip()
     opened = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     span = text[min(opened, default=0) : max(text.rfind("}"), text.rfind("]")) + 1]
     for part in (text, *reversed(_FENCED.findall(text)), span):
-        try:
-            yield parsed(part)
-        except ValueError:
-            continue
+        for loose in (False, True):
+            with suppress(ValueError):
+                yield parsed(_LOOSE.sub(lambda match: match[1] or "", part) if loose else part)
+                break
 
 
 def _scattered(text: str) -> Iterator[object]:

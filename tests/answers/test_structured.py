@@ -173,10 +173,16 @@ FORM = '{"colour":"red","note":"n"}'
         f"{GOOD} {GOOD}",
         f"The {{colour}} is in [brackets]: {GOOD}\n\nThe {{note}} is short.",
         f'{{"colour": "green"}} is not allowed. {GOOD} is.',
+        '{"colour": "red", "note": "n",}',
+        'So:\n```json\n{\n  "colour": "red", // as asked\n  "note": "n", // short\n}\n```',
     ],
 )
 def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
     assert structure(SCHEMA)(text) == FORM
+
+
+def test_strings_that_look_like_comments_or_last_commas_are_kept() -> None:
+    assert structure(SCHEMA)('{"colour": "red", "note": "//a \\",}",}') == r'{"colour":"red","note":"//a \",}"}'
 
 
 def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
@@ -191,6 +197,7 @@ def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
         f'{GOOD} or {GOOD.replace("red", "blue")}',
         '{"colour": "red", "note": NaN}', "[" * 200_000, '{"colour": "red", "note": "' + "x" * 300_000 + '"}',
         "```json\n" * 20_000, '{"a": [' * 30_000, "{} [" * 60_000, '{"a": 1} ' * 20_000,
+        '\\"' * 100_000, "//" * 100_000, ", " * 100_000, ",//" * 60_000, ",//\n" * 60_000, '"' * 200_001,
     ],
 )  # fmt: skip
 def test_an_invalid_object_is_not_an_answer(text: str) -> None:
