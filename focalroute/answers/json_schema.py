@@ -66,16 +66,16 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]
         import referencing
     except ImportError:
         raise ConfigError(f"answer: JSON schemas are checked by jsonschema; {_INSTALL}") from None
-    check_schema(schema)
     newest = jsonschema.Draft202012Validator
-    try:
-        draft = jsonschema.validators.validator_for(schema, default=newest)
-    except ValueError:  # not an address
-        raise ConfigError(
-            "answer: the JSON schema is wrong at $.$schema: give the address of a draft, or leave it out"
-        ) from None
-    if draft is newest:
-        check_schema(schema, tuples=False)
+    draft = newest
+    if isinstance(schema.get("$schema"), str):
+        try:
+            draft = jsonschema.validators.validator_for(schema, default=newest)
+        except ValueError:  # not an address
+            raise ConfigError(
+                "answer: the JSON schema is wrong at $.$schema: give the address of a draft, or leave it out"
+            ) from None
+    check_schema(schema, tuples=draft is not newest)
     bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
     # at "$schema", jsonschema would switch to that draft's own keywords
     undated = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
@@ -187,7 +187,7 @@ def _with_short_repr(value: Any) -> Any:
     return _Str(value) if isinstance(value, str) else value
 
 
-def check_schema(schema: object, *, tuples: bool = True) -> None:
+def check_schema(schema: object, *, tuples: bool) -> None:
     """Refuse anything but a JSON schema that can be checked in bounded time.
 
     Args:
