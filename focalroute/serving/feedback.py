@@ -107,6 +107,8 @@ class FeedbackHandler:
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
+                if not self._started:  # so that the label shows again how far agreement was off
+                    self.learn_agreement(stored)
                 changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
                 if known != feedback.source and self._slot.name is not None:
                     self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))

@@ -56,6 +56,22 @@ def test_feedback_takes_the_place_of_agreement(pool: SimulatedPool) -> None:
         assert seen == labelled == sum(reply.endpoint == name for answer, _ in answers for reply in answer.replies)
 
 
+def test_how_far_agreement_is_off_is_still_known_after_a_restart(pool: SimulatedPool, tmp_path: Path) -> None:
+    """It was not: labels only replaced what agreement said of their own answers, and 0.1 was taken off all others."""
+    with Ensemble(**settings(pool, tmp_path / "s.db"), probe_share=0) as ensemble:
+        for number, question in enumerate(stream(120, seed=6)):
+            answer = ensemble.ask(question.text, choices=question.choices)
+            if number % 2:
+                ensemble.feedback(answer, label_index=question.label)
+        known = ensemble.stats().endpoints
+    with Ensemble(**settings(pool, tmp_path / "s.db"), probe_share=0) as again:
+        after = again.stats().endpoints
+    for name, endpoint in known.items():
+        assert after[name].accuracy == pytest.approx(endpoint.accuracy, abs=0.02)
+        (low, high), (least, most) = endpoint.accuracy_interval, after[name].accuracy_interval
+        assert most - least == pytest.approx(high - low, abs=0.02)
+
+
 def test_it_can_be_turned_off(pool: SimulatedPool) -> None:
     with Ensemble(**settings(pool), learn_from_agreement=False) as ensemble:
         for question in stream(5, seed=3):
