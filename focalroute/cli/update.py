@@ -103,7 +103,7 @@ def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
             try:
                 report = step()
             except FocalrouteError as error:
-                _log.warning("the policy could not be updated, the old one stays: %s", error)
+                _log.warning("the policies could not be updated, the old ones stay: %s", error)
             else:
                 if report is not None:
                     _print_report(report, as_json)

@@ -142,7 +142,8 @@ class Updater:
         try:
             report = self._run_if_due()
         except FocalrouteError as error:
-            _log.warning("the policies could not be updated, the old ones stay: %s", error)
+            level = logging.INFO if self._stop.is_set() else logging.WARNING  # closing ended it
+            _log.log(level, "the policies could not be updated, the old ones stay: %s", error)
         else:
             if report is None:
                 return
@@ -224,7 +225,7 @@ def update_in_subprocess(
     for line in lines:
         _log.warning("%s", line.removeprefix("WARNING: "))
     if process.returncode:
-        raise PolicyError(f"the policies could not be updated: {why.removeprefix('error: ')}")
+        raise PolicyError(f"update: {why.removeprefix('error: ')}")
     return _reports().validate_json(report)
 
 
