@@ -56,8 +56,8 @@ def read_table(
     with progress_bar("reading", None, shown=shown) as told, gathered(told) as advance:
         queries = read_log(log, bad_rows=bad_rows, advance=advance)
     table = join(queries, file, log)
-    if not table.there.any():
-        raise ConfigError(f"{log}: outputs: no query has any; record them with focalroute collect")
+    if not (table.there & ~table.failed).any():
+        raise ConfigError(f"{log}: outputs: no query has one that did not fail; record them with focalroute collect")
     table = replace(table, bad_rows=len(bad_rows or ()))
     embedder = embedder or embedder_from_pool_file(file, pool)
     if embedder is not None:
@@ -85,7 +85,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
 def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> RecordedLog:
     """The data that training needs from these rows of a log; without tasks unless ``show_task``."""
     if not len(rows):
-        raise ConfigError("settings.validation: a log of 0 queries leaves none to train on; give a longer one")
+        raise ConfigError("log: leaves no query to train on; give a longer one")
     worth = table.worths(rows).astype(np.float32)
     queries = [table.queries[row] for row in rows.tolist()]
     outputs = [[query.outputs.get(name, Output()) for name in table.names] for query in queries]
@@ -139,14 +139,13 @@ class TrainingJob:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        rows, share = len(self.log), self.settings.validation
-        if rows - int(rows * share) < 1:
-            raise ConfigError(f"settings.validation: {share} of {rows} queries leaves none to train on; lower it")
+        if not 0 < self.held < len(self.log):
+            raise ConfigError(f"log: {len(self.log)} queries are too few to train and validate on; give a longer one")
 
     @property
     def held(self) -> int:
-        """The number of queries in the validation part; of all, if there is none."""
-        return int(len(self.log) * self.settings.validation) or len(self.log)
+        """The number of queries in the validation part."""
+        return int(len(self.log) * self.settings.validation)
 
     def checkpoint(self, seed: int) -> Checkpoint | None:
         """Return the checkpoint of this training with this seed; None without one."""

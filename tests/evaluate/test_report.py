@@ -311,8 +311,11 @@ def test_cost_ratios_are_numbers_separated_by_commas(text: str) -> None:
 
 def test_a_log_without_any_output_is_refused(tmp_path: Path) -> None:
     """A table of zeros came of it."""
-    log = write_log(tmp_path / "log.jsonl", [closed(n, {}) for n in range(10)])
-    with pytest.raises(ConfigError, match=r"log.jsonl: outputs: no query has any; record them with focalroute collect"):
+    failed = {"error": "503", "prompt_tokens": 1, "completion_tokens": 0}
+    lines = [closed(n, {}) for n in range(10)]
+    lines[3]["outputs"] = {"a": failed}
+    log = write_log(tmp_path / "log.jsonl", lines)
+    with pytest.raises(ConfigError, match=r"log.jsonl: outputs: no query has one that did not fail; record"):
         evaluate_command(log, write_pool(tmp_path / "pool.toml", {"a": 1.0}))
 
 

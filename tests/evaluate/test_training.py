@@ -360,6 +360,8 @@ def test_of_several_seeds_the_best_on_the_validation_part_is_kept(table: LogTabl
     assert best.seed == max(found, key=lambda one: one.score).seed
 
 
-def test_a_log_that_leaves_nothing_to_train_on_is_refused(table: LogTable) -> None:
-    with pytest.raises(ConfigError, match=r"settings\.validation"):
-        train_on(table, np.arange(0), settings=SMALL)
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_a_log_that_leaves_nothing_to_train_on_or_to_validate_is_refused(table: LogTable, size: int) -> None:
+    """One query made a policy, and its score on that query was said to be from before it learned from it."""
+    with pytest.raises(ConfigError, match=r"log: .* give a longer one"):
+        train_on(table, np.arange(size), settings=SMALL)
