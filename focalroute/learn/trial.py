@@ -22,7 +22,7 @@ from focalroute.learn.gate import WIDTH, Nets, evidence, judge
 from focalroute.learn.trajectory import Episode
 from focalroute.learn.update_report import Comparison
 from focalroute.policy.bundle import arrays_in, read_file
-from focalroute.policy.publish import lock_folder, replace_file
+from focalroute.policy.publish import changing, replace_file
 from focalroute.policy.slot import CHALLENGER_SHARE
 
 TRIAL = "trial.npz"
@@ -136,7 +136,11 @@ def read_trial(root: str | Path, champion: int, challenger: int | None) -> Trial
 
 
 def write_trial(root: str | Path, trial: Trial) -> None:
-    """Write the trial's state."""
+    """Write the trial's state.
+
+    Raises:
+        PolicyError: the folder cannot be written.
+    """
     meta = {name: getattr(trial, name) for name in ("champion", "challenger", "parent", "record")}
     arrays: dict[str, Any] = {"meta": np.array(json.dumps(meta))}
     for name, counted in (("tried", trial.tried), ("watched", trial.watched)):
@@ -144,5 +148,5 @@ def write_trial(root: str | Path, trial: Trial) -> None:
         arrays[f"{name}.values"] = counted.values
     archive = io.BytesIO()
     np.savez_compressed(archive, allow_pickle=False, **arrays)
-    with lock_folder(Path(root)):
+    with changing(Path(root), "its trial does not go on"):
         replace_file(Path(root) / TRIAL, archive.getvalue())

@@ -117,7 +117,7 @@ def _publish(
     root: Path, files: Callable[[int], dict[str, bytes]], parent: int | None, keep: int = 10, pointer: str = CURRENT
 ) -> int:
     """Add the next version, whose files ``files`` makes, and make it the current one or the challenger."""
-    with _changing(root, make=True):
+    with changing(root, make=True):
         version = max(versions(root), default=0) + 1
         _add(root, version, files(version))
         _point(root, version, pointer)
@@ -149,7 +149,7 @@ def install(
     root = Path(root)
     if "manifest.json" not in files or files.keys() - FILES:
         raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
-    with _changing(root, make=True):
+    with changing(root, make=True):
         folder = folder_of(root, version)
         if _holds(folder, files["manifest.json"]):
             serve(load_served(root, version))
@@ -183,7 +183,7 @@ def make_current(root: str | Path, version: int) -> int:
         PolicyError: there is no such version, or it fails a check; the current policy stays.
     """
     root = Path(root)
-    with _changing(root):
+    with changing(root):
         if version not in versions(root):
             kept = ", ".join(map(str, versions(root)))
             raise PolicyError(f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy")
@@ -259,7 +259,7 @@ def end_trial(root: str | Path) -> None:
     Raises:
         PolicyError: the folder cannot be written.
     """
-    with _changing(Path(root), "the trial goes on"):
+    with changing(Path(root), "the trial goes on"):
         _remove_challenger(Path(root))
 
 
@@ -290,7 +290,7 @@ def lock_folder(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _changing(root: Path, otherwise: str = "the current policy stays", *, make: bool = False) -> Iterator[None]:
+def changing(root: Path, otherwise: str = "the current policy stays", *, make: bool = False) -> Iterator[None]:
     """Lock ``root`` (created first if ``make``); on an OSError raise a PolicyError that ends with ``otherwise``."""
     try:
         if make:

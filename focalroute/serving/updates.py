@@ -141,7 +141,7 @@ class Updater:
     def _run_quietly(self) -> None:
         try:
             report = self._run_if_due()
-        except FocalrouteError as error:
+        except (FocalrouteError, OSError) as error:
             level = logging.INFO if self._stop.is_set() else logging.WARNING  # closing ended it
             _log.log(level, "the policies could not be updated, the old ones stay: %s", error)
         else:

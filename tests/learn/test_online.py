@@ -150,6 +150,12 @@ def test_a_learned_policy_goes_on_trial_and_is_published_once_significantly_bett
     assert len(read_trial(tmp_path, 2, None).watched.values) == 50
 
 
+def test_a_trial_that_cannot_be_written_is_a_failure_of_the_policy_folder(tmp_path: Path) -> None:
+    """On a full disk it was a bare OSError, which an ensemble's updates on a thread did not even log."""
+    with pytest.raises(PolicyError, match=r"gone: cannot be written: .*; its trial does not go on"):
+        write_trial(tmp_path / "gone", Trial(1))
+
+
 def test_a_trial_that_unpacks_to_very_much_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound is that of a bundle's arrays, lowered here to be met sooner."""
     write_trial(tmp_path, Trial(1, 2, parent=0))
