@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import io
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -38,6 +39,8 @@ from focalroute.policy.bundle import (
     versions,
 )
 from focalroute.policy.sequential import DER_SLICES, Der, load_any_folder, load_served
+
+_log = logging.getLogger("focalroute")
 
 #: The files that a bundle may contain.
 FILES = frozenset({"manifest.json", "decider.onnx", "fusion.onnx", "experience.npz", "learner.npz", DER_FILE})
@@ -154,8 +157,6 @@ def install(
         if _holds(folder, files["manifest.json"]):
             serve(load_served(root, version))
         else:
-            if folder.exists():
-                folder.rename(temporary_path(root))
             _add(root, version, files, serve)
         if not _points(root, version):
             _point(root, version)
@@ -234,12 +235,15 @@ def _add(
     root: Path, version: int, files: Mapping[str, bytes], serve: Callable[[Policy | Der], object] = lambda _: None
 ) -> None:
     """Write a bundle to the folder of its version, if it passes its checks."""
-    new = temporary_path(root)
+    new, folder = temporary_path(root), folder_of(root, version)
     try:
         write_files(new, files)
         serve(load_any_folder(new))
         sync_files(new)
-        new.rename(folder_of(root, version))
+        if folder.exists():
+            _log.warning("%s: version %d was another one; the fleet's replaces it", root, version)
+            folder.rename(temporary_path(root))
+        new.rename(folder)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise

@@ -27,7 +27,7 @@ from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
 from focalroute.policy import bundle
 from focalroute.policy.fallback import Fallback
-from focalroute.policy.publish import FILES, install
+from focalroute.policy.publish import FILES, install, publish
 from focalroute.policy.slot import PolicySlot
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow
@@ -272,6 +272,22 @@ def test_a_bundle_of_other_files_is_not_installed(start: Path, tmp_path: Path) -
     install(tmp_path / "here", 1, files)
     install(tmp_path / "here", 1, files)
     assert bundle.load(tmp_path / "here").version == 1
+
+
+def test_a_fleets_version_replaces_another_of_its_number_once_it_has_passed_its_checks(
+    start: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged one removed a policy that served; a sound one replaced a trained one without a word."""
+    files = {path.name: path.read_bytes() for path in bundle.folder_of(start, 1).iterdir()}
+    own = bundle.load(start, 1)
+    publish(tmp_path, decider=own.decider_onnx, fusion=own.fusion_onnx, names=["mine"], parent=None)
+    with pytest.raises(PolicyError, match="SHA-256"):
+        install(tmp_path, 1, {**files, "decider.onnx": b"x"})
+    assert bundle.load(tmp_path).names == ("mine",)
+    assert not caplog.records
+    install(tmp_path, 1, files)
+    assert bundle.load(tmp_path).names == own.names
+    assert "version 1 was another one; the fleet's replaces it" in caplog.text
 
 
 def test_a_version_serves_before_it_is_kept_and_where_it_cannot_be(start: Path, tmp_path: Path) -> None:
