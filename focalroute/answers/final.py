@@ -32,6 +32,7 @@ _OPENING = re.compile(r"(?:[\s*_:\"'`\u201c\u2018]|\$\$|\\[\[(])*")
 _WORD = re.compile(r"[^\W_]|[∞∅]")  # the latter are answers without a letter or a digit
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _STRESSED = {"not", "never", "only", "exactly", "very", "and", "or", "but", "both", "all"}  # in bold, but no answer
+_NEGATED = re.compile(r"(?:(?<![^\W_])(?:can)?not|n['\u2019]t)[*_]*\s+$", re.IGNORECASE)
 # "St. Helena" and "J. K. Rowling" do not end a sentence
 _SENTENCE_END = re.compile(
     r"(?<!\b[A-Za-z])(?<!\b(?:St|Mt|Ft|Dr|Mr|Ms|Jr|Sr|Lt))(?<!\b(?:Mrs|Rev|Gen|Col|Sgt))(?<!\b(?:Prof|Capt))"
@@ -175,8 +176,12 @@ def _ends_before_answer(line: str) -> bool:
 
 
 def only_bold(text: str) -> str | None:
-    """Return the only bold words of a text; None if it has none or several, or they end with a colon or are a "not"."""
-    found = [words for words in _BOLD.findall(text) if words.casefold() not in _STRESSED]
+    """Return the only bold words of a text; None if it has none or several, or they end with a colon.
+
+    A "not", and what follows one, does not count.
+    """
+    bold = [match for match in _BOLD.finditer(text) if match[1].casefold() not in _STRESSED]
+    found = [match[1] for match in bold if not _NEGATED.search(text, max(0, match.start() - 10), match.start())]
     if len(found) != 1 or not _has_word(found[0]) or found[0].rstrip().endswith(":"):
         return None
     answer: str = found[0]

@@ -47,9 +47,11 @@ _ALONE = _ELSEWHERE | dict.fromkeys(
 )  # fmt: skip
 _WORDS_SAID = {"yes", "yeah", "yep", "yup", "no", "nope", "nah"}
 _VERDICT = re.compile(
-    rf"(?P<not>(?:\bnot|n['\u2019]t)\s+(?:\w+\s+)?)?\b(?:(?P<yes>{'|'.join(_YES)})|(?P<no>{'|'.join(_NO)}))\b",
+    r"(?P<not>(?:\b(?:can)?not(?!\s+only\b)|\bnever|n['\u2019]t)\s+(?:[\w'\u2019]+\s+){0,3})?"
+    rf"\b(?:(?P<yes>{'|'.join(_YES)})|(?P<no>{'|'.join(_NO)}))\b",
     re.IGNORECASE,
 )
+_EMPHASIS = re.compile(r"\*+|(?<![^\W_])_+|_+(?![^\W_])")
 _SAID = re.compile(r"(?:(?P<yes>yes|yeah|yep)|no|nope)\b[*_\"'`)]*(?:\s*[.,;:!\u2013\u2014-]|\s*\n)", re.IGNORECASE)
 _MIXED = re.compile(r"\s+(?:and|or)\b", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"[,.;:!\n\u2013\u2014\u3001\u3002\uff0c\u060c]")
@@ -103,7 +105,7 @@ def read_verdict(text: str) -> str | None:
     A marked answer gives its first verdict. An unmarked last line gives the only one on it or, if they differ, the one
     that opens it; without any, the one that opens the reply counts, also in some other languages. A yes or no that
     opens the reply outranks a true, false, correct or incorrect on its last line. True, false, correct and incorrect
-    are verdicts too, and a "not" before one negates it.
+    are verdicts too, and a "not" or "never" before one negates it.
 
     >>> read_verdict("Yes, as 7 is prime."), read_verdict("So the claim is not true."), read_verdict("It depends.")
     ('yes', 'no', None)
@@ -111,7 +113,7 @@ def read_verdict(text: str) -> str | None:
     answer = find_final(text)
     if answer is None:
         return None
-    line = without_commands(answer.text)
+    line = _EMPHASIS.sub("", without_commands(answer.text))
     alone = line.strip(_AROUND_VERDICT).casefold()
     if alone in _ALONE:
         return _ALONE[alone]

@@ -75,6 +75,7 @@ def named(text: str, choices: tuple[str, ...] = PLANETS) -> str | None:
         "A is incorrect. B is correct. C is incorrect.", "(B) is the correct answer.", "A is tempting, but B is right.",
         "So, B is our answer.", "Option A is wrong. Option B has 146.", "Jupiter is wrong. Saturn is right.",
         "Jupiter has 95 moons, Saturn 146. So, B.", "I think it's B", "I'd go with B.", "Hence B.", "I choose (B).",
+        "It is **not** Jupiter, **not** Mars, but **Saturn**.", "Jupiter is **wrong**; Saturn is it.",
         "It's neither Jupiter nor Mars, but Saturn.", "Neither A nor C but B", "The answer isn't A; it's B.",
         "It can't be A or C, so it must be B.", "Saturn, not Jupiter.", "Saturn. Jupiter has only 95.",
         "It's not Jupiter; Saturn has more.", "B (not A)", "B rather than A",
@@ -98,6 +99,8 @@ def test_a_reply_that_names_one_choice_is_read(reply: str) -> None:
         "Not only Jupiter but also Saturn has many.", "I am not sure whether Jupiter or Saturn.", "It's not A or B.",
         "Either A or B is correct.", "The question is whether A is correct.", "I would not choose A.", "I can't pick A",
         "I'm torn between A and B.", "Not Jupiter or Saturn.", "Jupiter, Saturn and Mars are planets.",
+        "It is **not** Saturn.", "It is not **Saturn**.", "**Saturn** is **not** it.", "It cannot be Saturn.",
+        "The answer is _not_ Saturn.", "Not **B**",
         "Jupiter: 95\nSaturn: 146\nMars: 2", "The answer is not A.", "Jupiter has 95 moons; Saturn has 146.",
     ],
 )  # fmt: skip

@@ -77,9 +77,14 @@ _AFTER_LEADING_TEXT = re.compile(
 _WORD = re.compile(r"[A-Za-z]+|\d+")
 _TO_LINE_END = re.compile(r"[\s\"'`*_)\]}.$]*(?:$|\n)")
 _ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|[/,&\u3001])\s*[\"'`*_(\[]*", re.IGNORECASE)
-_REFUTED = re.compile(r"[\"'`*_)\]]*\s+(?:is|are|was)(?:n['\u2019]t|\s+(?:not|incorrect|wrong|false))\b", re.IGNORECASE)
+_REFUTED = re.compile(
+    r"[\"'`*_)\]]*\s+[*_]*(?:is|are|was)(?:n['\u2019]t|[*_]*\s+[*_]*(?:not|incorrect|wrong|false))(?![^\W_])",
+    re.IGNORECASE,
+)
 _NOT = re.compile(
-    r"(?:\bnot|n['\u2019]t|\bnever|\bneither|\brather than|\binstead of)\s+(?:the\s+)?((?:\w+\s+){0,2})$", re.IGNORECASE
+    r"(?:(?<![^\W_])(?:(?:can)?not|never|neither|rather than|instead of)|n['\u2019]t)[*_]*"
+    r"\s+[*_]*(?:the\s+)?((?:\w+\s+){0,2})[\"'`*_(\[\u201c\u2018]*$",
+    re.IGNORECASE,
 )
 
 
