@@ -58,8 +58,12 @@ _TOKEN = re.compile(
 )
 _LARGEST_WITH_HALF = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
-# "2.5 hours (150 minutes).", "4, not 5", "146 as of 2023", "4 out of 15"
-_ASIDE = re.compile(r"(?:\([^()]{1,200}\)|(?:,\s+not|\bas\s+of|\bout\s+of)\s[^,;=()]{1,60})[\s.]*$", re.IGNORECASE)
+# "2.5 hours (150 minutes).", "4 [1]", "4, not 5", "4 rather than 5", "146 as of 2023", "4.0 to 1 decimal"
+_ASIDE = re.compile(
+    r"(?:\([^()]{1,200}\)|\[\d{1,2}\]|\bto\s+\d\s+decimals?\b(?:\s+places?)?"
+    r"|(?:,\s+not|\b(?:and|but)\s+not|\b(?:as|out|instead)\s+of|\brather\s+than)\s[^,;=()]{1,60})[\s.]*$",
+    re.IGNORECASE,
+)
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
 _DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\w]|[.,]\d)")  # 1.234.567
 _MONEY = re.compile(r"(?<=[$€£¥₹])(\d[\d,]{0,20}(?:\.\d{1,9})?)(k|mn?|bn?|tn?)\b", re.IGNORECASE)  # $2.5M
