@@ -178,12 +178,17 @@ async def session_of_loop() -> AsyncGenerator[aiohttp.ClientSession, None]:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Closes an idle connection on which more came than was asked for; the next call would take it for its reply."""
+    """Closes an idle connection on which more came than was asked for; the next call would take it for its reply.
 
-    async def connect(self, *request: Any, **settings: Any) -> Connection:
+    A connection for a request that says "Connection: close" is not used again, whether or not the reply says so too.
+    """
+
+    async def connect(self, req: Any, *more: Any, **settings: Any) -> Connection:
         for _ in range(_MOST_CLOSED):
-            found = await super().connect(*request, **settings)
+            found = await super().connect(req, *more, **settings)
             if found.protocol is None or not found.protocol.should_close:
+                if found.protocol is not None and req.headers.get("Connection") == "close":
+                    found.protocol.force_close()
                 return found
             found.close()
         raise aiohttp.ClientConnectionError  # the server sends data before any request

@@ -605,6 +605,37 @@ def test_connections_are_kept_and_shared_between_endpoints() -> None:
     assert len(ports) == 1
 
 
+def test_a_streams_connection_is_not_used_again() -> None:
+    """A server that closed it without saying so had failed the next call."""
+    body = b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (chunk("A", finish="stop"), {"usage": USAGE}))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % (len(body) + 14)
+    opened, closed = 0, asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(head + body + b"data: [DONE]\n\n")
+        except asyncio.IncompleteReadError:
+            writer.close()
+            await writer.wait_closed()
+            closed.set()
+
+    async def run() -> None:
+        async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+            clients, url = HttpClients(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+            for _ in range(3):
+                await collect(client)
+                await asyncio.wait_for(closed.wait(), 10)
+                closed.clear()
+            await clients.aclose()
+
+    asyncio.run(run())
+    assert opened == 3
+
+
 def test_one_client_serves_several_event_loops_in_turn() -> None:
     """Each running loop gets its own connections; a loop closed long ago leaves nothing behind that breaks the next."""
     clients = HttpClients()
