@@ -216,11 +216,11 @@ class _StatementParser(ExpressionParser):
 
 
 def _is_name(tokens: list[str]) -> bool:
-    """Whether the tokens are a variable, with or without an index, or a function of one: y, x_1, f(x)."""
+    """Whether the tokens are a variable, with or without an index, or a function of one: y, x_1, f(x), f^{-1}(x)."""
     match tokens:
         case [name] | [name, "_", _] | [name, "_", "{", _, "}"]:
             return _is_variable(name)
-        case [name, "(", argument, ")"]:
+        case [name, "(", argument, ")"] | [name, "^", "{", "-", "1", "}", "(", argument, ")"]:
             return _is_variable(name) and _is_variable(argument)
     return False
 
