@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import F64, Bools, Feedback
+from focalroute.core.spelling import counted
 from focalroute.evaluate import output
 from focalroute.learn.export import decider_net, fusion_net
 from focalroute.learn.gate import POINTS, log_q, worth
@@ -449,7 +450,7 @@ def _notes(found: PolicyComparison) -> list[str]:
         if value.changed:
             guessed = f", {value.guessed} of them of a worth only guessed from bare rewards" if value.guessed else ""
             notes.append(
-                f"{name}'s Fusion would have given {value.changed} other answers{guessed}; "
+                f"{name}'s Fusion would have given {counted(value.changed, 'other answer')}{guessed}; "
                 "what it would have shown the Decider between rounds is left out"
             )
     return notes
