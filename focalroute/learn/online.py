@@ -81,7 +81,7 @@ def _updated(
             return back
     if trial.challenger is not None:
         return _judged(root, policy, trial, episodes, share)
-    return _challenged(root, policy, trial, episodes[-WINDOW:], settings, seed, costs)
+    return _challenged(root, policy, trial, episodes, settings, seed, costs, share)
 
 
 def _watched(
@@ -134,16 +134,17 @@ def _challenged(
     settings: Hyperparameters | None,
     seed: int | None,
     costs: Costs,
+    share: float,
 ) -> UpdateReport:
-    """Learn a challenger, and put it on trial."""
-    rng = np.random.default_rng(seed)
+    """Learn a challenger from the latest answers, and put it on trial."""
+    rng, latest = np.random.default_rng(seed), episodes[-WINDOW:]
     if settings is None:
         settings = STARTING if policy.experience is None else REFINING
-    held, rest = _split(episodes, rng)
+    held, rest = _split(latest, rng)
     if len(rest) + len(held) < LEAST:
         reason = f"only {len(rest) + len(held)} answers with feedback to learn from; {LEAST} are needed"
         return UpdateReport("insufficient", policy.version, policy.version, reason, None, len(rest), len(held))
-    names = vocabulary(policy.names, episodes)
+    names = vocabulary(policy.names, latest)
     learner = _resumed(root, policy, len(names), rng)
     learned, diagnostics = update(learner, batch(rest, names), settings, rng)
     learned = replace(learned, fusion=supported(learner.fusion, learned.fusion, batch(held, names).fusions))
@@ -167,7 +168,8 @@ def _challenged(
         trained_on=policy.trained_on,
         on_trial=True,
     )
-    tried = Counted(tuple(one.id for one in episodes))
+    # With a share none of the earlier answers is the challenger's, though another folder's versions had its number.
+    tried = Counted(tuple(one.id for one in (episodes if share else latest)))
     write_trial(root, replace(trial, champion=version, challenger=challenger, tried=tried))
     reason = f"version {challenger} is on trial from now on"
     return UpdateReport(

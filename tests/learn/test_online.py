@@ -150,6 +150,20 @@ def test_a_learned_policy_goes_on_trial_and_is_published_once_significantly_bett
     assert len(read_trial(tmp_path, 2, None).watched.values) == 50
 
 
+def test_answers_of_another_folders_trial_are_no_evidence(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a folder was begun anew, answers of the former versions 1 and 2 published a new version 2 at once."""
+    monkeypatch.setattr("focalroute.learn.online.WINDOW", 300)
+    put(tmp_path, linear_learner())
+    fill(store, tried(linear_learner(), learned(3, 1), 400, 0))
+    fill(store, play(linear_learner(), 300, 1))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).challenger == 2
+    again = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
+    assert again.comparison is not None
+    assert (again.status, again.comparison.episodes) == ("on trial", 0)
+
+
 def test_a_trial_that_cannot_be_written_is_a_failure_of_the_policy_folder(tmp_path: Path) -> None:
     """On a full disk it was a bare OSError, which an ensemble's updates on a thread did not even log."""
     with pytest.raises(PolicyError, match=r"gone: cannot be written: .*; its trial does not go on"):
