@@ -25,7 +25,7 @@ from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.evaluate.dataset import LabelledQuestion
 from focalroute.evaluate.job_engine import HERE, Engine
-from focalroute.evaluate.outcomes import LoggedQuery, read_log
+from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
 from focalroute.money.budget import BudgetGuard
 from focalroute.serving.concurrency import check_concurrency, run_together
 from focalroute.serving.query import make_query
@@ -124,7 +124,9 @@ class LogFile:
                         "correct the line, or give another name"
                     )
             opened.pop_all()  # it stays open
-        self._asked = {query.id: set(query.outputs) for query in there if not _in_vain(query)}
+        self._asked = {
+            query.id: {name for name, output in query.outputs.items() if not _in_vain(output)} for query in there
+        }
         outputs = [output for query in there for output in query.outputs.values()]
         self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
         self.collected = Collected(len(questions) - len(self.waiting))
@@ -190,9 +192,9 @@ class LogFile:
         return True
 
 
-def _in_vain(query: LoggedQuery) -> bool:
-    """Whether every call failed and cost nothing, as in an outage: it is asked again, and nothing is paid twice."""
-    return all(output.error is not None and not output.cost_usd for output in query.outputs.values())
+def _in_vain(output: Output) -> bool:
+    """Whether a call failed and cost nothing, as in an outage: it is made again, and nothing is paid twice."""
+    return output.error is not None and not output.cost_usd
 
 
 def _content(question: LabelledQuestion | LoggedQuery) -> bytes:

@@ -374,15 +374,19 @@ def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
     assert all("who are you?" in collected.error[name] for name in "ab")
 
 
-def test_questions_that_failed_in_an_outage_are_asked_again(tmp_path: Path, pool: SimulatedPool, dataset: Path) -> None:
-    """All of it stayed in the log as failed, though it was said that resuming goes on from there."""
+@pytest.mark.parametrize(("down", "asked"), [(2, 10), (1, 12)])
+def test_questions_that_failed_in_an_outage_are_asked_again(
+    tmp_path: Path, pool: SimulatedPool, dataset: Path, down: int, asked: int
+) -> None:
+    """All of it stayed in the log as failed; where one endpoint was down, a new log had to be paid for."""
     questions, out = read_dataset(dataset)[:12], tmp_path / "log.jsonl"
-    for endpoint in pool.endpoints[:2]:
+    for endpoint in pool.endpoints[:down]:
         pool.set(endpoint.name, faults=Fault("status", status=401))
-    assert collect(pool.endpoints[:2], questions, out, concurrency=1).asked == 10
+    assert collect(pool.endpoints[:2], questions, out, concurrency=1).asked == asked
     pool.reset()
     collected = collect(pool.endpoints[:2], questions, out, resume=True)
     assert (collected.before, collected.asked, collected.stopped) == (0, 12, None)
+    assert collected.answered.total() == 12 * down
     assert all(output.error is None for query in read_log(out) for output in query.outputs.values())
     assert collect(pool.endpoints[:2], questions, out, resume=True).before == 12
 
