@@ -158,7 +158,11 @@ class AsyncEnsemble:
         fetch(store, policy)
         self._slot = PolicySlot.open(policy)
         follower = Follower(store, self._slot, policy)
-        self._observer.adopt(self._slot.current.experience)  # before the store's outcomes, which are later
+        past = self._slot.current.experience
+        self._observer.adopt(past)  # before the store's outcomes, which are later
+        if past is not None and (new := [name for name in self._names if name not in past.names]):
+            said = "the policy was trained without %s, of which it knows nothing: keep endpoints' names, or train again"
+            _log.warning(said, ", ".join(new))
         self._updater = Updater(store, self._slot, policy, every=settings.update_every, seed=settings.seed)
         on_feedback = None if self._recorder is None else self._recorder.on_feedback
         self._feedback = FeedbackHandler(

@@ -694,6 +694,19 @@ def test_decisions_are_sampled_where_something_learns_from_it(
     assert (first.probability is not None) is sampled
 
 
+def test_endpoints_that_a_trained_policy_does_not_know_are_named(
+    pool: SimulatedPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To rename endpoints made it ask twice as many, without a word."""
+    policy = with_experience(tmp_path / "policy", pool)
+    Ensemble(pool.endpoints, policy=policy).close()
+    assert not caplog.records
+    Ensemble([*pool.endpoints[:2], replace(pool.endpoints[2], name="renamed")], policy=policy).close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the policy was trained without renamed, of which it knows nothing: keep endpoints' names, or train again"
+    ]
+
+
 def test_the_stores_answers_are_remembered_on_top_of_the_policys_experience(
     pool: SimulatedPool, tmp_path: Path
 ) -> None:
