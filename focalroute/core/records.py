@@ -186,11 +186,14 @@ class Failure:
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed a moment later (408, 409, 425, 429, 5xx, connection faults)."""
+        """Whether the same call may succeed a moment later (408, 409, 425, 429, 5xx, connection faults).
+
+        So may one that Groq refuses as its model wrote no readable tool call.
+        """
         if self.kind == "status":
             if self.code == "insufficient_quota":  # OpenAI's 429 of an account without credit
                 return False
-            return self.status in (408, 409, 425, 429) or (self.status or 0) >= 500
+            return self.status in (408, 409, 425, 429) or (self.status or 0) >= 500 or self.code == "tool_use_failed"
         return self.kind in ("connection", "protocol")
 
 

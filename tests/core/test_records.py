@@ -50,6 +50,7 @@ def test_adding_usage_is_associative_and_commutative(a: Usage, b: Usage, c: Usag
         (Failure("status", "", status=500), True),
         (Failure("status", "", status=503), True),
         (Failure("status", "", status=400), False),
+        (Failure("status", "", status=400, code="tool_use_failed"), True),
         (Failure("status", "", status=401), False),
         (Failure("status", "", status=404), False),
         (Failure("status", ""), False),

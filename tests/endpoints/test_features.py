@@ -67,6 +67,8 @@ def test_only_what_surely_exceeds_a_context_length_is_said_to(prompt: str, excee
         ("Invalid content type. image_url is only supported by certain models.", "images"),
         ("Qwen2.5-7B is not a multimodal model", "images"),
         ("At most 0 image(s) may be provided in one request.", "images"),
+        ("Failed to deserialize: messages[0]: unknown variant `image_url`, expected `text`", "images"),  # DeepSeek
+        ("this model is missing data required for image input", "images"),  # Ollama
         ("Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.", "json_schema"),
         ("Structured outputs are not supported by this model", "json_schema"),
         # of the caller's own, which says nothing of the service

@@ -121,6 +121,21 @@ SAID = (
         "HTTP 400 (takes no reasoning_effort): Provider returned error: reasoning_effort is not supported",
     ),
     Said(
+        "groq, no tool call", "https://github.com/pydantic/pydantic-ai/pull/2774", 400,
+        {"error": {"message": "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more "
+                              "details.", "type": "invalid_request_error", "code": "tool_use_failed"}},
+        "try again, or ask another model: 'gpt-55' wrote no readable tool call",
+        "HTTP 400 (tool_use_failed): Failed to call a function. Please adjust your prompt.",
+    ),
+    Said(
+        "deepseek, image", "https://github.com/vercel/ai/issues/9179", 400,
+        {"error": {"message": "Failed to deserialize the JSON body into the target type: messages[3]: unknown variant "
+                              "`image_url`, expected `text` at line 1 column 4198046",
+                   "type": "invalid_request_error", "param": None, "code": "invalid_request_error"}},
+        "leave images out, or ask another model",
+        "HTTP 400 (takes no images): Failed to deserialize the JSON body into the target type",
+    ),
+    Said(
         "groq, wrong model", "https://github.com/lobehub/lobehub/issues/3367", 404,
         {"error": {"message": "The model `gpt-55` does not exist or you do not have access to it.",
                    "type": "invalid_request_error", "code": "model_not_found"}},
@@ -240,7 +255,7 @@ def test_a_refusal_is_told_with_what_to_do_first(said: Said, monkeypatch: pytest
     failure = failed.value.replies[0].error
     assert failure is not None
     assert (failure.status, failure.host, failure.model) == (said.status, host, "gpt-55")
-    assert failure.retryable == (said.status >= 500 or "too fast" in said.service)
+    assert failure.retryable == (said.status >= 500 or "try again" in said.advice or "too fast" in said.service)
     assert not failure.of_request or said.body is not None  # a web server has not read the question
 
 
@@ -252,7 +267,7 @@ def test_the_page_has_them_all_under_what_to_do() -> None:
         for services, words in re.findall(r"^- (.+?): (`+.*)$", section[2], re.MULTILINE)
         for service in services.split(", ")
     }
-    said = [(re.sub("reasoning_effort|verbosity", "...", said.advice), said.service, said.told) for said in SAID]
+    said = [(re.sub("reasoning_effort|verbosity|images", "...", said.advice), said.service, said.told) for said in SAID]
     for advice, service, told in said:
         words = [words for to_do, by, words in shown if (to_do, by) == (advice, service.partition(",")[0])]
         assert any(told.startswith(f"HTTP {begun}") for begun in words), service

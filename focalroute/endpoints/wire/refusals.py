@@ -44,7 +44,7 @@ _LACKING: Mapping[Feature, re.Pattern[str]] = {
     "images": re.compile(
         r"(?:not support|that support)[^.]{0,20}\b(?:images?\b|image_url|vision|multi-?modal)"
         r"|\b(?:images|image inputs?|image_url|vision) (?:is|are) (?:not (?:supported|enabled|available)|only supp)"
-        r"|not a multi-?modal|at most 0 image",
+        r"|not a multi-?modal|at most 0 image|unknown variant .?image_url|data required for image input",
         re.IGNORECASE,
     ),
     "json_schema": re.compile(
@@ -384,6 +384,8 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         if endpoint.api_key_env is None and endpoint.api_key is None and endpoint.client is None:
             return f"name the variable of its key in api_key_env: {host} asks for one"
         return f"set {variable} to a key that {host} accepts"
+    if failure.code == "tool_use_failed":
+        return f"try again, or ask another model: {endpoint.model!r} wrote no readable tool call"
     if failure.lacks is not None and status < 500:
         return f"leave {failure.lacks} out, or ask another model"
     if status in (404, 405) and not _MODEL.search(message):
