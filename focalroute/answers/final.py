@@ -30,7 +30,7 @@ _MARKER = re.compile(  # not of the verb, as in "to answer this question, we add
 )
 _OPENING = re.compile(r"(?:[\s*_:\"'`\u201c\u2018]|\$\$|\\[\[(])*")
 _WORD = re.compile(r"[^\W_]|[∞∅]")  # the latter are answers without a letter or a digit
-_BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
+_BOLD = re.compile(r"\*\*([^*\n]+)\*\*(\s*:)?")
 _STRESSED = {"not", "never", "only", "exactly", "very", "and", "or", "but", "both", "all"}  # in bold, but no answer
 _NEGATED = re.compile(r"(?:(?<![^\W_])(?:can)?not|n['\u2019]t)[*_]*\s+$", re.IGNORECASE)
 # "St. Helena" and "J. K. Rowling" do not end a sentence
@@ -176,16 +176,15 @@ def _ends_before_answer(line: str) -> bool:
 
 
 def only_bold(text: str) -> str | None:
-    """Return the only bold words of a text; None if it has none or several, or they end with a colon.
+    """Return the only bold words of a text; None if it has none or several, or a colon ends or follows them.
 
     A "not", and what follows one, does not count.
     """
     bold = [match for match in _BOLD.finditer(text) if match[1].casefold() not in _STRESSED]
-    found = [match[1] for match in bold if not _NEGATED.search(text, max(0, match.start() - 10), match.start())]
-    if len(found) != 1 or not _has_word(found[0]) or found[0].rstrip().endswith(":"):
+    found = [match for match in bold if not _NEGATED.search(text, max(0, match.start() - 10), match.start())]
+    if len(found) != 1 or not _has_word(found[0][1]) or found[0][2] or found[0][1].rstrip().endswith(":"):
         return None
-    answer: str = found[0]
-    return answer
+    return found[0][1]
 
 
 def first_sentence(line: str) -> str:

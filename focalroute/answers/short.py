@@ -21,9 +21,11 @@ _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _INITIALS = re.compile(r"\b[^\W\d_](?:\.\s?[^\W\d_]\b)+\.?")
 _ABBREVIATED = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
-# "It is Paris.", "The capital of France is Paris."; "The Nile is the longest river" names it at its beginning
+# "It is Paris.", "The capital of France is Paris.", "**Capital:** Paris"; others may name it at the beginning, as does
+# "The Nile is the longest river"
 _STATED = re.compile(
     r"\s*(?:(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s"
+    r"|\*\*[^*\n]+(?::\*\*|\*\*\s*:)\s+(?!The\s|An?\s)(?=\W*[A-Z\d])"
     r"|The(?=\s+[a-z])(?:\s+[^\s.!?:;]+){2,12}?\s+(?:is|was|are|were)\s(?=\W*[A-Z\d]))"
 )
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
