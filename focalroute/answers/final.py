@@ -43,6 +43,11 @@ _REASON = re.compile(
 )
 _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019]s)\b)", re.IGNORECASE)
 _NAMES_ANSWER = re.compile(rf"answer|{_SPACED}|{_UNSPACED}", re.IGNORECASE)
+#: The beginning of a last line that holds no answer.
+_SMALL_TALK = re.compile(
+    r"\W*(?:(?:Please\s+)?(?:[Ll]et\s+me\s+know|[Ff]eel\s+free\s+to)|(?:I\s+)?[Hh]ope\s+(?:this|that|it)\s|Would\s+you\s+like"
+    r"|If\s+you(?:\s+(?:have|need|want|would)\b|['\u2019]d)|Do\s+you\s+(?:want|need)|Is\s+there\s+anything)"
+)
 _MOST_PASSES = 8
 
 
@@ -65,14 +70,16 @@ def find_final(text: str) -> FinalAnswer | None:
 
     The first of these that the reply has: the last boxed text; the last in ``<answer>`` tags; text after ``####`` on
     the last line; text after the last "the answer is", "Answer:" or heading "Answer", also in some other languages;
-    the only bold words of the last line; the last line. Reasoning in ``<think>`` tags does not count, and a reply whose
-    reasoning never ends has no answer. Takes linear time.
+    the only bold words of the last line; the last line. Small talk at the end does not count, nor does reasoning in
+    ``<think>`` tags, and a reply whose reasoning never ends has no answer. Takes linear time.
 
     >>> find_final("6 * 7 is easy. The answer is **42**. Anything else?").text
     '42**'
     """
     reply = _without_thinking(text)
     lines = [line.strip() for line in reply.splitlines() if _has_word(line)]
+    while len(lines) > 1 and _SMALL_TALK.match(lines[-1]):
+        lines.pop()
     if not lines or _ends_before_answer(lines[-1]):
         return None
     marked = _boxed(reply) or _tagged(reply) or _hashed(lines[-1]) or _announced(reply) or only_bold(lines[-1])

@@ -20,6 +20,7 @@ _ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _INITIALS = re.compile(r"\b[^\W\d_](?:\.\s?[^\W\d_]\b)+\.?")
 _ABBREVIATED = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
+_CITED = re.compile(r"(?<=[\s.])(?:\[\d{1,2}\])+[\s.]*$")
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
 # "It is Paris.", "The capital of France is Paris.", "**Capital:** Paris"; others may name it at the beginning, as does
 # "The Nile is the longest river"
@@ -86,7 +87,8 @@ def fold(text: str) -> str | None:
     """Fold a string as `read_short` says; None if nothing is left, or it is too long for a short answer."""
     if len(text) > _LONGEST:
         return None
-    text = unicodedata.normalize("NFKD", without_commands(text).translate(_QUOTES)).casefold()
+    text = _CITED.sub("", without_commands(text)).translate(_QUOTES)
+    text = unicodedata.normalize("NFKD", text).casefold()
     text = unicodedata.normalize("NFKC", _ACCENT.sub("", text.translate(_LETTERS)))
     text = _SUBSCRIPT.sub(r"\1", _HYPHEN.sub(" ", text).replace("**", ""))
     text = " ".join((_EMOJI.sub(" ", text).strip(_AT_ENDS) or text).split()).strip(_AT_ENDS)
