@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from focalroute.answers.algebra import NotMath, Quotient
 from focalroute.answers.expressions import GREEK, LONGEST, OPENING, ExpressionParser
-from focalroute.answers.final import normalise_final
+from focalroute.answers.final import FinalAnswer, normalise_final, only_bold
 from focalroute.answers.latex import select_formula, simplify_latex
 from focalroute.answers.numbers import write_number
 from focalroute.answers.short import fold
@@ -19,6 +19,12 @@ _FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
 # "f'(x) =" or "dy/dx =" before the answer
 _DERIVATIVE = re.compile(
     r"^\s*(?:[A-Za-z]'{1,3}(?:\(\s*[A-Za-z]\s*\))?|\\frac\s*\{d[A-Za-z]?\}\s*\{d[A-Za-z]\})\s*=(?=[^=<>]+$)"
+)
+# "This is what we wanted.", but not "There is no real solution."
+_PROSE = re.compile(
+    r"(?!.*\b(?:no|not|none|never|cannot|impossible|undefined|infinite\w*|all|any|every|empty)\b)"
+    r"(?:[^\W\d_]+[\s,;:.'\u2019-]+){3,}[^\W\d_]+\W*",
+    re.IGNORECASE,
 )
 _SEPARATING = (",", ";", "or", "and")
 
@@ -34,7 +40,15 @@ def read_math(text: str) -> str | None:
     >>> read_math("So $\\\\boxed{\\\\frac{1}{\\\\sqrt{2}}}$."), read_math("Answer: (x-1)(x+1)")
     ('sqrt(2)/2', 'x^2-1')
     """
-    return normalise_final(text, lambda answer: _form(select_formula(answer.text, first=answer.marked)))
+    return normalise_final(text, lambda answer: _form(_likeliest(answer)))
+
+
+def _likeliest(answer: FinalAnswer) -> str:
+    """Return the formula in the marked answer, else in the last line; after a formula, a line of mere words is none."""
+    if answer.marked or not _PROSE.fullmatch(answer.text):
+        return select_formula(answer.text, first=answer.marked)
+    earlier = select_formula(only_bold(answer.reply) or answer.reply, first=False)
+    return answer.text if earlier == answer.reply else earlier
 
 
 def _form(formula: str) -> str | None:
