@@ -22,6 +22,7 @@ champion's, in the second the other way round.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,8 @@ POINTS = 50.0
 ALPHA = 0.05
 #: Evidence of an answer: the two values, b - a, and the challenger's gain in u and in c / C.
 WIDTH = 5
+
+_log = logging.getLogger("focalroute")
 
 _STAKES = 0.9 * 0.3 ** np.arange(3)
 _STEPS = 30  # halvings, for the bound to a billionth of the range
@@ -79,6 +82,8 @@ class Nets:
 def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, share: float) -> F64:
     """Return the evidence of answers on a challenger against the champion, (n, 5) in their order (see `WIDTH`).
 
+    There is none if other nets with the same versions decided some of the answers.
+
     Args:
         episodes: decided by either policy; without a share all by the champion.
         share: s, the random share of the asks that the challenger decided.
@@ -89,6 +94,12 @@ def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, s
     champion, challenger = champion.over(names), challenger.over(names)
     made = batch(episodes, names, greedy=True)
     theirs = np.array([one.trajectory.version == challenger.version for one in episodes])
+    if not (_made_by(champion, made.decisions, ~theirs) and _made_by(challenger, made.decisions, theirs)):
+        _log.warning(
+            "%d answers do not count in a trial, as another policy folder's version %d or %d made some of them; "
+            "use a store for each folder", len(episodes), champion.version, challenger.version,
+        )  # fmt: skip
+        return np.zeros((0, WIDTH))
     rho, sigma = _weights(champion, challenger, episodes, made, theirs, share)
     price = np.array([_price(one) for one in episodes])
     paid = np.minimum(-made.steps.rewards[:, :-1].sum(axis=1, dtype=np.float64), price)
@@ -208,6 +219,16 @@ def _weights(
     champions = np.where(known, champions, np.where(theirs, -np.inf, 0.0))
     challengers = np.where(known, challengers, np.where(theirs, 0.0, -np.inf))
     return balanced(champions, challengers, share)
+
+
+def _made_by(nets: Nets, decisions: Decisions, mine: Bools) -> bool:
+    """Whether the sampled decisions of the episodes ``mine`` (B,) have the probabilities that these nets give them."""
+    own = mine[decisions.episode] & ~np.isnan(decisions.log_mu)
+    if not own.any():
+        return True
+    logits, _ = decider_pass(nets.decider, decisions.context, decisions.endpoints, decisions.ids)
+    off = np.abs(likelihood(logits, decisions.heads).log_pi - decisions.log_mu)
+    return bool(off[own].max() < _EQUAL)
 
 
 def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:

@@ -164,6 +164,22 @@ def test_answers_of_another_folders_trial_are_no_evidence(
     assert (again.status, again.comparison.episodes) == ("on trial", 0)
 
 
+def test_answers_of_two_folders_in_one_store_decide_no_trial(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They tell versions apart by number alone: those of the other folder's version 2 counted as this one's."""
+    put(tmp_path, linear_learner())
+    fill(store, play(linear_learner(), 300, 1, version=1))
+    assert update_policy(store, tmp_path, settings=SETTINGS, seed=0).challenger == 2
+    for other, counted in ((learned(3, 1), 0), (version(tmp_path, 2), 150)):
+        fill(store, tried(linear_learner(), other, 150, counted))
+        comparison = update_policy(store, tmp_path, settings=SETTINGS, seed=0).comparison
+        assert comparison is not None
+        assert comparison.episodes == counted
+    (record,) = caplog.records
+    assert "150 answers do not count in a trial, as another policy folder's version 1 or 2" in record.getMessage()
+
+
 def test_a_trial_that_cannot_be_written_is_a_failure_of_the_policy_folder(tmp_path: Path) -> None:
     """On a full disk it was a bare OSError, which an ensemble's updates on a thread did not even log."""
     with pytest.raises(PolicyError, match=r"gone: cannot be written: .*; its trial does not go on"):
