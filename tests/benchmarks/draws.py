@@ -48,10 +48,10 @@ LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COMPARABLE = LOGS[:3]
 #: What is played from the first query on, by its row: whether it is a cascade, and its feedback.
 UNTRAINED: Mapping[str, tuple[bool, FeedbackKind]] = {
-    "no feedback": (False, "none"),
-    "every label": (False, "label"),
-    "a cascade, no feedback": (True, "none"),
-    "a cascade, every label": (True, "label"),
+    "cold start, no feedback": (False, "none"),
+    "cold start, every label": (False, "label"),
+    "cascade, no feedback": (True, "none"),
+    "cascade, every label": (True, "label"),
 }
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
@@ -146,7 +146,7 @@ def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> No
             cells = [student_points(one, len(UNTRAINED) * len(ahead)) for one in ahead]
             table.append([name, f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
     head = [
-        "the cold start",
+        "",
         "accuracy @ cost",
         "minus plurality of all",
         "minus the best single",
