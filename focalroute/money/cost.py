@@ -166,7 +166,7 @@ class Saving:
         asks: how many asks the ledger holds, without pruned rows.
         cost: the known cost of these asks; None: no call's cost is known.
         otherwise: what these asks would have cost; None: unknown.
-        saved: the difference; below 0 if more was spent.
+        saved: the difference; below 0 if more was spent. None: unknown, as also if the cost of any call is.
     """
 
     against: str
@@ -188,7 +188,14 @@ def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -
     best = accuracy.index(max(accuracy))
     rows = store.ledger("all")
     asks, cost = sum(row.asks for row in rows), known_cost(rows)
-    return _against(ALL, asks, cost, total(means)), _against(pool[best].name, asks, cost, means[best])
+    whole = not any(row.unpriced for row in rows)
+
+    def against(name: str, each: Decimal | None) -> Saving:
+        otherwise = None if each is None else asks * each
+        saved = None if otherwise is None or cost is None or not whole else otherwise - cost
+        return Saving(name, asks, cost, otherwise, saved)
+
+    return against(ALL, total(means)), against(pool[best].name, means[best])
 
 
 def known_cost(rows: Iterable[LedgerSum]) -> Dollars | None:
@@ -196,11 +203,6 @@ def known_cost(rows: Iterable[LedgerSum]) -> Dollars | None:
     known = [row.known_cost for row in rows if row.calls]
     costs = [cost for cost in known if cost is not None]
     return None if known and not costs else Dollars(sum(costs, Decimal(0)))
-
-
-def _against(name: str, asks: int, cost: Decimal | None, each: Decimal | None) -> Saving:
-    otherwise = None if each is None else asks * each
-    return Saving(name, asks, cost, otherwise, None if otherwise is None or cost is None else otherwise - cost)
 
 
 def _mean_cost(endpoint: Endpoint, totals: Mapping[str, LedgerSum]) -> Decimal | None:

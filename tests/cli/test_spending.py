@@ -159,6 +159,11 @@ def test_savings_are_against_the_cost_of_asking_all_or_only_the_best(tmp_path: P
     unpriced = Endpoint("d", model="m", base_url="http://localhost:1/v1")
     with Ensemble([*pool, unpriced], store=tmp_path / "s.db") as ensemble:
         assert ensemble.stats().if_all is None
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.write(LedgerRow("3", "d", DAY, Usage(100, 50), None, "unknown")).result(10)
+    with Ensemble(pool, store=tmp_path / "s.db") as ensemble:
+        (all_, _) = ensemble.stats().saved
+    assert (all_.cost, all_.otherwise, all_.saved) == (Decimal("0.05"), Decimal("0.12"), None)  # what was paid is more
 
 
 @pytest.mark.parametrize("agreement", [True, False])
