@@ -20,7 +20,7 @@ _FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
 _DERIVATIVE = re.compile(
     r"^\s*(?:[A-Za-z]'{1,3}(?:\(\s*[A-Za-z]\s*\))?|\\frac\s*\{d[A-Za-z]?\}\s*\{d[A-Za-z]\})\s*=(?=[^=<>]+$)"
 )
-# "This is what we wanted.", but not "There is no real solution."
+# Matches "This is what we wanted." but not "There is no real solution."
 _PROSE = re.compile(
     r"(?!.*\b(?:no|not|none|never|cannot|impossible|undefined|infinite\w*|all|any|every|empty)\b)"
     r"(?:[^\W\d_]+[\s,;:.'\u2019-]+){3,}[^\W\d_]+\W*",

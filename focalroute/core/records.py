@@ -188,7 +188,7 @@ class Failure:
     def retryable(self) -> bool:
         """Whether the same call may succeed a moment later (408, 409, 425, 429, 5xx, connection faults).
 
-        So may one that Groq refuses as its model wrote no readable tool call.
+        So may a call that Groq refused because its model wrote no readable tool call.
         """
         if self.kind == "status":
             if self.code == "insufficient_quota":  # OpenAI's 429 of an account without credit

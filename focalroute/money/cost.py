@@ -166,7 +166,7 @@ class Saving:
         asks: how many asks the ledger holds, without pruned rows.
         cost: the known cost of these asks; None: no call's cost is known.
         otherwise: what these asks would have cost; None: unknown.
-        saved: the difference; below 0 if more was spent. None: unknown, as also if the cost of any call is.
+        saved: the difference; below 0 if more was spent. None: unknown, as it is if any call's cost is unknown.
     """
 
     against: str
@@ -188,11 +188,11 @@ def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -
     best = accuracy.index(max(accuracy))
     rows = store.ledger("all")
     asks, cost = sum(row.asks for row in rows), known_cost(rows)
-    whole = not any(row.unpriced for row in rows)
+    paid = None if any(row.unpriced for row in rows) else cost
 
     def against(name: str, each: Decimal | None) -> Saving:
         otherwise = None if each is None else asks * each
-        saved = None if otherwise is None or cost is None or not whole else otherwise - cost
+        saved = None if otherwise is None or paid is None else otherwise - paid
         return Saving(name, asks, cost, otherwise, saved)
 
     return against(ALL, total(means)), against(pool[best].name, means[best])

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         "| feedback | accuracy @ cost, by seed | best single in hindsight | difference in points |\n|---|---|---|---|"
     )
-    pairs = {}
+    lines, pairs = {}, {}
     for feedback, first in BEFORE.items():
         rows = np.arange(first, min(first + ROWS, len(table.queries)))
         ask_all_usd = float(table.usd[rows].sum())
@@ -55,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         single = play(best_in_hindsight(table, rows), table, rows)
         cells = [score(feedback, [one], ask_all_usd) for one in (*runs, single)]
         shown = [f"{cell.accuracy:.3f} @ {cell.cost_ratio:.3f}" for cell in cells]
-        pairs[f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]}"] = runs, [single] * len(runs)
-    for row, gain in compare(pairs).items():
-        print(f"{row} | {gain.in_points()} |")
+        lines[feedback] = f"| {feedback} | {', '.join(shown[:-1])} | {shown[-1]}"
+        pairs[feedback] = runs, [single] * len(runs)
+    for feedback, gain in compare(pairs).items():
+        print(f"{lines[feedback]} | {gain.in_points()} |")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ processes.
 
 With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries: without
 feedback and with every label, beside the vote of all (of equals the best backer wins), the best single endpoint of the
-same queries, and the mixtures; and so is ``policy="cascade"``, what one would use without training. Intervals are
-Student's over draws; logs without comparable answers are left out.
+same queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in the same way.
+Intervals are Student's over draws; logs without comparable answers are left out.
 """
 
 from __future__ import annotations

@@ -697,7 +697,7 @@ def test_decisions_are_sampled_where_something_learns_from_it(
 def test_endpoints_that_a_trained_policy_does_not_know_are_named(
     pool: SimulatedPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To rename endpoints made it ask twice as many, without a word."""
+    """Renaming endpoints silently made it ask twice as many."""
     policy = with_experience(tmp_path / "policy", pool)
     Ensemble(pool.endpoints, policy=policy).close()
     assert not caplog.records

@@ -55,7 +55,7 @@ def test_updates_do_not_queue_up(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_closing_waits_for_an_update_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To end an update is no failure: it warned, in words that docs/operating.md says to alert on."""
+    """Ending an update is not a failure, but it logged the warning that docs/operating.md says to alert on."""
     monkeypatch.setattr("focalroute.serving.updates._CLOSING_S", 0.0)
     caplog.set_level(logging.INFO, "focalroute")
     put(tmp_path, linear_learner())

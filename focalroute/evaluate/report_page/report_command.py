@@ -81,7 +81,7 @@ def updates_section(folder: str) -> Section:
         return Section(f"{folder} holds no policy yet.")
     name, found = Path(folder).name, _published(folder)
     if not found:
-        return Section(f"{name} has no update that won its trial yet; focalroute policy show tells of the others.")
+        return Section(f"{name} has no update that won its trial yet; focalroute policy show lists the others.")
     drawn = list(MEANINGS)[:_DRAWN]
     lines = [Series(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
     latest = max(found)
