@@ -161,7 +161,7 @@ class _Loop:
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
         """Run the coroutine and return its result. Ctrl-C cancels it, so that nothing more is paid."""
-        future = self.portal().start_task_soon(_outcome, work)
+        future = self._send(work)
         try:
             outcome = future.result()
         finally:
@@ -175,7 +175,16 @@ class _Loop:
 
     async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
         """Return the coroutine's result, for a caller in another event loop."""
-        return _result(await asyncio.wrap_future(self.portal().start_task_soon(_outcome, work)))
+        return _result(await asyncio.wrap_future(self._send(work)))
+
+    def _send(self, work: Callable[[], Awaitable[R]]) -> Future[R | _Failed]:
+        portal = self.portal()
+        try:
+            return portal.start_task_soon(_outcome, work)
+        except RuntimeError as error:
+            if self.here:
+                raise
+            raise EnsembleClosed(CLOSED) from error  # the loop has ended since
 
     def _serve(self) -> None:
         async def serve() -> None:

@@ -150,6 +150,20 @@ def test_an_ensemble_is_closed_while_its_thread_starts(pool: SimulatedPool, monk
     user.join()
 
 
+def test_an_ask_just_before_the_loop_ends_finds_it_closed(pool: SimulatedPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may close the ensemble after an ask has seen its loop run."""
+    ensemble = Ensemble(pool.endpoints)
+    loop, portal = ensemble._loop, ensemble._loop.portal()
+
+    def seen_running() -> object:
+        ensemble.close()
+        return portal
+
+    monkeypatch.setattr(loop, "portal", seen_running)
+    with pytest.raises(EnsembleClosed, match="closed"):
+        ensemble.ask("What is 17 + 25?", choices=["32", "42"])
+
+
 def ask_until_closed(ensemble: Ensemble) -> None:
     """An ask that the closing may end."""
     with suppress(PoolError, EnsembleClosed):
