@@ -126,7 +126,10 @@ def evaluate(
     feedback_delay: Annotated[int, typer.Option(min=0, help="Feedback comes this many queries later.")] = 0,
     feedback_noise: Annotated[float, typer.Option(help="Share of the feedback that is wrong.")] = 0.0,
     feedback_bias: Annotated[
-        Literal["none", "negative"], typer.Option(help="negative: wrong answers get feedback five times as often.")
+        Literal["none", "negative", "disputed"],
+        typer.Option(
+            help="negative: wrong answers get feedback five times as often; disputed: only where members differ."
+        ),
     ] = "none",
     usd_per_second: Annotated[float, typer.Option(help="The price of a second of waiting for the answer.")] = 0.0,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,

@@ -207,8 +207,8 @@ def _serializer() -> pydantic_core.SchemaSerializer:
 
 #: The fields of an answer that `Answer.to_dict` gives as they are.
 _PLAIN = (
-    "id", "text", "value", "choice", "candidates", "probabilities", "confidence", "shares", "tool_calls", "cost",
-    "usage", "latency_s", "degraded", "durable", "cached", "metadata", "receipt",
+    "id", "text", "value", "choice", "candidates", "probabilities", "confidence", "disputed", "shares", "tool_calls",
+    "cost", "usage", "latency_s", "degraded", "durable", "cached", "metadata", "receipt",
 )  # fmt: skip
 _SHOWN = 60  # characters of an answer in its repr
 #: What others call a part of an answer -> its name here.
@@ -334,6 +334,11 @@ class Answer(Generic[T_co]):
         return self.receipt.degraded
 
     @property
+    def disputed(self) -> bool:
+        """Whether members gave different answers. Feedback on these teaches the most; see docs/learning.md."""
+        return len({call.candidate for call in self.receipt.calls} - {None}) > 1
+
+    @property
     def made_of(self) -> tuple[str, ...]:
         """The members that gave the answer, or all whose replies it was assembled from."""
         written = self.receipt.synthesis is not None and self.receipt.synthesis.error is None
@@ -347,8 +352,8 @@ class Answer(Generic[T_co]):
 
 #: The columns of `Answers.rows`.
 _COLUMNS = (
-    "id", "text", "value", "confidence", "cost_usd", "prompt_tokens", "completion_tokens", "latency_s", "rounds",
-    "asked", "degraded",
+    "id", "text", "value", "confidence", "disputed", "cost_usd", "prompt_tokens", "completion_tokens", "latency_s",
+    "rounds", "asked", "degraded",
 )  # fmt: skip
 
 
@@ -389,6 +394,7 @@ def _row(index: int, answer: Answer | BaseException) -> dict[str, Any]:
         answer.text,
         json.dumps(value) if isinstance(value, dict | list) else value,
         answer.confidence,
+        answer.disputed,
         None if answer.cost is None else float(answer.cost),
         None if usage is None else usage.prompt_tokens,
         None if usage is None else usage.completion_tokens,

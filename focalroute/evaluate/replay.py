@@ -21,7 +21,7 @@ from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import LogTable
 
 FeedbackKind = Literal["label", "reward", "none"]
-FeedbackBias = Literal["none", "negative"]
+FeedbackBias = Literal["none", "negative", "disputed"]
 
 _NEGATIVE = 5.0  # how many times as often biased feedback comes for a wrong answer as for a right one
 
@@ -64,7 +64,7 @@ class Turn:
         memo: anything that the strategy keeps for learning from the feedback.
     """
 
-    __slots__ = ("_row", "_slowest", "_table", "available", "choices", "memo", "query", "replies", "seconds")
+    __slots__ = ("_given", "_row", "_slowest", "_table", "available", "choices", "memo", "query", "replies", "seconds")
 
     def __init__(self, table: LogTable, row: int, *, show_task: bool = False) -> None:
         logged = table.queries[row]
@@ -74,12 +74,18 @@ class Turn:
         self.available: tuple[int, ...] = tuple(np.flatnonzero(table.there[row]).tolist())
         self.replies: dict[int, RecordedReply] = {}
         self.memo: Any = None
+        self._given: set[int] = set()  # candidates of the replies that were waited for
         self.seconds = self._slowest = 0.0
 
     def wait(self, at_most: float = math.inf) -> None:
         """Wait for all endpoints asked since the last wait, concurrently, or at most this many seconds."""
         self.seconds += min(self._slowest, at_most)
         self._slowest = 0.0
+
+    @property
+    def disputed(self) -> bool:
+        """Whether the members, without those only probed, gave different answers."""
+        return len(self._given - {-1}) > 1
 
     def takes(self, endpoint: int) -> float:
         """Seconds until an endpoint replies."""
@@ -101,6 +107,8 @@ class Turn:
             self.replies[endpoint] = RecordedReply(
                 int(table.candidate[row, endpoint]), output, float(table.usd[row, endpoint])
             )
+            if waited_for:
+                self._given.add(self.replies[endpoint].candidate)
         return self.replies[endpoint]
 
 
@@ -125,7 +133,8 @@ class FeedbackPlan:
         delay: how many more queries are answered before the feedback comes.
         noise: the share of feedback that is wrong: another label, or the reward reversed.
         bias: ``negative``: wrong answers (worth less than a half) get feedback five times as often as right ones. The
-            mean share stays ``share``, or as near as the factor of five allows.
+            mean share stays ``share``, or as near as the factor of five allows. ``disputed``: feedback comes only where
+            members gave different answers, for ``share`` of these.
         seed: the random seed.
     """
 
@@ -146,6 +155,8 @@ class FeedbackPlan:
             parts.append(f"{self.noise:.3g} of it wrong")
         if self.bias == "negative":
             parts.append("mostly of wrong answers")
+        if self.bias == "disputed":
+            parts.append("where members differ")
         return ", ".join(parts)
 
 
@@ -165,14 +176,16 @@ class FeedbackStream:
         rng = random.Random(f"{plan.seed} {row}")  # noqa: S311 - no secret
         comes, wrong, other = rng.random(), rng.random(), rng.random()
         said = None
-        if comes < self._share(worth):
+        if comes < self._share(turn, worth):
             mistake = other if wrong < plan.noise else None
             said = turn, _revealed(table, row, turn, answer, worth, plan.kind, mistake)
         self._coming.append(said)
         return self._coming.popleft() if len(self._coming) > plan.delay else None
 
-    def _share(self, worth: float) -> float:
+    def _share(self, turn: Turn, worth: float) -> float:
         """The probability of feedback for an answer of this worth."""
+        if self._plan.bias == "disputed":
+            return self._plan.share if turn.disputed else 0.0
         if self._plan.bias == "none":
             return self._plan.share
         right = self._right / self._answers

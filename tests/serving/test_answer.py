@@ -61,6 +61,24 @@ def test_usage_and_time_are_those_of_all_calls(answer: Answer) -> None:
     assert answer.latency_s == answer.receipt.latency_s > 0
 
 
+@pytest.mark.parametrize(
+    ("replies", "disputed"),
+    [(("42", "42.0", "42"), False), (("42", "42", "44"), True), (("42", "no idea", "42"), False)],
+)
+def test_an_answer_is_disputed_where_members_gave_different_ones(replies: tuple[str, ...], disputed: bool) -> None:
+    """A reply without an answer is not a different one."""
+
+    async def reply(_: Any, body: Any) -> Any:
+        return json_reply(completion(replies[int(body["model"])]))
+
+    with serving(reply) as service:
+        pool = [Endpoint(name, model=str(n), base_url=service.url) for n, name in enumerate("abc")]
+        with Ensemble(pool, policy="plurality") as ensemble:
+            answer = ensemble.ask(QUESTION, answer="number")
+    assert len(answer.receipt.calls) == 3
+    assert answer.disputed is answer.to_dict()["disputed"] is disputed
+
+
 def test_an_answer_as_json_holds_it_all(ensemble: Ensemble, answer: Answer) -> None:
     plain = answer.to_dict()
     assert json.loads(answer.to_json()) == plain

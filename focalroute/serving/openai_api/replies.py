@@ -118,6 +118,7 @@ def _extras(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     extras: dict[str, Any] = {
         "answer_id": answer.id,
         "confidence": answer.confidence,
+        "disputed": answer.disputed,
         "cost_usd": None if answer.cost is None else str(answer.cost),
         "members": [call.endpoint for call in answer.receipt.calls],
         "degraded": list(answer.degraded),
