@@ -12,10 +12,11 @@ asked alone, at the method's cost the one that is right the most. Bold is surely
 surely below: by a permutation test of the signs of the differences at 5 %, divided by the number of cells. Runs in two
 processes.
 
-With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries: without
-feedback and with every label, beside the vote of all (of equals the best backer wins), the best single endpoint of the
-same queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in the same way.
-Intervals are Student's over draws; logs without comparable answers are left out.
+With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries, with no label,
+with some and with all, beside the vote of all (of equals the best backer wins), the best single endpoint of the same
+queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in the same way. The
+gain is that of accuracy - 0.1 cost over the cold start without feedback. Intervals are Student's over draws; logs
+without comparable answers are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import F64
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import PolicyReplay, trained
-from focalroute.evaluate.replay import FeedbackKind, ReplayResult, Training, play
+from focalroute.evaluate.replay import (
+    PRICE_OF_MONEY,
+    FeedbackPlan,
+    FeedbackStream,
+    ReplayResult,
+    Revealed,
+    Training,
+    Turn,
+    play,
+)
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, learning_order, split
 from focalroute.learn.offline.reinforce import OfflineSettings
@@ -46,12 +56,18 @@ from tests.benchmarks.rivals import OURS, WARM, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COMPARABLE = LOGS[:3]
+NOTHING, EVERYTHING = FeedbackPlan("none"), FeedbackPlan()
+FIRST = "cold start, no feedback"
 #: What is played from the first query on, by its row: whether it is a cascade, and its feedback.
-UNTRAINED: Mapping[str, tuple[bool, FeedbackKind]] = {
-    "cold start, no feedback": (False, "none"),
-    "cold start, every label": (False, "label"),
-    "cascade, no feedback": (True, "none"),
-    "cascade, every label": (True, "label"),
+UNTRAINED: Mapping[str, tuple[bool, FeedbackPlan]] = {
+    FIRST: (False, NOTHING),
+    "3 % labels, at random": (False, FeedbackPlan(share=0.03)),
+    "10 % labels, at random": (False, FeedbackPlan(share=0.1)),
+    "labels where members differ": (False, FeedbackPlan(bias="disputed")),
+    "labels for a quarter of these": (False, FeedbackPlan(share=0.25, bias="disputed")),
+    "every label": (False, EVERYTHING),
+    "cascade, no feedback": (True, NOTHING),
+    "cascade, every label": (True, EVERYTHING),
 }
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
@@ -123,31 +139,48 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
 
 
 def untrained(data: Path, log: str, seed: int, rows: int, name: str) -> tuple[float, ...]:
-    """Accuracy and cost ratio on a draw; what that is ahead of the vote, the best single endpoint and the mixtures."""
-    by_rule, feedback = UNTRAINED[name]
+    """Accuracy, cost ratio and share of labels on a draw; the lead over the vote, the best single and the mixtures."""
+    by_rule, plan = UNTRAINED[name]
     table = draw(data, log, seed, rows)
     every = np.arange(len(table.queries))
     costs, right = table.single_cost_ratios(every), table.accuracy(every)
     policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if by_rule else cold()
-    found = play(Serving(policy, table.endpoints, seed=seed), table, every, feedback=feedback)
+    serving = Counted(policy, table.endpoints, seed=seed)
+    found = play(serving, table, every, feedback=FeedbackStream(replace(plan, seed=seed)))
     accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
     beside = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
-    return (accuracy, cost, *(accuracy - other for other in beside))
+    return (accuracy, cost, serving.labels / len(every), *(accuracy - other for other in beside))
+
+
+class Counted(Serving):
+    """Counts the labels."""
+
+    labels = 0
+
+    def learn(self, turn: Turn, revealed: Revealed) -> None:
+        """Learn from a label."""
+        self.labels += 1
+        super().learn(turn, revealed)
 
 
 def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> None:
     """Print what the cold start and a cascade do with their default settings."""
     jobs = [(log, seed) for log in logs if log in COMPARABLE for seed in range(draws)]
-    table = []
+    table, worth = [], {}
     with ProcessPoolExecutor(2) as pool:
         for name in UNTRAINED:
             runs = [pool.submit(untrained, data, log, seed, rows, name) for log, seed in jobs]
-            accuracy, cost, *ahead = np.array([run.result() for run in runs]).T
-            cells = [student_points(one, len(UNTRAINED) * len(ahead)) for one in ahead]
-            table.append([name, f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
+            accuracy, cost, labels, *ahead = np.array([run.result() for run in runs]).T
+            worth[name] = accuracy - PRICE_OF_MONEY * cost
+            differences = [worth[name] - worth[FIRST], *ahead]
+            cells = [student_points(one, len(UNTRAINED) * len(differences)) for one in differences]
+            cells[0] = cells[0] if name != FIRST else ""
+            table.append([name, f"{labels.mean():.3f}", f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
     head = [
         "",
+        "labels",
         "accuracy @ cost",
+        "gain",
         "minus plurality of all",
         "minus the best single",
         "above the mixtures",
