@@ -335,7 +335,7 @@ class Answer(Generic[T_co]):
 
     @property
     def disputed(self) -> bool:
-        """Whether members gave different answers. Feedback on these teaches the most; see docs/learning.md."""
+        """Whether members gave different answers; feedback on these teaches the most."""
         return len({call.candidate for call in self.receipt.calls} - {None}) > 1
 
     @property
