@@ -146,7 +146,9 @@ def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> N
 
 @pytest.mark.slow
 def test_an_endpoint_that_never_answers_leaves_no_confidence(tmp_path: Path) -> None:
+    """It did once, in the training part, as a log without any answer is refused."""
     lines = _scored(8)
+    lines[0]["outputs"]["b"] = lines[0]["outputs"]["a"]
     for line in lines:
         line["outputs"].pop("a")
     log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", {"b": 1.0})
