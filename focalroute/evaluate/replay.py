@@ -183,7 +183,7 @@ class FeedbackStream:
         return self._coming.popleft() if len(self._coming) > plan.delay else None
 
     def _share(self, turn: Turn, worth: float) -> float:
-        """The probability of feedback for an answer of this worth."""
+        """The probability of feedback for this turn's answer."""
         if self._plan.bias == "disputed":
             return self._plan.share if turn.disputed else 0.0
         if self._plan.bias == "none":

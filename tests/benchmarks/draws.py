@@ -57,10 +57,10 @@ from tests.benchmarks.rivals import OURS, WARM, rivals
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COMPARABLE = LOGS[:3]
 NOTHING, EVERYTHING = FeedbackPlan("none"), FeedbackPlan()
-FIRST = "cold start, no feedback"
-#: What is played from the first query on, by its row: whether it is a cascade, and its feedback.
+#: What is played from the first query on, by its row: whether it is a cascade, and its feedback. Gains are over the
+#: first row.
 UNTRAINED: Mapping[str, tuple[bool, FeedbackPlan]] = {
-    FIRST: (False, NOTHING),
+    "cold start, no feedback": (False, NOTHING),
     "3 % labels, at random": (False, FeedbackPlan(share=0.03)),
     "10 % labels, at random": (False, FeedbackPlan(share=0.1)),
     "labels where members differ": (False, FeedbackPlan(bias="disputed")),
@@ -166,16 +166,17 @@ class Counted(Serving):
 def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> None:
     """Print what the cold start and a cascade do with their default settings."""
     jobs = [(log, seed) for log in logs if log in COMPARABLE for seed in range(draws)]
-    table, worth = [], {}
+    table, first = [], None
     with ProcessPoolExecutor(2) as pool:
         for name in UNTRAINED:
             runs = [pool.submit(untrained, data, log, seed, rows, name) for log, seed in jobs]
             accuracy, cost, labels, *ahead = np.array([run.result() for run in runs]).T
-            worth[name] = accuracy - PRICE_OF_MONEY * cost
-            differences = [worth[name] - worth[FIRST], *ahead]
-            cells = [student_points(one, len(UNTRAINED) * len(differences)) for one in differences]
-            cells[0] = cells[0] if name != FIRST else ""
-            table.append([name, f"{labels.mean():.3f}", f"{accuracy.mean():.3f} @ {cost.mean():.3f}", *cells])
+            worth = accuracy - PRICE_OF_MONEY * cost
+            comparisons = len(UNTRAINED) * (len(ahead) + 1)
+            gain = "" if first is None else student_points(worth - first, comparisons)
+            first = worth if first is None else first
+            cells = [student_points(one, comparisons) for one in ahead]
+            table.append([name, f"{labels.mean():.3f}", f"{accuracy.mean():.3f} @ {cost.mean():.3f}", gain, *cells])
     head = [
         "",
         "labels",

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.labels [--seeds 5] [--data ../shared/data] [--rows 4500]
 
 Of each log the last 4,500 queries are played from the first on; the pacer holds the cost. Accuracy, cost and ECE are
-means over these queries and seeds; so is the share of answers whose members differ. Logs that
-are not there are left out. Runs in two processes.
+means over these queries and seeds; so is the share of answers whose members differ. Logs that are not there are left
+out. Runs in two processes.
 """
 
 from __future__ import annotations

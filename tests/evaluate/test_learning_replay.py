@@ -133,14 +133,19 @@ def test_the_same_seed_gives_the_same_play(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_of_the_benchmark_holds_its_cost_and_leaves_the_policy_as_it_was(tmp_path: Path, way: str) -> None:
-    """What `tests.benchmarks.online` compares: the same start, the same share of what asking all costs."""
+@pytest.mark.parametrize(("way", "point"), [(way, 0.3 if way == "still" else 0.4) for way in WAYS])
+def test_every_way_of_the_benchmark_holds_its_cost_and_leaves_the_policy_as_it_was(
+    tmp_path: Path, way: str, point: float
+) -> None:
+    """What `tests.benchmarks.online` compares: the same start, the same share of what asking all costs.
+
+    Where nothing is learned, one endpoint may be believed so much that no weight spends 0.4.
+    """
     table = table_of(tmp_path, stream(700, dict.fromkeys(PRICES, 0.6)), PRICES)
     shipped, root = cold(), tmp_path / "policy"
     publish(root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=None)
     rows = np.arange(100), np.arange(100, 700)
-    played = served(way, table, root, rows, {"seed": 0, "explore": True}, point=0.3, every=100)
+    played = served(way, table, root, rows, {"seed": 0, "explore": True}, point=point, every=100)
     assert len(played.worth) == 600
-    assert played.usd.sum() / table.usd[rows[1]].sum() == pytest.approx(0.3, abs=0.03)
+    assert played.usd.sum() / table.usd[rows[1]].sum() == pytest.approx(point, abs=0.03)
     assert versions(root) == (1,)
