@@ -452,3 +452,8 @@ class Outcome:
     embedder: str = HASHED
     posterior: float | None = None
     correct: float = 0.0
+
+    @property
+    def disputed(self) -> bool:
+        """Whether members, without those probed after the answer, gave different answers."""
+        return len({member.candidate for member in self.members.values() if member.round} - {None}) > 1

@@ -42,7 +42,7 @@ class AskView:
         corrections: calibration of the endpoints' probabilities; None: nothing is known.
         embedder: name of the embedder that made the features.
         agreement: compares candidates that are open texts; None: candidates are equal or have nothing in common.
-        curve: see `focalroute.observe.recalibration`.
+        curves: of undisputed and of disputed answers, see `focalroute.observe.recalibration`.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
@@ -63,9 +63,9 @@ class AskView:
         corrections: Corrections | None = None,
         embedder: str = HASHED,
         agreement: Agreement | None = None,
-        curve: tuple[float, float] = (0.0, 1.0),
+        curves: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 1.0), (0.0, 1.0)),
     ) -> None:
-        self._curve = curve
+        self._curves = curves
         self.features = features
         self.embedder = embedder
         self.agreement = agreement
@@ -285,7 +285,8 @@ class AskView:
 
     def confidence(self, posterior: float) -> float:
         """Return how likely a candidate with this posterior is right, recalibrated."""
-        return recalibrated(posterior * (1 - self.none_of_these()), self._curve)
+        disputed = len({*self.backs.values()}) > 1
+        return recalibrated(posterior * (1 - self.none_of_these()), self._curves[disputed])
 
     def none_of_these(self) -> float:
         """Return the probability that no candidate is right; 0 for a closed question.

@@ -41,6 +41,8 @@ _REFEREED_WINDOWS = 4  # windows of rows compared by agreement: more than one, a
 _AGREED_AT_ONCE = 8
 _AGREED_SHARE = 16
 _FIRST_AGREED = 32
+_KEPT = 0.999  # share of the count of pairs that is left after another answer
+_LEAST_MET = 1e-9  # below this too few pairs of replies are left to tell how often the two differ
 _UNSETTLED = 200  # outcomes after a change during which the pool counts as unsettled
 
 
@@ -85,12 +87,14 @@ class Observer:
         self._listed = self._totals.prices
         n = len(self.endpoints)
         self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
-        self._together, self._ahead = np.zeros((n, n)), np.zeros((n, n))  # rows in common; i's lead over j in these
+        # rows in common, and those of disputed answers; i's lead over j in these
+        self._together, self._ahead = np.zeros((2, n, n)), np.zeros((n, n))
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
-        self._recalibration = Recalibration(window)
-        self._relative_skill = self._bias = self._presumption = np.zeros(n)  # see `_compare`
+        self._recalibrations = Recalibration(window), Recalibration(window)  # of undisputed and of disputed answers
+        self._relative_skill = np.zeros(n)  # see `_compare`, as for the next two, of undisputed and of disputed answers
+        self._bias = self._presumption = np.zeros((2, n))
         self._recompare = True  # whether `_compare` is due: there is a new verdict, or a label of several members
         self._presumed = 0.0  # how much the pool's level is lowered for flattery that no label has shown
         self._suspicious = False  # whether two endpoints may be copies
@@ -103,6 +107,9 @@ class Observer:
         self._told_before: dict[str, tuple[int, int]] = {}  # the same at each endpoint's last outcome
         self._agreed_version = 0
         self._learned = 0  # outcomes so far
+        # pairs of replies to the latest queries, labelled or not: all, and of disputed answers; the diagonals count the
+        # replies that did not come alone
+        self._met = np.zeros((2, n, n))
         self._unsettled_until = 0  # value of _learned
         self._changed: set[int] = set()
         self._changed_pairs: set[tuple[int, int]] = set()
@@ -126,7 +133,8 @@ class Observer:
             self._strengths = np.where(np.isnan(offsets), float(PRIOR_ASKS), float(PRIOR_LONG_RUN))
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
-            self._recalibration.trust()
+            for recalibration in self._recalibrations:
+                recalibration.trust()
             self._totals.prices = experience.prices(self._listed, self.endpoints)
             self._recompare = True
             self._renew()
@@ -158,8 +166,10 @@ class Observer:
         """
         with self._lock:
             self._count()
-            known = self._totals.known(self._bias)
+            known = self._known()
             new = outcome.answer_id not in self._window
+            if new:
+                self._meet(outcome)
             before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
                 here = sorted(self._index[name] for name in row if name in self._index)
@@ -169,12 +179,13 @@ class Observer:
             right = [self._right(outcome, name) for name in self.endpoints]
             labels = np.array(right)
             self._recent.learn(outcome.answer_id, labels, known, self._offsets, self._strengths)
-            if self._referees.label(outcome.answer_id, labels):
+            if self._referees.label(outcome.answer_id, labels, outcome.disputed):
                 self._recompare = True
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
             if outcome.posterior is not None:
-                self._recalibration.learn(outcome.answer_id, outcome.posterior, outcome.correct)
+                recalibration = self._recalibrations[outcome.disputed]
+                recalibration.learn(outcome.answer_id, outcome.posterior, outcome.correct)
             self._learned += new
             changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}
             self._renew_if_begun()
@@ -193,6 +204,7 @@ class Observer:
         with self._lock:
             if outcome.answer_id in self._window:
                 return
+            self._meet(outcome)
             here = [name for name in outcome.members if name in self._index]
             if choices is not None and len(here) > 1:
                 outcome = self._judged(outcome, here, choices)
@@ -290,6 +302,7 @@ class Observer:
         self._agreed.forget(name, 0)
         if name in self._index:
             index, others = self._index[name], range(len(self.endpoints))
+            self._met[:, index] = self._met[:, :, index] = 0
             self._recent.forget(index, newest)
             self._memory.forget(index, newest)
             self._calibration.forget(index)
@@ -342,7 +355,7 @@ class Observer:
             corrections,
             self.embedder,
             agreement,
-            self._recalibration.curve,
+            (self._recalibrations[0].curve, self._recalibrations[1].curve),
         )
 
     def expected_cost(self) -> tuple[float | None, ...]:
@@ -360,20 +373,19 @@ class Observer:
     def _accuracy(self) -> F64:
         self._current()
         with self._lock:
-            n, right = self._totals.known(self._bias).sum(axis=0)
+            n, right = self._known().sum(axis=0)
             return shrunk_accuracy(n, right, self._offsets, self._strengths)[0]
 
     def accuracy_interval(self) -> tuple[tuple[float, float], ...]:
         """Return a 95 % interval of each endpoint's accuracy a that allows for errors of inferred values.
 
-        Its variance is a (1 - a) / (n + S) + (m / (n + S) bias_deviation)^2 with m of n rows inferred from agreement
-        (prediction-powered inference, arXiv 2301.09633).
+        Its variance is a (1 - a) / (n + S) + (sum of m_k / (n + S) bias_deviation_k)^2 with m_k of n rows inferred from
+        agreement, on undisputed answers and on disputed ones (prediction-powered inference, arXiv 2301.09633).
         """
         accuracy, seen = self._accuracy(), np.array(self._current().seen)
         with self._lock:
-            inferred = np.array([self._agreed.counts(name).inferred for name in self.endpoints])
             weight = seen + self._strengths
-            flattered = inferred / weight * self._referees.bias_deviation()
+            flattered = (self._totals.inferred() * self._referees.bias_deviation()).sum(axis=0) / weight
         margin = 1.96 * np.sqrt(accuracy * (1 - accuracy) / weight + flattered**2)
         low, high = (accuracy - margin).clip(0, 1).tolist(), (accuracy + margin).clip(0, 1).tolist()
         return tuple(zip(low, high, strict=True))
@@ -413,9 +425,9 @@ class Observer:
         if self._changed_pairs:
             first, second = np.array(list(self._changed_pairs)).T
             counts = np.array([self._window.co_asked(names[i], names[j]) for i, j in self._changed_pairs])
-            together, wrong_first, wrong_second, _ = counts.T
-            self._pairs[first, second] = self._pairs[second, first] = pair_focal_diversity(*counts.T)
-            self._together[first, second] = self._together[second, first] = together
+            together, wrong_first, wrong_second, _, disputed = counts.T
+            self._pairs[first, second] = self._pairs[second, first] = pair_focal_diversity(*counts.T[:4])
+            self._together[:, first, second] = self._together[:, second, first] = together, disputed
             self._ahead[first, second] = wrong_second - wrong_first
             self._ahead[second, first] = wrong_first - wrong_second
             self._changed_pairs.clear()
@@ -423,8 +435,9 @@ class Observer:
         if self._recompare:
             self._recompare = False
             self._compare()
-        self._presumed = float(self._totals.share_inferred() @ self._presumption)
-        known = self._totals.known(self._bias)
+        inferred = self._totals.inferred()
+        self._presumed = float((inferred * self._presumption).sum() / (self._totals.seen() + 2))
+        known = self._known()
         relative_accuracy, level = self._recent.relative_accuracy(known, self._offsets, self._strengths)
         departure = departures(relative_accuracy, self._offsets, self._strengths)
         return self._totals.stats(names, self._pairs, self._relative_skill, relative_accuracy, level, departure)
@@ -433,8 +446,33 @@ class Observer:
         """Take over the totals of the endpoints whose windows changed."""
         for i in self._changed:
             name = self.endpoints[i]
-            self._totals.update(i, self._window.counts(name), self._agreed.counts(name))
+            disputed = self._window.disputed(name), self._agreed.disputed(name)
+            self._totals.update(i, self._window.counts(name), self._agreed.counts(name), disputed)
         self._changed.clear()
+
+    def _meet(self, outcome: Outcome) -> None:
+        """Count an answer's pairs of replies, if it is new."""
+        here = np.array(self._here(outcome.members), np.intp)
+        if len(here) > 1 and outcome.answer_id not in self._agreed:
+            self._met *= _KEPT
+            self._met[: 1 + outcome.disputed, here[:, None], here] += 1
+
+    def _compared(self) -> F64:
+        """Return for each pair how many rows its labels compare, (N, N).
+
+        Where disputed answers get labels more often than others, rows without a label are added, on which the two are
+        level: disputed answers are then as frequent as among all answers.
+        """
+        together, disputed = self._together
+        if not len(self._agreed):
+            return together
+        met, differed = self._met
+        return np.maximum(together, disputed * met / np.maximum(differed, _LEAST_MET))
+
+    def _known(self) -> F64:
+        """Return the totals of labels and of agreement, see `PoolTotals.known`."""
+        replies, disputed = self._met.trace(axis1=1, axis2=2).tolist()
+        return self._totals.known(self._bias, disputed / max(replies, 1.0))
 
     def _compare(self) -> None:
         """Compute relative skills and biases again from the present labels and agreement."""
@@ -444,5 +482,5 @@ class Observer:
         if refereed.any():  # agreement is the prior for labels, worth at most `MOST_WORTH` of them
             offsets = relative_skills(refereed, ahead.sum(axis=1), offsets, strengths)
             strengths = strengths + np.minimum(refereed.sum(axis=1), MOST_WORTH)
-        self._relative_skill = relative_skills(self._together, self._ahead.sum(axis=1), offsets, strengths)
+        self._relative_skill = relative_skills(self._compared(), self._ahead.sum(axis=1), offsets, strengths)
         self._bias, self._presumption = self._referees.bias(), self._referees.presumed()

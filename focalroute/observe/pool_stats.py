@@ -32,6 +32,7 @@ COST_PENALTIES = slice(_AT["cost_penalty"].start, _AT["log_cost_penalty"].stop)
 FEW = 20
 _COST_WEIGHTS_KEPT = 16
 _NO_ROWS = Counts()
+_NONE_DISPUTED = _NO_ROWS, _NO_ROWS
 _LEAST = 1e-12  # least USD or seconds, so that logarithms are finite for free or instant calls
 
 
@@ -254,6 +255,11 @@ class PoolStats:
         return found.copy()
 
 
+def _values(counts: Counts) -> tuple[int, float]:
+    """Return the replies of which it is known or inferred whether they were right, and the sum of these values."""
+    return counts.known + counts.inferred, counts.right + counts.inferred_sum / INFERRED_UNIT
+
+
 class PoolTotals:
     """Each endpoint's totals over the window, as arrays.
 
@@ -267,34 +273,61 @@ class PoolTotals:
     def __init__(self, prices: Sequence[float | Decimal | None]) -> None:
         self.prices = np.array(prices, np.float64)
         self._counts = np.zeros((len(prices), 5))  # see `table_of`
-        self._known = np.zeros((2, 2, len(prices)))  # see `known`, without a bias
+        # of labels and of what agreement infers, over all answers and over the disputed ones: n and the sum of values
+        self._known = np.zeros((2, 2, 2, len(prices)))
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
 
-    def update(self, index: int, labelled: Counts, agreed: Counts = _NO_ROWS) -> None:
-        """Set one endpoint's totals from the rows with feedback and those without."""
-        c = Counts._make(map(operator.add, labelled, agreed))
-        self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
-        labels = c.known + labelled.inferred, c.right + labelled.inferred_sum / INFERRED_UNIT
-        self._known[:, :, index] = labels, (agreed.inferred, agreed.inferred_sum / INFERRED_UNIT)
-        self._counts[index] = c.known + c.inferred, c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
-
-    def known(self, bias: F64 | float = 0.0) -> F64:
-        """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
-
-        A value is 1 right, 0 wrong, or a fraction if it is inferred.
+    def update(
+        self, index: int, labelled: Counts, agreed: Counts = _NO_ROWS, disputed: tuple[Counts, Counts] = _NONE_DISPUTED
+    ) -> None:
+        """Set one endpoint's totals.
 
         Args:
-            bias: (N,) by how much values inferred from agreement are too low.
+            labelled: over the answers with feedback; ``agreed``: over those without.
+            disputed: the same over those of them whose members gave different answers.
         """
-        known = self._known.copy()
-        inferred, values = known[1]
-        known[1, 1] = np.minimum(np.maximum(values + inferred * bias, 0), inferred)
+        c = Counts._make(map(operator.add, labelled, agreed))
+        self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
+        self._known[0, ..., index] = _values(labelled), _values(disputed[0])
+        self._known[1, ..., index] = _values(agreed), _values(disputed[1])
+        self._counts[index] = c.known + c.inferred, c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
+
+    def known(self, bias: F64 | None = None, disputed_share: float = 0.0) -> F64:
+        """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
+
+        A value is 1 right, 0 wrong, or a fraction if it is inferred. Where disputed answers get labels more often than
+        others, each of these labels counts for less: disputed answers are then as frequent as among all answers
+        (post-stratification).
+
+        Args:
+            bias: (2, N) by how much values inferred from agreement are too low, see `Referees.bias`; None: 0.
+            disputed_share: of all replies that did not come alone, the share that belong to disputed answers.
+        """
+        (labels, disputed), (inferred, disputed_inferred) = self._known
+        known = np.array([labels - (1 - self._weight_of_disputed(disputed_share)) * disputed, inferred])
+        if bias is not None:
+            n, values = inferred
+            corrected = values + (n - disputed_inferred[0]) * bias[0] + disputed_inferred[0] * bias[1]
+            known[1, 1] = np.minimum(np.maximum(corrected, 0), n)
         return known
 
-    def share_inferred(self) -> F64:
-        """Return each endpoint's rows inferred from agreement as a share of the whole pool's rows, (N,)."""
-        share: F64 = self._known[1, 0] / (self._counts[:, 0].sum() + 2)
-        return share
+    def _weight_of_disputed(self, share: float) -> float:
+        """Return how much a label of a disputed answer counts, so that these answers have this share of all replies."""
+        (labelled, disputed), (inferred, disputed_inferred) = self._known[:, :, 0].sum(axis=-1)
+        if not inferred or not disputed:
+            return 1.0
+        undisputed = labelled - disputed + inferred - disputed_inferred
+        due = undisputed * share / max(1 - share, _LEAST)
+        return float(min(max((due - disputed_inferred) / disputed, 0.0), 1.0))
+
+    def inferred(self) -> F64:
+        """Return how many rows are inferred from agreement, (2, N): of undisputed and of disputed answers."""
+        inferred, disputed = self._known[1, :, 0]
+        return np.array([inferred - disputed, disputed])
+
+    def seen(self) -> float:
+        """Return the rows of all endpoints in which it is known or inferred whether they were right."""
+        return float(self._counts[:, 0].sum())
 
     def stats(
         self,

@@ -147,7 +147,8 @@ class Referees:
         self._verdicts: OrderedDict[str, Verdict] = OrderedDict()
         self._errors: OrderedDict[str, _Errors] = OrderedDict()
         self._sums = np.zeros((4, endpoints, endpoints))
-        self._error_sums = np.zeros((3, endpoints))  # labelled rows; sums of (truth - value) and of its square
+        # (2, 3, N) of undisputed and of disputed answers: labelled rows; sums of (truth - value) and of its square
+        self._error_sums = np.zeros((2, 3, endpoints))
         self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree against another, or differ
         self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they differ
         self.copies = np.eye(endpoints)
@@ -196,11 +197,12 @@ class Referees:
         if len(self._verdicts) > self._size:
             self._drop(next(iter(self._verdicts)))
 
-    def label(self, answer_id: str, right: F64) -> bool:
+    def label(self, answer_id: str, right: F64, disputed: bool) -> bool:
         """Drop the verdict on a labelled query and keep its errors; a later label replaces them.
 
         Args:
             right: (N,) 1 right, 0 wrong, NaN unknown.
+            disputed: see `Outcome.disputed`.
 
         Returns:
             Whether there was one.
@@ -210,16 +212,19 @@ class Referees:
             self._drop(answer_id)
             members, values = verdict.members, verdict.values
         elif before is not None:
-            self._error_sums[:, before.members] -= before.powers
+            self._add_errors(before, -1)
             members, values = before.members, before.values
         else:
             return False
-        kept = self._errors[answer_id] = _Errors(members, values, _powers(right[members] - values))
-        self._error_sums[:, members] += kept.powers
+        kept = self._errors[answer_id] = _Errors(int(disputed), members, values, _powers(right[members] - values))
+        self._add_errors(kept, 1)
         if len(self._errors) > self._size:
             _, oldest = self._errors.popitem(last=False)
-            self._error_sums[:, oldest.members] -= oldest.powers
+            self._add_errors(oldest, -1)
         return True
+
+    def _add_errors(self, errors: _Errors, sign: int) -> None:
+        self._error_sums[errors.disputed][:, errors.members] += sign * errors.powers
 
     def suspicious(self) -> bool:
         """Whether two endpoints nearly always agree, with too few contested rows to tell whether they are copies."""
@@ -243,30 +248,33 @@ class Referees:
         for answer_id, errors in list(self._errors.items()):
             if endpoint in errors.members:
                 self._errors[answer_id] = errors.without(endpoint)
-        self._error_sums[:, endpoint] = 0
+        self._error_sums[..., endpoint] = 0
 
     def bias(self) -> F64:
-        """Return by how much each endpoint's values are too low, (N,).
+        """Return by how much each endpoint's values are too low on undisputed and on disputed answers, (2, N).
 
         This is the mean error on labelled rows, shrunk to the pool's, which is shrunk to -FLATTERY: the rectifier of
-        prediction-powered inference (arXiv 2301.09633, Eq. 1), partially pooled.
+        prediction-powered inference (arXiv 2301.09633, Eq. 1), partially pooled. It is stratified, as users may judge
+        disputed answers more often than others.
         """
-        rows, errors, _ = self._error_sums
-        pool = errors.sum() / (rows.sum() + _BIAS_PRIOR)
+        rows, errors, _ = self._error_sums.swapaxes(0, 1)
+        pool = errors.sum(axis=1, keepdims=True) / (rows.sum(axis=1, keepdims=True) + _BIAS_PRIOR)
         bias: F64 = (errors + _BIAS_PRIOR * pool) / (rows + _BIAS_PRIOR) - self.presumed()
         return bias
 
     def presumed(self) -> F64:
-        """Return the part of FLATTERY that labels have left in the bias, (N,)."""
-        rows = self._error_sums[0]
-        left: F64 = FLATTERY * _BIAS_PRIOR / (rows.sum() + _BIAS_PRIOR) * _BIAS_PRIOR / (rows + _BIAS_PRIOR)
+        """Return the part of FLATTERY that labels have left in the bias, (2, N)."""
+        rows = self._error_sums[:, 0]
+        of_pool = FLATTERY * _BIAS_PRIOR / (rows.sum(axis=1, keepdims=True) + _BIAS_PRIOR)
+        left: F64 = of_pool * _BIAS_PRIOR / (rows + _BIAS_PRIOR)
         return left
 
     def bias_deviation(self) -> F64:
-        """Return the standard error of `bias`, (N,); FLATTERY without labels."""
-        rows, errors, squares = self._error_sums
+        """Return the standard error of `bias`, (2, N); FLATTERY without labels."""
+        rows, errors, squares = self._error_sums.swapaxes(0, 1)
         spread = np.maximum(squares - errors**2 / np.maximum(rows, 1), 0)
-        return np.sqrt(spread + (_BIAS_PRIOR * FLATTERY) ** 2) / (rows + _BIAS_PRIOR)
+        deviation: F64 = np.sqrt(spread + (_BIAS_PRIOR * FLATTERY) ** 2) / (rows + _BIAS_PRIOR)
+        return deviation
 
     def comparisons(self) -> tuple[F64, F64]:
         """Return each pair's verdicts as an equivalent number of labelled rows, and i's lead over j in these; (N, N).
@@ -286,15 +294,16 @@ class Referees:
 
 
 class _Errors(NamedTuple):
-    """The members of a labelled query, their values, and what each adds to the sums over errors (3, m)."""
+    """A labelled query's stratum, its members, their values, and what each adds to the sums over errors (3, m)."""
 
+    disputed: int
     members: I64
     values: F64
     powers: F64
 
     def without(self, endpoint: int) -> _Errors:
         kept = self.members != endpoint
-        return _Errors(self.members[kept], self.values[kept], self.powers[:, kept])
+        return _Errors(self.disputed, self.members[kept], self.values[kept], self.powers[:, kept])
 
 
 def _powers(errors: F64) -> F64:

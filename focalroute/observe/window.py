@@ -43,6 +43,17 @@ class Counts(NamedTuple):
     cost_pico: int = 0
 
 
+_NOTHING = Counts()
+
+
+class _Row(NamedTuple):
+    """An outcome: whether its members gave different answers, and what each adds to its endpoint's totals."""
+
+    answer_id: str
+    disputed: bool
+    members: Mapping[str, Counts]
+
+
 class CoAsked(NamedTuple):
     """Rows in which two endpoints' outcomes are both known, and how many of these the first, second and both failed."""
 
@@ -50,15 +61,16 @@ class CoAsked(NamedTuple):
     failed_first: int
     failed_second: int
     failed_both: int
+    disputed: int
 
 
 class _Track:
     """One endpoint's totals, and bit sets of ring positions: outcome known (``asked``), and ``failed``."""
 
-    __slots__ = ("asked", "counts", "failed")
+    __slots__ = ("asked", "counts", "disputed", "failed")
 
     def __init__(self) -> None:
-        self.counts = Counts()
+        self.counts = self.disputed = Counts()
         self.asked = 0
         self.failed = 0
 
@@ -80,8 +92,9 @@ class Window:
         self.size = size
         self.version = 0
         self._tracks: dict[str, _Track] = {}
-        self._ring: list[tuple[str, Mapping[str, Counts]] | None] = [None] * size
+        self._ring: list[_Row | None] = [None] * size
         self._position: dict[str, int] = {}
+        self._disputed = 0  # bit set of ring positions
         self._next = 0
 
     def __len__(self) -> int:
@@ -101,22 +114,23 @@ class Window:
         Raises:
             ValueError: a value of ``right`` is not within [0, 1]; the window is then unchanged.
         """
-        row = {
+        members = {
             name: _counted(member, outcome.right.get(name), name in outcome.inferred)
             for name, member in outcome.members.items()
         }
+        row = _Row(outcome.answer_id, outcome.disputed, members)
         position = self._position.get(outcome.answer_id)
         if position is None:
             position, self._next = self._next, (self._next + 1) % self.size
         before = self._ring[position]
         if before is not None:
-            del self._position[before[0]]
-            self._apply(position, before[1], operator.sub)
-        self._ring[position] = (outcome.answer_id, row)
+            del self._position[before.answer_id]
+            self._apply(position, before, operator.sub)
+        self._ring[position] = row
         self._position[outcome.answer_id] = position
         self._apply(position, row, operator.add)
         self.version += 1
-        return (tuple(row),) if before is None else (tuple(row), tuple(before[1]))
+        return (tuple(members),) if before is None else (tuple(members), tuple(before.members))
 
     def drop(self, answer_id: str) -> tuple[str, ...]:
         """Remove the row of an answer, if there is one.
@@ -125,56 +139,65 @@ class Window:
             Its members.
         """
         position = self._position.pop(answer_id, None)
-        entry = None if position is None else self._ring[position]
-        if position is None or entry is None:
+        row = None if position is None else self._ring[position]
+        if position is None or row is None:
             return ()
         self._ring[position] = None
-        self._apply(position, entry[1], operator.sub)
+        self._apply(position, row, operator.sub)
         self.version += 1
-        return tuple(entry[1])
+        return tuple(row.members)
 
     def forget(self, name: str, newest: int) -> None:
         """Remove an endpoint, as if not asked, from all rows before its latest ``newest`` known ones; 0: from all."""
         for age in range(1, self.size + 1):
             position = (self._next - age) % self.size
-            entry = self._ring[position]
-            part = entry[1].get(name) if entry else None
-            if entry is None or part is None:
+            row = self._ring[position]
+            part = row.members.get(name) if row else None
+            if row is None or part is None:
                 continue
             if newest > 0:
                 newest -= part.known
                 continue
-            self._apply(position, {name: part}, operator.sub)
-            self._ring[position] = (entry[0], {other: counts for other, counts in entry[1].items() if other != name})
+            self._apply(position, row._replace(members={name: part}), operator.sub)
+            others = {other: counts for other, counts in row.members.items() if other != name}
+            self._ring[position] = row._replace(members=others)
         self.version += 1
 
     def known(self, answer_id: str) -> dict[str, bool]:
         """Return whether each member of this answer was right, where known."""
         position = self._position.get(answer_id)
-        entry = None if position is None else self._ring[position]
-        return {name: bool(part.right) for name, part in entry[1].items() if part.known} if entry else {}
+        row = None if position is None else self._ring[position]
+        return {name: bool(part.right) for name, part in row.members.items() if part.known} if row else {}
 
     def counts(self, name: str) -> Counts:
         """Return an endpoint's totals; all zero if it has no row."""
         track = self._tracks.get(name)
-        return track.counts if track else Counts()
+        return track.counts if track else _NOTHING
+
+    def disputed(self, name: str) -> Counts:
+        """Return an endpoint's totals over the rows whose members gave different answers."""
+        track = self._tracks.get(name)
+        return track.disputed if track else _NOTHING
 
     def co_asked(self, first: str, second: str) -> CoAsked:
         """Count the rows in which both endpoints' outcomes are known (not inferred), and their failures."""
         one, other = self._tracks.get(first), self._tracks.get(second)
         if one is None or other is None:
-            return CoAsked(0, 0, 0, 0)
+            return CoAsked(0, 0, 0, 0, 0)
         failed_i, failed_j = one.failed, other.failed
         rows = one.asked & other.asked
-        counts = (rows, failed_i & rows, failed_j & rows, failed_i & failed_j)
+        counts = (rows, failed_i & rows, failed_j & rows, failed_i & failed_j, rows & self._disputed)
         return CoAsked(*(bits.bit_count() for bits in counts))
 
-    def _apply(self, position: int, row: Mapping[str, Counts], sign: Callable[[int, int], int]) -> None:
-        for name, change in row.items():
+    def _apply(self, position: int, row: _Row, sign: Callable[[int, int], int]) -> None:
+        self._disputed = self._disputed & ~(1 << position) | row.disputed << position
+        for name, change in row.members.items():
             track = self._tracks.get(name)
             if track is None:
                 track = self._tracks[name] = _Track()
             track.counts = Counts._make(map(sign, track.counts, change))
+            if row.disputed:
+                track.disputed = Counts._make(map(sign, track.disputed, change))
             track.asked ^= change.known << position
             track.failed ^= (change.known - change.right) << position
             if not track.counts.rows:

@@ -237,3 +237,14 @@ def test_where_no_price_is_listed_what_calls_cost_is_the_price() -> None:
     assert stats.order == (1, 0, 2)
     np.testing.assert_allclose(stats.prices, [3e-5, 1e-6, np.nan])
     assert stats.typical_shares[1] < stats.typical_shares[2] < stats.typical_shares[0]
+
+
+def test_disputed_answers_with_more_labels_count_as_often_as_among_all() -> None:
+    totals = PoolTotals((None,))
+    disputed, agreed = Counts(known=60, right=12), Counts(inferred=90, inferred_sum=81 * INFERRED_UNIT)
+    totals.update(0, disputed, agreed, (disputed, Counts()))
+    bias = np.array([[-0.1], [0.0]])
+    assert totals.known(bias, disputed_share=0.1)[..., 0].tolist() == [[10, 2], [90, 72]]
+    assert totals.known(bias, disputed_share=0.9)[0, :, 0].tolist() == [60, 12]  # never more than they are
+    totals.update(0, disputed, Counts(), (disputed, Counts()))
+    assert totals.known(bias, disputed_share=0.1)[0, :, 0].tolist() == [60, 12]  # every answer has a label

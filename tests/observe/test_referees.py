@@ -14,7 +14,7 @@ from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.observe.observer import Observer
-from focalroute.observe.referees import RELIABILITY, Referees, Verdict, judge
+from focalroute.observe.referees import FLATTERY, RELIABILITY, Referees, Verdict, judge
 
 CHOICES = 4
 
@@ -117,10 +117,11 @@ def test_labels_say_how_far_verdicts_are_off() -> None:
     for n in range(50):
         one = verdict([0, 0])
         referees.add(str(n), one)
-        referees.label(str(n), np.array([0.0, np.nan]))
-    first, second = referees.bias()
+        referees.label(str(n), np.array([0.0, np.nan]), False)
+    (first, second), disputed = referees.bias()
     assert first < -0.7 * one.values[0]
     assert first < second < 0  # that nothing is known of, which follows the pool
+    assert disputed.tolist() == [-FLATTERY, -FLATTERY]
     assert not referees.comparisons()[0].any()  # labels have taken their place
 
 
@@ -128,11 +129,11 @@ def test_forgetting_an_endpoint_leaves_no_trace() -> None:
     referees = Referees(2, 10)
     for n in range(30):
         referees.add(str(n), verdict([0, 0]))
-        referees.label(str(n), np.array([1.0, 1.0]))
+        referees.label(str(n), np.array([1.0, 1.0]), False)
         if n == 9:
             referees.forget(0)
-            assert 0 < referees.bias()[0] < referees.bias()[1]
-    first, second = referees.bias()
+            assert 0 < referees.bias()[0, 0] < referees.bias()[0, 1]
+    first, second = referees.bias()[0]
     assert first == second
 
 
@@ -142,9 +143,9 @@ def test_a_later_label_replaces_the_errors_by_an_earlier_one() -> None:
     for n in range(50):
         for referees in (corrected, plain):
             referees.add(str(n), verdict([0, 0, 1]))
-        corrected.label(str(n), np.array([0.0, np.nan, 1.0]))
-        assert corrected.label(str(n), np.array([1.0, 1.0, 0.0]))
-        plain.label(str(n), np.array([1.0, 1.0, 0.0]))
+        corrected.label(str(n), np.array([0.0, np.nan, 1.0]), True)
+        assert corrected.label(str(n), np.array([1.0, 1.0, 0.0]), True)
+        plain.label(str(n), np.array([1.0, 1.0, 0.0]), True)
     assert corrected.bias().tolist() == plain.bias().tolist()
     assert corrected.bias_deviation().tolist() == plain.bias_deviation().tolist()
 
@@ -215,6 +216,21 @@ def test_a_few_labels_correct_what_all_agree_on() -> None:
     guessed, corrected = (play(together, 500, asked=3, labels=share) for share in (0.0, 0.05))
     assert min(guessed.accuracy()) > 0.75
     assert corrected.accuracy() == pytest.approx((0.6, 0.6, 0.6), abs=0.12)
+
+
+def test_labels_for_disputed_answers_alone_do_not_lower_what_is_thought_of_the_pool() -> None:
+    truth, learned, rng = (0.9, 0.8, 0.7), observer(3), random.Random(0)
+    for n in range(2000):
+        backed = independent(*truth)(rng, n)
+        right = {f"m{i}": float(k == 0) for i, k in enumerate(backed)}
+        learned.agree(outcome(str(n), backed), CHOICES)
+        if len({*backed}) > 1:
+            learned.learn(outcome(str(n), backed, right))
+    assert learned.accuracy() == pytest.approx(truth, abs=0.08)
+    ask = learned.begin(Query("q", ({"role": "user", "content": "?"},), ("a", "b", "c", "d")))
+    rows = ask.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints
+    relative_skill = rows[:, slices(ENDPOINT)["relative_skill"].start] / 4
+    assert relative_skill == pytest.approx((0.1, 0.0, -0.1), abs=0.03)
 
 
 @pytest.mark.slow

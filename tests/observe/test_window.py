@@ -100,10 +100,13 @@ def test_every_count_equals_the_batch_over_the_last_rows(stream: list[Outcome], 
     assert len(window) == len(rows)
     for name in NAMES:
         assert window.counts(name) == batch_counts(rows, name)
+        assert window.disputed(name) == batch_counts([row for row in rows if row.disputed], name)
     for first, second in itertools.permutations(NAMES, 2):
         fails = batch_fails(rows, (first, second))
         failed_first, failed_second = fails.sum(axis=0)
-        expected = CoAsked(len(fails), failed_first, failed_second, int(fails.prod(axis=1).sum()))
+        common = [row for row in rows if exact(row, first) and exact(row, second)]
+        disputed = sum(row.disputed for row in common)
+        expected = CoAsked(len(fails), failed_first, failed_second, int(fails.prod(axis=1).sum()), disputed)
         assert window.co_asked(first, second) == expected
 
 
@@ -124,7 +127,7 @@ def test_an_endpoint_without_rows_is_forgotten() -> None:
     window.push(known("1", old=1.0))
     window.push(known("2", new=1.0))
     assert window.counts("old") == Counts()
-    assert window.co_asked("old", "new") == (0, 0, 0, 0)
+    assert window.co_asked("old", "new") == (0, 0, 0, 0, 0)
 
 
 def test_an_outcome_of_a_non_member_is_ignored() -> None:
@@ -137,7 +140,7 @@ def test_inferred_values_never_enter_the_diversity_counts() -> None:
     window = Window()
     window.push(Outcome("1", {"a": member(), "b": member()}, {"a": 0.0, "b": 1.0}, frozenset("b")))
     assert window.counts("b").inferred_sum == INFERRED_UNIT
-    assert window.co_asked("a", "b") == (0, 0, 0, 0)
+    assert window.co_asked("a", "b") == (0, 0, 0, 0, 0)
 
 
 def test_every_push_changes_the_version() -> None:
@@ -177,6 +180,7 @@ def test_forgetting_leaves_the_window_as_if_the_endpoint_had_not_been_asked() ->
         expected.push(Outcome(outcome.answer_id, kept, outcome.right, outcome.inferred))
     for name in NAMES:
         assert window.counts(name) == expected.counts(name)
+        assert window.disputed(name) == expected.disputed(name)
     for first, second in itertools.permutations(NAMES, 2):
         assert window.co_asked(first, second) == expected.co_asked(first, second)
     assert window.counts("a").known == 5
@@ -186,6 +190,13 @@ def test_forgetting_leaves_the_window_as_if_the_endpoint_had_not_been_asked() ->
     for outcome in stream[:40]:
         fresh.push(Outcome(f"again {outcome.answer_id}", outcome.members, outcome.right, outcome.inferred))
     assert {name: window.counts(name) for name in NAMES} == {name: fresh.counts(name) for name in NAMES}
+
+
+def test_an_answer_is_disputed_by_members_that_answered_and_were_not_probed() -> None:
+    backing = [Member(1, k, 10, 0.5, None) for k in (0, 1)]
+    unread, probed = Member(1, None, 10, 0.5, None), Member(0, 1, 10, 0.5, None)
+    assert Outcome("1", {"a": backing[0], "b": backing[1]}, {}).disputed
+    assert not Outcome("2", {"a": backing[0], "b": unread, "c": probed}, {}).disputed
 
 
 def test_a_window_says_which_members_of_an_answer_it_knows() -> None:
