@@ -17,7 +17,7 @@ import pydantic
 import pydantic_core
 
 from focalroute.core.dollars import dollars
-from focalroute.core.records import CostSource, Failure, Method, Reply, Usage
+from focalroute.core.records import CostSource, Failure, Method, Reply, Usage, differ
 from focalroute.core.spelling import counted
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class Answer(Generic[T_co]):
     @property
     def disputed(self) -> bool:
         """Whether members gave different answers; feedback on these teaches the most."""
-        return len({call.candidate for call in self.receipt.calls} - {None}) > 1
+        return differ(call.candidate for call in self.receipt.calls)
 
     @property
     def made_of(self) -> tuple[str, ...]:

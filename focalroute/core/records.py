@@ -6,7 +6,7 @@ USD as `Decimal`, ``None`` where unknown (unknown is never zero). Times are seco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
@@ -456,4 +456,9 @@ class Outcome:
     @property
     def disputed(self) -> bool:
         """Whether members, without those probed after the answer, gave different answers."""
-        return len({member.candidate for member in self.members.values() if member.round} - {None}) > 1
+        return differ(member.candidate for member in self.members.values() if member.round)
+
+
+def differ(candidates: Iterable[int | None]) -> bool:
+    """Return whether there are several candidates; None, no readable answer, does not count."""
+    return len({*candidates} - {None}) > 1

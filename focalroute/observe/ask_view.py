@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply
+from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply, differ
 from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, moved_to_leader, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
@@ -285,8 +285,8 @@ class AskView:
 
     def confidence(self, posterior: float) -> float:
         """Return how likely a candidate with this posterior is right, recalibrated."""
-        disputed = len({*self.backs.values()}) > 1
-        return recalibrated(posterior * (1 - self.none_of_these()), self._curves[disputed])
+        curve = self._curves[differ(self.backs.values())]
+        return recalibrated(posterior * (1 - self.none_of_these()), curve)
 
     def none_of_these(self) -> float:
         """Return the probability that no candidate is right; 0 for a closed question.

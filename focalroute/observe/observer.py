@@ -87,8 +87,10 @@ class Observer:
         self._listed = self._totals.prices
         n = len(self.endpoints)
         self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
-        # rows in common, and those of disputed answers; i's lead over j in these
+        # labelled rows in common, and those of disputed answers; i's lead over j in these
         self._together, self._ahead = np.zeros((2, n, n)), np.zeros((n, n))
+        # the first two of the latest queries, labelled or not; the diagonals count the replies that did not come alone
+        self._met = np.zeros((2, n, n))
         self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
@@ -107,9 +109,6 @@ class Observer:
         self._told_before: dict[str, tuple[int, int]] = {}  # the same at each endpoint's last outcome
         self._agreed_version = 0
         self._learned = 0  # outcomes so far
-        # pairs of replies to the latest queries, labelled or not: all, and of disputed answers; the diagonals count the
-        # replies that did not come alone
-        self._met = np.zeros((2, n, n))
         self._unsettled_until = 0  # value of _learned
         self._changed: set[int] = set()
         self._changed_pairs: set[tuple[int, int]] = set()
@@ -179,12 +178,13 @@ class Observer:
             right = [self._right(outcome, name) for name in self.endpoints]
             labels = np.array(right)
             self._recent.learn(outcome.answer_id, labels, known, self._offsets, self._strengths)
-            if self._referees.label(outcome.answer_id, labels, outcome.disputed):
+            disputed = outcome.disputed
+            if self._referees.label(outcome.answer_id, labels, disputed):
                 self._recompare = True
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
             if outcome.posterior is not None:
-                recalibration = self._recalibrations[outcome.disputed]
+                recalibration = self._recalibrations[disputed]
                 recalibration.learn(outcome.answer_id, outcome.posterior, outcome.correct)
             self._learned += new
             changes = self._detect(outcome.answer_id, before, at) if self._detecting else {}

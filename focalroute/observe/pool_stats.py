@@ -303,17 +303,20 @@ class PoolTotals:
             bias: (2, N) by how much values inferred from agreement are too low, see `Referees.bias`; None: 0.
             disputed_share: of all replies that did not come alone, the share that belong to disputed answers.
         """
-        (labels, disputed), (inferred, disputed_inferred) = self._known
-        known = np.array([labels - (1 - self._weight_of_disputed(disputed_share)) * disputed, inferred])
+        known = self._known[:, 0].copy()
+        weight = self._weight_of_disputed(disputed_share)
+        if weight < 1:
+            known[0] -= (1 - weight) * self._known[0, 1]
         if bias is not None:
-            n, values = inferred
-            corrected = values + (n - disputed_inferred[0]) * bias[0] + disputed_inferred[0] * bias[1]
+            n, values = known[1]
+            disputed = self._known[1, 1, 0]
+            corrected = values + (n - disputed) * bias[0] + disputed * bias[1]
             known[1, 1] = np.minimum(np.maximum(corrected, 0), n)
         return known
 
     def _weight_of_disputed(self, share: float) -> float:
         """Return how much a label of a disputed answer counts, so that these answers have this share of all replies."""
-        (labelled, disputed), (inferred, disputed_inferred) = self._known[:, :, 0].sum(axis=-1)
+        (labelled, disputed), (inferred, disputed_inferred) = self._known[:, :, 0].sum(axis=-1).tolist()
         if not inferred or not disputed:
             return 1.0
         undisputed = labelled - disputed + inferred - disputed_inferred
