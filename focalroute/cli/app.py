@@ -128,7 +128,7 @@ def evaluate(
     feedback_bias: Annotated[
         Literal["none", "negative", "disputed"],
         typer.Option(
-            help="negative: wrong answers get feedback five times as often; disputed: only where members differ."
+            help="negative: wrong answers get feedback five times as often; disputed: mostly where members differ."
         ),
     ] = "none",
     usd_per_second: Annotated[float, typer.Option(help="The price of a second of waiting for the answer.")] = 0.0,

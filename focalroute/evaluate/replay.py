@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import LogTable
+from focalroute.observe.exploration import DisputedFirst
 
 FeedbackKind = Literal["label", "reward", "none"]
 FeedbackBias = Literal["none", "negative", "disputed"]
@@ -133,8 +134,8 @@ class FeedbackPlan:
         delay: how many more queries are answered before the feedback comes.
         noise: the share of feedback that is wrong: another label, or the reward reversed.
         bias: ``negative``: wrong answers (worth less than a half) get feedback five times as often as right ones. The
-            mean share stays ``share``, or as near as the factor of five allows. ``disputed``: feedback comes only where
-            members gave different answers, for ``share`` of these.
+            mean share stays ``share``, or as near as the factor of five allows. ``disputed``: feedback comes mostly
+            where members gave different answers, at about the same mean share, as from a `Judge` (`DisputedFirst`).
         seed: the random seed.
     """
 
@@ -156,7 +157,7 @@ class FeedbackPlan:
         if self.bias == "negative":
             parts.append("mostly of wrong answers")
         if self.bias == "disputed":
-            parts.append("where members differ")
+            parts.append("mostly where members differ")
         return ", ".join(parts)
 
 
@@ -167,6 +168,7 @@ class FeedbackStream:
         self._plan = plan
         self._coming: deque[tuple[Turn, Revealed] | None] = deque()
         self._answers, self._right = 2, 1  # for the share of right answers, which the bias needs
+        self._disputed_first = DisputedFirst(plan.share)
 
     def after(self, table: LogTable, row: int, turn: Turn, answer: int, worth: float) -> tuple[Turn, Revealed] | None:
         """Return the feedback due after this turn, with the turn it is for: this or an earlier one."""
@@ -185,7 +187,7 @@ class FeedbackStream:
     def _share(self, turn: Turn, worth: float) -> float:
         """The probability of feedback for this turn's answer."""
         if self._plan.bias == "disputed":
-            return self._plan.share if turn.disputed else 0.0
+            return self._disputed_first.probability(turn.disputed)
         if self._plan.bias == "none":
             return self._plan.share
         right = self._right / self._answers

@@ -1,4 +1,4 @@
-"""Chooses endpoints to probe after an answer, so that their records stay fresh.
+"""Chooses what to learn from: endpoints to probe after an answer, and answers to label.
 
 Policies ask endpoints that were right lately, and so learn nothing of the others: a new endpoint, or a poor one that
 has improved. A probe puts the query to those once it is answered, so that exploration costs money but no right
@@ -14,6 +14,10 @@ as large.
 *Without feedback* endpoints judge each other, which takes more than two. So the account saves up for a probe of all
 endpoints at once, leaving out copies. It spends p (1 + 24 u^2), u the mean over endpoints of max(0, 1 - n_i / 20), and
 1 after a change: at p = 2 % that is half of what the asks cost while nothing is known.
+
+*Labels* teach the most where members differ. Three quarters of a share s of all answers go to disputed ones, a
+quarter to any: with d the share of disputed answers, these are drawn with probability s / 4 + 3/4 s / d, at most 1.
+Others are labelled, too, as agreement flatters there as well.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ _UNSETTLED = 4.0  # likewise, while the pool is unsettled
 _CHEAPEST = 0.1  # of the pool's mean cost: least cost of a probe, so that a cheap endpoint is not probed forever
 _REMEMBERED = 100  # probes whose feedback may still come
 _COPIES = 0.5  # see `Referees.copies`
+_AT_RANDOM = 0.25  # of the labels
+_DISPUTED = (10, 0.2)  # at first: the share of disputed answers, as if of so many
+_LATEST = 500  # answers that the share of disputed ones is taken of
 
 
 class Cost(NamedTuple):
@@ -155,3 +162,25 @@ class Probing:
             if endpoint in free and all(copies[endpoint, other] < _COPIES for other in (*asked, *chosen)):
                 chosen.append(endpoint)
         return chosen
+
+
+class DisputedFirst:
+    """Draws a share of the answers to label, mostly those whose members differ.
+
+    Args:
+        share: of all answers, in [0, 1]; the mean comes close to it.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._answers, self._disputed = _DISPUTED
+        self._lock = threading.Lock()
+
+    def probability(self, disputed: bool) -> float:
+        """Return the probability that the next answer is drawn."""
+        with self._lock:
+            d = self._disputed
+            self._answers = min(self._answers + 1, _LATEST)
+            self._disputed += (disputed - d) / self._answers
+        first = min(1.0, self._share * (_AT_RANDOM + (1 - _AT_RANDOM) / d))
+        return first if disputed else max(0.0, (self._share - d * first) / (1 - d))

@@ -33,6 +33,7 @@ from focalroute.endpoints.round import Rules
 from focalroute.endpoints.wire.refusals import redacted
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import Pacer
+from focalroute.observe.exploration import DisputedFirst
 from focalroute.serving.ask import Ask
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.query import LONGEST_DEADLINE_S
@@ -67,7 +68,8 @@ class Judge:
     Attributes:
         by: an `Endpoint`, of the pool or not; or a function of the `Query` and the `Answer` that returns a reward in
             [-1, 1] or a bool (None: no opinion), or an awaitable of that. A plain function runs in a thread.
-        share: of the answers that are judged, in [0, 1]; an ensemble's ``seed`` repeats which.
+        share: of the answers that are judged, in [0, 1], mostly those whose members differ (`DisputedFirst`). With an
+            ensemble's ``seed`` the same answers in the same order are judged again.
         criteria: an endpoint's criteria, in words; None: whether the answer is right, useful and harmless.
         concurrency: judgements under way at a time; up to 100 wait, further answers are left out.
         deadline_s: for one judgement, from its beginning.
@@ -151,6 +153,7 @@ class BackgroundJudge:
         self._pool: Pool | None = None
         if judge is not None and isinstance(judge.by, Endpoint):
             self._pool = Pool((judge.by,), store, guard, rules=Rules(_ATTEMPTS), samples=1)
+        self._drawn = DisputedFirst(0.0 if judge is None else judge.share)
         self._stats = JudgeStats()
         self._lock = threading.Lock()
         self._tasks = Background()
@@ -165,7 +168,7 @@ class BackgroundJudge:
     def on_answer(self, ask: Ask, answer: Answer) -> None:
         """Judge a stored answer in the background, if it is drawn. Returns at once."""
         judge = self._judge
-        if judge is None or self._closed or ask.rng.random() >= judge.share:
+        if judge is None or self._closed or ask.rng.random() >= self._drawn.probability(answer.disputed):
             return
         if len(self._tasks) >= judge.concurrency + _MOST_WAITING:
             self._count(left_out=1)

@@ -3,8 +3,7 @@
     python -m tests.benchmarks.labels [--seeds 5] [--data ../shared/data] [--rows 4500]
 
 Of each log the last 4,500 queries are played from the first on; the pacer holds the cost. Accuracy, cost and ECE are
-means over these queries and seeds; so is the share of answers whose members differ. Logs that are not there are left
-out. Runs in two processes.
+means over these queries and seeds. Logs that are not there are left out. Runs in two processes.
 """
 
 from __future__ import annotations
@@ -28,30 +27,25 @@ from focalroute.policy.bundle import cold
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12")
 COSTS = (0.15, 0.3, 0.5)
-DISPUTED = "labels where members differ"
 PLANS: Mapping[str, FeedbackPlan] = {
     "no feedback": FeedbackPlan("none"),
     "2 % labels": FeedbackPlan(share=0.02),
     "5 % labels": FeedbackPlan(share=0.05),
     "20 % labels": FeedbackPlan(share=0.2),
     "5 % labels, 200 later, 10 % wrong": FeedbackPlan(share=0.05, delay=200, noise=0.1),
-    DISPUTED: FeedbackPlan(bias="disputed"),
-    "labels for a quarter of these": FeedbackPlan(share=0.25, bias="disputed"),
+    "2 % labels, where members differ first": FeedbackPlan(share=0.02, bias="disputed"),
+    "5 % labels, where members differ first": FeedbackPlan(share=0.05, bias="disputed"),
+    "20 % labels, where members differ first": FeedbackPlan(share=0.2, bias="disputed"),
     "every label": FeedbackPlan(),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: accuracy, the share of the cost of asking all, and confidence and worth, row by row.
-
-    Attributes:
-        disputed: the share of answers whose members differ.
-    """
+    """One run: accuracy, the share of the cost of asking all, and confidence and worth, row by row."""
 
     accuracy: float
     cost: float
-    disputed: float
     confidence: F64
     worth: F64
 
@@ -65,9 +59,7 @@ def played(data: Path, log: str, rows: int, plan: str, cost: float, seed: int) -
     )
     run = replay.run(cost)
     spent = float(run.played.usd.sum() / table.usd[last].sum())
-    given = [set(table.candidate[row, sum(rounds, ())]) - {-1} for row, rounds in zip(last, run.plan, strict=True)]
-    disputed = float(np.mean([len(candidates) > 1 for candidates in given]))
-    return Cell(float(run.played.worth.mean()), spent, disputed, run.confidence, run.played.worth)
+    return Cell(float(run.played.worth.mean()), spent, run.confidence, run.played.worth)
 
 
 def plurality(data: Path, log: str, rows: int) -> float:
@@ -119,9 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for plan in PLANS:
                 found = [[run.result() for run in runs[plan, cost]] for cost in COSTS]
                 print(f"| {plan} | {' | '.join(map(shown, found))} |", flush=True)
-                if plan == DISPUTED:
-                    shares = (f"{np.mean([cell.disputed for cell in cells]):.3f}" for cells in found)
-                    print(f"| share of these answers | {' | '.join(shares)} |", flush=True)
             print(f"| plurality of all | {' | '.join([f'{vote.result():.3f} @ 1.000'] * len(COSTS))} |", flush=True)
 
 

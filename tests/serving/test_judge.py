@@ -177,6 +177,25 @@ def test_the_share_is_drawn_by_the_seed(endpoints: tuple[Endpoint, ...]) -> None
     assert drawn(1, 0.0) == []
 
 
+def test_most_of_the_share_are_answers_whose_members_differ() -> None:
+    """One answer in ten is disputed; a random share would be half of these and half of the others."""
+    seen: list[bool] = []
+
+    async def reply(_: Any, body: Any) -> Any:
+        n = int(body["messages"][-1]["content"].split()[2])
+        return json_reply(completion("7" if body["model"] == "other" and n % 10 == 0 else "5"))
+
+    with serving(reply) as service:
+        pool = [Endpoint(model, model=model, base_url=service.url) for model in ("one", "other")]
+        judge = Judge(lambda query, answer: seen.append(answer.disputed), share=0.1, patience_s=60)
+        with Ensemble(pool, policy="plurality", judge=judge, seed=0) as ensemble:
+            for n in range(200):
+                ensemble.ask(f"What is {n} modulo this?", answer="number")
+    assert 14 <= len(seen) <= 32
+    assert 12 <= sum(seen) <= 20
+    assert seen.count(False) <= 12
+
+
 class Grader:
     """Answers as a judge with ``text``, once it is let."""
 
