@@ -281,7 +281,8 @@ def _drawn(answer: StoredAnswer) -> int | None:
     """Draw a right candidate from the posterior; None if only one member replied, as the posterior is then its own."""
     if len(answer.members) < 2 or not any(answer.probabilities):
         return None
-    rng = random.Random(answer.id)  # noqa: S311 - no secret
+    asked = b"" if answer.trajectory is None else answer.trajectory.features.tobytes()
+    rng = random.Random(asked + repr(answer.probabilities).encode())  # noqa: S311 - no secret; ids differ between runs
     return rng.choices(range(len(answer.probabilities)), answer.probabilities)[0]
 
 

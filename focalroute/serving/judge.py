@@ -68,8 +68,8 @@ class Judge:
     Attributes:
         by: an `Endpoint`, of the pool or not; or a function of the `Query` and the `Answer` that returns a reward in
             [-1, 1] or a bool (None: no opinion), or an awaitable of that. A plain function runs in a thread.
-        share: of the answers that are judged, in [0, 1], mostly those whose members differ (`DisputedFirst`). With an
-            ensemble's ``seed`` the same answers in the same order are judged again.
+        share: of the answers that are judged, in [0, 1]; except open text, mostly those whose members differ
+            (`DisputedFirst`). An ensemble's ``seed`` repeats which.
         criteria: an endpoint's criteria, in words; None: whether the answer is right, useful and harmless.
         concurrency: judgements under way at a time; up to 100 wait, further answers are left out.
         deadline_s: for one judgement, from its beginning.
@@ -168,13 +168,17 @@ class BackgroundJudge:
     def on_answer(self, ask: Ask, answer: Answer) -> None:
         """Judge a stored answer in the background, if it is drawn. Returns at once."""
         judge = self._judge
-        if judge is None or self._closed or ask.rng.random() >= self._drawn.probability(answer.disputed):
+        if judge is None or self._closed or ask.rng.random() >= self._share(judge, ask, answer):
             return
         if len(self._tasks) >= judge.concurrency + _MOST_WAITING:
             self._count(left_out=1)
             return
         worst_first = ask.rng.random() < 0.5
         self._tasks.start(self._run(judge, ask.query, answer, worst_first))
+
+    def _share(self, judge: Judge, ask: Ask, answer: Answer) -> float:
+        """The probability that this answer is judged. Open texts nearly always differ, which tells nothing."""
+        return judge.share if ask.query.open else self._drawn.probability(answer.disputed)
 
     async def _run(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> None:
         judged, failed = False, True

@@ -90,9 +90,9 @@ class Settings:
         judge: gives feedback on some of the answers in the background; None: no judge.
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives a crash of the process, "full" a loss of power.
-        seed: makes the sampled decisions repeatable; those of concurrent asks only without ``learn_from_agreement``.
-            The first requests on a new store also depend on when the capability checks end (``focalroute pool check
-            --learn`` makes these in advance).
+        seed: makes the sampled decisions repeatable. With ``learn_from_agreement`` they also depend on when concurrent
+            asks end, and probes in the background, which ``probe_share=0`` turns off. The first requests on a new store
+            also depend on when the capability checks end (``focalroute pool check --learn`` makes these in advance).
         telemetry: whether spans and metrics are recorded (`docs/telemetry.md`), by the program's OpenTelemetry
             providers or by those of a `focalroute.serving.telemetry.Telemetry`.
 

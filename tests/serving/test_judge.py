@@ -196,6 +196,25 @@ def test_most_of_the_share_are_answers_whose_members_differ() -> None:
     assert seen.count(False) <= 12
 
 
+def test_open_texts_are_judged_at_the_share_whether_or_not_they_differ() -> None:
+    """Two texts nearly always differ; beside questions whose members agree they would take up the share."""
+    seen: list[str | None] = []
+
+    async def reply(_: Any, body: Any) -> Any:
+        text = body["messages"][-1]["content"]
+        return json_reply(completion(f"{body['model']} likes it" if text.startswith("Praise") else "5"))
+
+    with serving(reply) as service:
+        pool = [Endpoint(model, model=model, base_url=service.url) for model in ("one", "other")]
+        judge = Judge(lambda query, answer: seen.append(query.answer), share=0.3, patience_s=60)
+        with Ensemble(pool, policy="plurality", judge=judge, seed=0) as ensemble:
+            for n in range(100):
+                ensemble.ask(f"Praise {n}.")
+                ensemble.ask(f"What is {n} - {n - 5}?", answer="number")
+    assert 18 <= seen.count(None) <= 42
+    assert 18 <= seen.count("number") <= 42
+
+
 class Grader:
     """Answers as a judge with ``text``, once it is let."""
 
