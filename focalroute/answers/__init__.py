@@ -83,9 +83,9 @@ def normaliser(kind: AnswerKind | None) -> Normaliser:
     try:
         return KINDS["text" if kind is None else kind]
     except (KeyError, TypeError):
-        raise ConfigError(
-            f"answer: unknown kind {kind!r}; {did_you_mean(str(kind), KINDS, _INSTEAD)} Or give a type or a callable"
-        ) from None
+        meant = did_you_mean(str(kind), KINDS, _INSTEAD)
+        others = "a type, a JSON schema or a callable"
+        raise ConfigError(f"answer: unknown kind {kind!r}; {meant} Or give {others}") from None
 
 
 class NormaliserFailed(ConfigError):

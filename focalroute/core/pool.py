@@ -34,14 +34,15 @@ _OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")
 class PoolFile:
     """A parsed pool file: the endpoints, and the keyword arguments from its other tables.
 
-    ``embedder``: the table of that name, unchecked (see `focalroute.serving.embedders.embedder_from_pool_file`), or
-    None.
+    ``embedder``, ``judge``: the tables of these names, not checked yet, or None (see
+    `focalroute.serving.embedders.embedder_from_pool_file`, `focalroute.serving.judge.judge_from_pool_file`).
     """
 
     endpoints: tuple[Endpoint, ...]
     ensemble: Mapping[str, Any]
     budget: Budget | None
     embedder: Mapping[str, Any] | None = None
+    judge: Mapping[str, Any] | None = None
 
 
 def validate_pool(endpoints: Iterable[Endpoint] | str | Path | None, *, askable: bool = False) -> tuple[Endpoint, ...]:
@@ -122,20 +123,31 @@ def _parsed(content: bytes) -> PoolFile:
         data = read_toml(content)
     except ValueError as error:
         raise ConfigError(f"not valid TOML: {error}") from None
-    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder"})
+    unknown = sorted(set(data) - {"endpoint", "ensemble", "budget", "embedder", "judge"})
     if unknown:
-        known = "[[endpoint]], [ensemble], [budget] and [embedder]"
+        known = "[[endpoint]], [ensemble], [budget], [embedder] and [judge]"
         raise ConfigError(f"unknown key {unknown[0]!r}; a pool file has {known}")
     tables = data.get("endpoint", [])
     if not isinstance(tables, list):
         raise ConfigError("endpoint: write [[endpoint]], with two brackets")
     endpoints = [_table(f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
     budget = _table("budget", Budget, data["budget"]) if "budget" in data else None
-    ensemble, embedder = data.get("ensemble", {}), data.get("embedder")
-    for name, table in {"ensemble": ensemble, "embedder": embedder or {}}.items():
-        if not isinstance(table, dict):
+    for name in ("ensemble", "embedder", "judge"):
+        if not isinstance(data.get(name, {}), dict):
             raise ConfigError(f"{name}: write it as a table, [{name}]")
-    return PoolFile(validate_pool(endpoints), ensemble, budget, embedder)
+    more = data.get("ensemble", {}), budget, data.get("embedder"), data.get("judge")
+    return PoolFile(validate_pool(endpoints), *more)
+
+
+def endpoint_in_table(table: Mapping[str, Any], name: str) -> Endpoint:
+    """Return the endpoint whose settings a table has; ``name`` is its default name.
+
+    Raises:
+        ConfigError: a key is unknown or wrong.
+    """
+    for key in sorted({"client", "http_client", "api_key"} & table.keys()):
+        raise ConfigError(f"{key}: a pool file cannot hold one; give base_url, and the key's variable in api_key_env")
+    return Endpoint(**{"name": name, **table})
 
 
 def _table(where: str, make: Callable[..., _C], table: object) -> _C:

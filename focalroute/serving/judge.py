@@ -15,19 +15,21 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic.dataclasses
 from pydantic import Field
 
 from focalroute.core.config import STRICT, Endpoint, Unchecked, raises_config_error
-from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError
+from focalroute.core.errors import ConfigError, FeedbackError, FocalrouteError, locating
 from focalroute.core.event_loops import Background, DaemonThreads, PerLoop
-from focalroute.core.pool import validate_pool
+from focalroute.core.pool import PoolFile, endpoint_in_table, validate_pool
 from focalroute.core.receipts import Answer
 from focalroute.core.records import Query, Reply
+from focalroute.core.spelling import did_you_mean
 from focalroute.endpoints.pool import Pool
 from focalroute.endpoints.round import Rules
 from focalroute.endpoints.wire.refusals import redacted
@@ -130,6 +132,36 @@ def judging_endpoints(judge: Judge | None, pool: Sequence[Endpoint]) -> tuple[En
         return ()
     validate_pool((*pool, judge.by), askable=True)
     return (judge.by,)
+
+
+def judge_from_pool_file(pool: PoolFile, path: str | Path) -> Judge | None:
+    """Return the judge of a pool file, or None.
+
+    Its table has the settings of `Judge`, and either ``endpoint``, the name of one of the pool, or the keys of another
+    one: ``base_url``, ``model``, ``api_key_env``, ``input_usd_per_1m`` and so on, with the default name "judge".
+
+    Raises:
+        ConfigError: a key is missing, unknown or wrong; the message names it.
+    """
+    if pool.judge is None:
+        return None
+    own = {field.name for field in fields(Judge)} - {"by"}
+    settings = {key: value for key, value in pool.judge.items() if key in own}
+    others = {key: value for key, value in pool.judge.items() if key not in own}
+    with locating(f"{path}: judge", "Endpoint: "):
+        by = _member(others, pool) if "endpoint" in others else endpoint_in_table(others, JUDGE)
+    with locating(f"{path}: judge", "Judge: "):
+        return Judge(by, **settings)
+
+
+def _member(table: Mapping[str, Any], pool: PoolFile) -> Endpoint:
+    """The endpoint of the pool that a table names."""
+    name, named = str(table["endpoint"]), {endpoint.name: endpoint for endpoint in pool.endpoints}
+    for key in sorted(table.keys() - {"endpoint"}):
+        raise ConfigError(f"{key}: unknown key beside endpoint; set it in the [[endpoint]] table of that name")
+    if name not in named:
+        raise ConfigError(f"endpoint: none of the pool is named {name!r}; {did_you_mean(name, named)}")
+    return named[name]
 
 
 class BackgroundJudge:

@@ -26,7 +26,7 @@ from focalroute.core.errors import ConfigError, locating
 from focalroute.core.pool import find_pool, load_pool, validate_pool
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.embedders import TextEmbedder, embedder_from_pool_file
-from focalroute.serving.judge import Judge
+from focalroute.serving.judge import Judge, judge_from_pool_file
 from focalroute.serving.query import LONGEST_DEADLINE_S, MOST_USD_PER_SECOND
 from focalroute.serving.telemetry import Telemetry
 
@@ -215,4 +215,6 @@ def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, A
     settings = {"endpoints": pool.endpoints, "budget": pool.budget, **pool.ensemble, **overrides}
     if "embedder" not in settings:
         settings["embedder"] = embedder_from_pool_file(pool, path)
+    if "judge" not in settings:
+        settings["judge"] = judge_from_pool_file(pool, path)
     return settings

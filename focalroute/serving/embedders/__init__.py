@@ -19,7 +19,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError, PolicyError, locating, needing
 from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.files import refusing
-from focalroute.core.pool import PoolFile
+from focalroute.core.pool import PoolFile, endpoint_in_table
 from focalroute.core.records import F32, Failure, Usage
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.paid_call import reserved
@@ -294,12 +294,9 @@ def embedder_from_pool_file(pool: PoolFile, path: str | Path) -> TextEmbedder | 
 
 
 def _service(table: dict[str, Any]) -> Endpoint:
-    named: dict[str, Any] = {"name": "embedder", **table}
-    if "input_usd_per_1m" in named:
-        named.setdefault("output_usd_per_1m", 0)  # nothing is generated
-    for key in sorted({"client", "api_key"} & named.keys()):
-        raise ConfigError(f"{key}: a pool file cannot hold one; give base_url, and the key's variable in api_key_env")
-    endpoint = Endpoint(**named)
+    if "input_usd_per_1m" in table:
+        table.setdefault("output_usd_per_1m", 0)  # nothing is generated
+    endpoint = endpoint_in_table(table, "embedder")
     if endpoint.base_url is None:
         raise ConfigError("base_url: give it and a model, or onnx and tokenizer")
     return endpoint
