@@ -56,7 +56,8 @@ class ArenaRouter:
             raise ConfigError(f"policy: {policy} asks one endpoint after another; RouterArena takes one for each query")
         self._names, self._cost_weight = names, cost_weight
         self._guard = BudgetGuard(None, self.endpoints)
-        self._observer = Observer(names, [typical_cost(endpoint) for endpoint in self.endpoints])
+        prices = [typical_cost(endpoint) for endpoint in self.endpoints]
+        self._observer = Observer(names, prices, expected=[one.expected_accuracy for one in self.endpoints])
         self._observer.adopt(self._policy.experience)
 
     def choose(self, prompt: str) -> str:

@@ -158,7 +158,8 @@ def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
     from focalroute.observe.observer import Observer
 
     names = [endpoint.name for endpoint in pool.endpoints]
-    observer = Observer(names, [typical_cost(one) for one in pool.endpoints], window=_WINDOW)
+    prices = [typical_cost(one) for one in pool.endpoints]
+    observer = Observer(names, prices, expected=[one.expected_accuracy for one in pool.endpoints], window=_WINDOW)
     sources: dict[str, str] = {}
 
     def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:

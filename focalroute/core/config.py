@@ -422,6 +422,8 @@ class Endpoint:
         thinking_tokens: tokens for reasoning in a reply, besides the answer's. They are reserved, and sent as a budget
             where the service has one. None: 8,192 where the model is found to reason, more where those do not suffice.
         verbosity: how long the model's replies should be ("low", "medium", "high"), where supported.
+        expected_accuracy: how often it is expected to be right, in [0, 1], such as its score on a public benchmark.
+            Only the differences within a pool count, as much as 100 answers with feedback. None: as often as others.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
         extra_body: the same, under the name openai's client has for parameters it does not know.
 
@@ -468,6 +470,7 @@ class Endpoint:
     reasoning_effort: Name | None = None
     thinking_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     verbosity: Name | None = None
+    expected_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
     params: Mapping[str, Any] = Field(default_factory=dict)
     extra_body: Mapping[str, Any] = Field(default_factory=dict)
 

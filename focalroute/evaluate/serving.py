@@ -84,7 +84,8 @@ class Serving:
         self.confidence: list[float] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
         prices = [typical_cost(e) for e in endpoints]
-        self._observer = Observer(self._names, prices, window=window, detect=detect, embed=embed)
+        expected = [endpoint.expected_accuracy for endpoint in endpoints]
+        self._observer = Observer(self._names, prices, expected=expected, window=window, detect=detect, embed=embed)
         self._guard = BudgetGuard(None, endpoints)
         self._learn_from_agreement = learn_from_agreement
         self._seed = seed

@@ -16,6 +16,9 @@ from focalroute.core.records import F64
 #: Strength, in asks, of the prior of an endpoint's accuracy: its pool's level.
 PRIOR_ASKS = 10
 
+#: Strength where it is stated (`focalroute.Endpoint.expected_accuracy`), as a distance from the mean of those stated.
+PRIOR_EXPECTED = 100
+
 #: Strength where its long-run accuracy is known: the prior is then its long-run distance from the pool's level.
 PRIOR_LONG_RUN = 50
 

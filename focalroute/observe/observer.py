@@ -19,7 +19,14 @@ from itertools import combinations
 import numpy as np
 
 from focalroute.core.records import F32, F64, Outcome, Query
-from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, RecentOutcomes, departures, shrunk_accuracy
+from focalroute.observe.accuracy import (
+    PRIOR_ASKS,
+    PRIOR_EXPECTED,
+    PRIOR_LONG_RUN,
+    RecentOutcomes,
+    departures,
+    shrunk_accuracy,
+)
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats
@@ -55,6 +62,7 @@ class Observer:
         endpoints: the pool's N distinct names; indices elsewhere point into them.
         prices: expected USD of a typical call of each, from its listed price; None where unknown. Observed costs take
             over, the listed one weighing as much as 5 calls.
+        expected: expected accuracy of each, in [0, 1]; None where it is not stated. Only the differences count.
         window: outcomes kept.
         detect: whether to detect endpoints that changed, and to forget their earlier outcomes.
         embed: maps a query's text to a vector of finite numbers, always of the same length.
@@ -70,6 +78,7 @@ class Observer:
         endpoints: Sequence[str],
         prices: Sequence[float | Decimal | None],
         *,
+        expected: Sequence[float | None] = (),
         window: int = 500,
         detect: bool = True,
         embed: Embedder = text_features,
@@ -91,7 +100,10 @@ class Observer:
         self._together, self._ahead = np.zeros((2, n, n)), np.zeros((n, n))
         # the first two of the latest queries, labelled or not; the diagonals count the replies that did not come alone
         self._met = np.zeros((2, n, n))
-        self._offsets, self._strengths = np.zeros(n), np.full(n, float(PRIOR_ASKS))
+        self._expected = np.array(expected or [None] * n, np.float64)  # minus their mean; NaN where not stated
+        if not np.isnan(self._expected).all():
+            self._expected -= np.nanmean(self._expected)
+        self._offsets, self._strengths = self._prior()
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
         self._recalibrations = Recalibration(window), Recalibration(window)  # of undisputed and of disputed answers
@@ -128,8 +140,10 @@ class Observer:
             if before is not None and before.same(experience):  # another version of the policy
                 return
             offsets = experience.offsets(self.endpoints)
-            self._offsets = np.nan_to_num(offsets)
-            self._strengths = np.where(np.isnan(offsets), float(PRIOR_ASKS), float(PRIOR_LONG_RUN))
+            known = ~np.isnan(offsets)
+            expected, strengths = self._prior()
+            self._offsets = np.where(known, offsets, expected)
+            self._strengths = np.where(known, float(PRIOR_LONG_RUN), strengths)
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
             for recalibration in self._recalibrations:
@@ -137,6 +151,11 @@ class Observer:
             self._totals.prices = experience.prices(self._listed, self.endpoints)
             self._recompare = True
             self._renew()
+
+    def _prior(self) -> tuple[F64, F64]:
+        """Return each endpoint's expected distance from the pool's level, (N,), and how many asks this is worth."""
+        stated = ~np.isnan(self._expected)
+        return np.where(stated, self._expected, 0.0), np.where(stated, float(PRIOR_EXPECTED), float(PRIOR_ASKS))
 
     def _remembered(self, experience: Experience) -> Memory:
         """Return the experience's memory of texts, empty if another embedder made its features."""
@@ -384,7 +403,8 @@ class Observer:
         """
         accuracy, seen = self._accuracy(), np.array(self._current().seen)
         with self._lock:
-            weight = seen + self._strengths
+            # an expectation is no evidence
+            weight = seen + np.where(self._strengths == PRIOR_EXPECTED, PRIOR_ASKS, self._strengths)
             flattered = (self._totals.inferred() * self._referees.bias_deviation()).sum(axis=0) / weight
         margin = 1.96 * np.sqrt(accuracy * (1 - accuracy) / weight + flattered**2)
         low, high = (accuracy - margin).clip(0, 1).tolist(), (accuracy + margin).clip(0, 1).tolist()

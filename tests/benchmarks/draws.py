@@ -13,10 +13,11 @@ surely below: by a permutation test of the signs of the differences at 5 %, divi
 processes.
 
 With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries, with no label,
-with some and with all, beside the vote of all (of equals the best backer wins), the best single endpoint of the same
-queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in the same way. The
-gain is that of accuracy - 0.1 cost over the cold start without feedback. Intervals are Student's over draws; logs
-without comparable answers are left out.
+with some and with all; also where the pool states the accuracies that its makers' MMLU scores let expect (as a control,
+those of other endpoints). Beside it are the vote of all (of equals the best backer wins), the best single endpoint of
+the same queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in the same
+way. The gain is that of accuracy - 0.1 cost over the cold start without feedback. Intervals are Student's over draws;
+logs without comparable answers are left out.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import argparse
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from focalroute.core.config import Endpoint
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import F64
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
@@ -57,17 +60,70 @@ from tests.benchmarks.rivals import OURS, WARM, rivals
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COMPARABLE = LOGS[:3]
 NOTHING, EVERYTHING = FeedbackPlan("none"), FeedbackPlan()
-#: What is played from the first query on, by its row: whether it is a cascade, and its feedback. Gains are over the
-#: first row.
-UNTRAINED: Mapping[str, tuple[bool, FeedbackPlan]] = {
-    "cold start, no feedback": (False, NOTHING),
-    "3 % labels, at random": (False, FeedbackPlan(share=0.03)),
-    "10 % labels, at random": (False, FeedbackPlan(share=0.1)),
-    "3 % labels, where members differ first": (False, FeedbackPlan(share=0.03, bias="disputed")),
-    "10 % labels, where members differ first": (False, FeedbackPlan(share=0.1, bias="disputed")),
-    "every label": (False, EVERYTHING),
-    "cascade, no feedback": (True, NOTHING),
-    "cascade, every label": (True, EVERYTHING),
+
+
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """What is played from the first query on.
+
+    Attributes:
+        expected: whether the pool states the accuracies that `MMLU` lets expect; shuffled: those of other endpoints.
+    """
+
+    feedback: FeedbackPlan = NOTHING
+    cascade: bool = False
+    expected: Literal["no", "yes", "shuffled"] = "no"
+
+
+#: By the row's name; gains are over the first row.
+UNTRAINED: Mapping[str, Untrained] = {
+    "cold start, no feedback": Untrained(),
+    "3 % labels, at random": Untrained(FeedbackPlan(share=0.03)),
+    "10 % labels, at random": Untrained(FeedbackPlan(share=0.1)),
+    "3 % labels, where members differ first": Untrained(FeedbackPlan(share=0.03, bias="disputed")),
+    "10 % labels, where members differ first": Untrained(FeedbackPlan(share=0.1, bias="disputed")),
+    "every label": Untrained(EVERYTHING),
+    "no feedback, expected by MMLU": Untrained(expected="yes"),
+    "every label, expected by MMLU": Untrained(EVERYTHING, expected="yes"),
+    "no feedback, MMLU of other endpoints": Untrained(expected="shuffled"),
+    "every label, MMLU of other endpoints": Untrained(EVERYTHING, expected="shuffled"),
+    "cascade, no feedback": Untrained(cascade=True),
+    "cascade, no feedback, expected by MMLU": Untrained(cascade=True, expected="yes"),
+    "cascade, every label": Untrained(EVERYTHING, cascade=True),
+}
+#: Percent right on MMLU, as the makers announced (of the base model where they gave no other).
+MMLU: Mapping[str, float] = {
+    "c4ai-command-r-v01": 68.2,
+    "claude-3-haiku-20240307": 75.2,
+    "claude-3-opus-20240229": 86.8,
+    "deepseek-chat": 77.8,
+    "deepseek-coder-v2": 79.2,
+    "gemini-1.5-flash": 78.9,
+    "gemini-1.5-flash-preview-0514": 78.9,
+    "gemini-1.5-pro-preview-0409": 81.9,
+    "gemma-2-27b-it": 75.2,
+    "gemma-2-9b-it": 71.3,
+    "gpt-3.5-turbo-0125": 70.0,
+    "gpt-4-0613": 86.4,
+    "gpt-4-1106-preview": 84.7,
+    "gpt-4o-2024-05-13": 88.7,
+    "gpt-4o-mini-2024-07-18": 82.0,
+    "jamba-1.5-large": 80.0,
+    "llama-3-70b": 82.0,
+    "mathstral-7b": 63.5,
+    "meta-llama-3-70b": 79.5,
+    "meta-llama-3-70b-instruct": 82.0,
+    "meta-llama-3-8b-instruct": 68.4,
+    "meta-llama-3.1-70b-instruct": 83.6,
+    "meta-llama-3.1-8b-instruct": 69.4,
+    "mistral-large-2": 84.0,
+    "mixtral-8x22b": 77.8,
+    "mixtral-8x7b-instruct-v0.1": 70.6,
+    "phi-3-mini-4k-instruct": 68.8,
+    "qwen1.5-110b": 80.4,
+    "qwen2-72b-instruct": 82.3,
+    "text-unicorn": 78.3,
+    "yi-34b": 76.3,
 }
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
@@ -140,16 +196,26 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
 
 def untrained(data: Path, log: str, seed: int, rows: int, name: str) -> tuple[float, ...]:
     """Accuracy, cost ratio and share of labels on a draw; the lead over the vote, the best single and the mixtures."""
-    by_rule, plan = UNTRAINED[name]
+    played = UNTRAINED[name]
     table = draw(data, log, seed, rows)
     every = np.arange(len(table.queries))
     costs, right = table.single_cost_ratios(every), table.accuracy(every)
-    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if by_rule else cold()
-    serving = Counted(policy, table.endpoints, seed=seed)
-    found = play(serving, table, every, feedback=FeedbackStream(replace(plan, seed=seed)))
+    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if played.cascade else cold()
+    serving = Counted(policy, stated(table.endpoints, seed, played.expected), seed=seed)
+    found = play(serving, table, every, feedback=FeedbackStream(replace(played.feedback, seed=seed)))
     accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
     beside = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
     return (accuracy, cost, serving.labels / len(every), *(accuracy - other for other in beside))
+
+
+def stated(endpoints: Sequence[Endpoint], seed: int, expected: str) -> Sequence[Endpoint]:
+    """The endpoints with an expected accuracy, see `Untrained`."""
+    if expected == "no":
+        return endpoints
+    scores = [MMLU[endpoint.name] / 100 for endpoint in endpoints]
+    if expected == "shuffled":
+        random.Random(seed).shuffle(scores)
+    return [replace(one, expected_accuracy=score) for one, score in zip(endpoints, scores, strict=True)]
 
 
 class Counted(Serving):
