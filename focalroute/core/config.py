@@ -77,6 +77,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("organization", "project"), 'give headers, such as {"OpenAI-Organization": "..."}'),
         **dict.fromkeys(("tags", "metadata"), "give it to ask()"),
         **dict.fromkeys(("weight", "order", "priority"), "leave it out; the policy chooses the endpoints"),
+        **dict.fromkeys(("accuracy", "quality", "score", "skill"), "expected_accuracy"),
         "api_version": "give it in the base_url, or a ready client such as AsyncAzureOpenAI as client=",
         "custom_llm_provider": "service",
         "max_parallel_requests": "max_concurrency",

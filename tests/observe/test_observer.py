@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from focalroute.core.records import Failure, Member, Observation, Outcome, Query, Reply, Usage
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.diversity import focal_diversity
+from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CANDIDATE, CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.observe.observer import Observer
@@ -80,6 +81,44 @@ def test_accuracy_is_shrunk_towards_the_pools_mean() -> None:
     assert column(seen, "seen") == pytest.approx([30 / 50, 10 / 30])
     assert column(seen, "relative_skill") == [0, 0]  # they never met
     assert context(seen, "level") == pytest.approx([2 * (mean - 0.5)])
+
+
+def expecting(*expected: float | None) -> Observer:
+    return Observer(NAMES[: len(expected)], [None] * len(expected), expected=expected)
+
+
+def test_expected_accuracies_count_as_differences_from_their_mean() -> None:
+    """One without takes the pool's level."""
+    seen = observe(expecting(0.9, 0.7, None).begin(query()))
+    assert expecting(0.9, 0.7, None).accuracy() == pytest.approx((0.6, 0.4, 0.5))
+    best, worst, other = column(seen, "relative_skill")
+    assert best == -worst > 0
+    assert other == pytest.approx(0, abs=1e-9)
+    assert expecting(0.5, 0.3, None).accuracy() == pytest.approx((0.6, 0.4, 0.5))
+
+
+def test_an_expectation_is_worth_a_hundred_answers() -> None:
+    observer = expecting(0.9, 0.7)
+    learned(observer, "a", 0.0, 100)
+    learned(observer, "b", 1.0, 100)
+    level = 101 / 202
+    assert observer.accuracy() == pytest.approx(((level + 0.1) / 2, (100 + 100 * (level - 0.1)) / 200))
+
+
+def test_an_expectation_is_no_evidence() -> None:
+    """The interval is as wide as without one, but for its middle."""
+    (low, high), _ = expecting(0.5, 0.5).accuracy_interval()
+    (low_unknown, high_unknown), _ = expecting(None, None).accuracy_interval()
+    assert (low, high) == (low_unknown, high_unknown)
+
+
+def test_a_trained_policys_record_replaces_an_expectation_where_it_has_one() -> None:
+    observer = expecting(0.9, 0.7, 0.8)
+    none = np.zeros((0, 3), np.float32)
+    features = np.zeros((0, len(text_features("x"))), np.float32)
+    accuracy, unknown = np.array([0.3, 0.7, 0.8], np.float32), np.full(3, np.nan, np.float32)
+    observer.adopt(Experience(("b", "z", "a"), accuracy, unknown, features, none, none))
+    assert observer.accuracy() == pytest.approx((0.5 + 0.25, 0.5 - 0.25, 0.5))
 
 
 def test_standing_compares_on_the_queries_both_were_asked() -> None:

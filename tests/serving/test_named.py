@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def taught(ensemble: Ensemble, n: int, seed: int = 1) -> list[Answer]:
         answers.append(ensemble.ask(question.text, choices=question.choices))
         ensemble.feedback(answers[-1], label_index=question.label)
     return answers
+
+
+@pytest.mark.parametrize("expected", ["large", "middle"])
+def test_the_endpoint_that_is_expected_to_be_the_best_is_asked_from_the_start(
+    pool: SimulatedPool, expected: str
+) -> None:
+    known = [replace(one, expected_accuracy=0.9 if one.name == expected else 0.6) for one in pool.endpoints]
+    with Ensemble(known, policy="best-single") as ensemble:
+        assert called([ensemble.ask(QUESTION, choices=CHOICES)]) == [[expected]]
 
 
 @pytest.mark.parametrize("name", [*SERVED_BASELINES, *ROUTERS])
