@@ -282,7 +282,8 @@ def _drawn(answer: StoredAnswer) -> int | None:
     if len(answer.members) < 2 or not any(answer.probabilities):
         return None
     asked = b"" if answer.trajectory is None else answer.trajectory.features.tobytes()
-    rng = random.Random(asked + repr(answer.probabilities).encode())  # noqa: S311 - no secret; ids differ between runs
+    told = np.array(answer.probabilities).tobytes()
+    rng = random.Random(asked + told)  # noqa: S311 - no secret; the answer's id would differ between runs
     return rng.choices(range(len(answer.probabilities)), answer.probabilities)[0]
 
 
