@@ -177,7 +177,7 @@ class Algebra:
         lowest = self.lowest(quotient)
         value = constant_value(lowest)
         if value is not None:
-            return write_number(value)
+            return write_number(value).replace("E+", "*10^").replace("E", "*10^")  # E would be a name
         if lowest.under == _ONE:
             return _sum_text(lowest.over)
         over, under = _sum_text(lowest.over), _sum_text(lowest.under)

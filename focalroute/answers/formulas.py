@@ -9,7 +9,7 @@ from focalroute.answers.algebra import NotMath, Quotient
 from focalroute.answers.expressions import GREEK, LONGEST, OPENING, ExpressionParser
 from focalroute.answers.final import FinalAnswer, normalise_final, only_bold
 from focalroute.answers.latex import select_formula, simplify_latex
-from focalroute.answers.numbers import write_number
+from focalroute.answers.numbers import with_scale
 from focalroute.answers.short import fold
 
 _LONGEST_FORMULA = 2_000  # characters
@@ -40,7 +40,7 @@ def read_math(text: str) -> str | None:
     >>> read_math("So $\\\\boxed{\\\\frac{1}{\\\\sqrt{2}}}$."), read_math("Answer: (x-1)(x+1)")
     ('sqrt(2)/2', 'x^2-1')
     """
-    return normalise_final(text, lambda answer: _form(_likeliest(answer)))
+    return normalise_final(with_scale(text), lambda answer: _form(_likeliest(answer)))
 
 
 def _likeliest(answer: FinalAnswer) -> str:
@@ -177,7 +177,7 @@ class _StatementParser(ExpressionParser):
         if not atoms:
             return text(sides[-1])
         if len(atoms) == 1 and not zero.keys() - {(), ((atoms[0], 1),)}:
-            return write_number(-zero.get((), Fraction(0)) / zero[((atoms[0], 1),)])
+            return text(algebra.number(-zero.get((), Fraction(0)) / zero[((atoms[0], 1),)]))
         return f"{algebra.monic_text(zero)}=0"
 
     def _inequality(self, sides: list[Quotient], relations: list[str]) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from focalroute.answers.numbers import THIN_SPACE, type_out
+from focalroute.answers.numbers import THIN_SPACE, multiply_out, type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # nested text commands
 _BETWEEN_THOUSANDS = re.compile(rf"(?<=\d)(?:{THIN_SPACE})(?=\d{{3}}(?!\d))")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:e(?=\d)|E\+?(?=-?\d))(-?\d+)(?![\w.])")  # not 2e-1, with Euler's e
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ()\[\]]|\\q?quad\b|~")
 _DOLLARS = re.compile(
     r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
@@ -97,6 +98,7 @@ def simplify_latex(formula: str) -> str:
     ('\\\\frac{1}{2}', '90', '12')
     """
     text = _BETWEEN_THOUSANDS.sub("", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^"))
+    text = _EXPONENT.sub(r"\1*10^{\2}", multiply_out(text))
     exact, *rounded = _APPROXIMATELY.split(_LOOKS.sub("", _SPACES.sub(" ", text)), maxsplit=1)
     text = rounded[0] if rounded and _NAMED.fullmatch(exact) else exact
     text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))

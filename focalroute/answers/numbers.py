@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from fractions import Fraction
+from math import prod
 
 from focalroute.answers.final import find_final
 
@@ -17,19 +19,24 @@ _TENS = (
     "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
 )  # fmt: skip
 _SMALL = {word: value for value, word in enumerate(_UNITS)} | {w: 10 * i for i, w in enumerate(_TENS, 2)}
-# Word -> how many zeros it adds.
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_MYRIADS = {"万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8}
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
+_SCALES |= {"billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
+_CHARACTERS = {"百": 2, "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12}  # zeros that each adds
 _FRACTION_WORDS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8}
 _FRACTION_WORDS |= {"ninth": 9, "tenth": 10, "halve": 2}
 
-_NUMBER_WORD = "|".join(sorted((*_SMALL, *_SCALES), key=len, reverse=True))
+_AND_PART = r"[\s-]+and[\s-]+an?[\s-]+(?P<and>half|third|quarter)\b"
+_SCALE = rf"(?:{'|'.join(_SCALES)})s?\b"
+_NUMBER_WORD = "|".join([*sorted(_SMALL, key=len, reverse=True), *(f"{word}s?" for word in _SCALES)])
 _NUMBER_IN_WORDS = re.compile(
     rf"(?:\b(?P<sign>minus|negative)\s+)?\b(?P<words>(?:{_NUMBER_WORD})(?:[\s-]+(?:and\s+)?(?:{_NUMBER_WORD}))*)\b"
-    rf"(?:[\s-]+(?P<part>{'|'.join(_FRACTION_WORDS)})s?\b|(?P<half>\s+and\s+a\s+half\b))?|^\W*(?:a\s+)?half\b",
+    rf"(?:\s+point(?P<point>(?:[\s-]+(?:oh|{_NUMBER_WORD})){{0,30}})\b"
+    rf"|(?:[\s-]+(?P<part>{'|'.join(_FRACTION_WORDS)})s?\b|{_AND_PART})"
+    rf"(?:(?:\s+of)?(?:\s+an?)?[\s-]+(?P<scale>{_SCALE}))?)?|^\W*(?:a\s+)?half\b",
     re.IGNORECASE,
 )
-_WORD = re.compile(_NUMBER_WORD, re.IGNORECASE)
+_ALONE = re.compile(r"(?:^|\ban?\s)\W*$", re.IGNORECASE)  # "a million", not "a few million"
+_WORD, _SCALE_WORD = re.compile(_NUMBER_WORD, re.IGNORECASE), re.compile("|".join(_SCALES))
 _MOST_WORDS = 16
 
 _EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)  # the current context may round
@@ -38,25 +45,33 @@ _NUMBER = r"(?:(?:(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2}){1,6},\d{3})(?!\d)|\d+)
 _BOUNDED = r"(?:\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})"
 _TIMES = r"\s*(?:\*|x|\u00d7|·|⋅|\\times|\\cdot)\s*"
 _TO_THE = r"\s*(?:\^|\*\*)\s*\{?\s*"
+_GAP = r"(?:[\s~$-]|\\[,;: ]|\\(?:text|mathrm)\s*\{)*"
+# What makes another number of the one before it, which is then not read.
+_UNCLEAR = (
+    rf"(?-i:[KMBT]\b)|{_GAP}(?:(?:m|b|tr)il{{1,2}}[ij]?(?:o|ó|oe)n\w*|mill?[ij]ar\w+|m(?:io|rd|ld|il|ila)\b|milh[ãõ]\w+"
+    r"|тыс\w*|миллион\w*|миллиард\w*|млн|млрд|[a-z]{1,12}illions?\b|(?:ten|hundred|thousand|million)ths?\b|and\s+(?:a\s+half\b|\d+\s*/\s*\d))"
+)
 # Tried in this order. Dates, times, ratios, versions, exponents, indices, roots and multiples of pi do not count as
 # numbers.
 _TOKEN = re.compile(
     rf"""(?=[-+$€£¥₹\d.^_*mns\\√])(?:
     (?P<none>(?:\^|_|\*\*)\s*\{{?\s*[-+]?\d+
-      |(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+
-      |(?<![\d.,])\d++:\d++
+      |(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+(?:\.\d+)?
+      |(?<![\d.,])\d++:\d++|0[xb][\da-f]+\b
       |(?:{_NUMBER}\s*)?(?:\\?sqrt\s*(?:\[\d+\])?\s*[{{(]?|√\s*\(?)\s*\d[\d.]*(?:[)}}]?\s*/\s*\d+)?
       |{_NUMBER}\s*(?:\\pi|π|pi\b))
-    |(?P<sign>(?<![\w)\]}}])[-+]|(?<![\d)\]}}]\ )\b(?:minus|negative)\s+)?[$€£¥₹]?(?:
+    |(?P<sign>(?<![\w)\]}}])[-+]|(?<=[=≈]\ )-\ |(?<![\d)\]}}]\ )\b(?:minus|negative)\s+)?[$€£¥₹]?(?:
       (?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})
-      |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>\d{{1,2}})(?!\d)
-      |(?:(?P<whole>\d{{1,18}})\s+)?(?P<over>{_BOUNDED})\s*/\s*(?P<under>{_BOUNDED})(?!\d)
+      |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>-?\d{{1,2}})(?!\d)
+      |(?:(?P<whole>\d{{1,18}})(?:\s+|-))?(?P<over>{_BOUNDED})\s*/\s*(?P<under>{_BOUNDED})(?!\d)
+       (?:(?:\s+of)?\s+an?(?=\s+{_SCALE}))?
       |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)
-       (?:\s*(?:(?P<scale>{"|".join(_SCALES)})\b|(?P<myriads>[{"".join(_MYRIADS)}])))?
-    )(?P<half>\s+and\s+a\s+half\b)?)""",
+    )(?:{_AND_PART})?
+    (?P<scales>(?:{_GAP}{_SCALE}){{1,3}}|\s*[{"".join(_CHARACTERS)}]{{1,4}}(?![米克瓦分]))?
+    (?P<unclear>(?<=[a-z])\s+\d[\d.,]*\s*{_SCALE}|(?<=[{"".join(_CHARACTERS)}])[\d{"".join(_CHARACTERS)}]|{_UNCLEAR})?)""",
     re.VERBOSE | re.IGNORECASE,
 )
-_LARGEST_WITH_HALF = 10**6  # "3 and a half"
+_LARGEST_WITH_PART = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
 # "2.5 hours (150 minutes).", "4 [1]", "4, not 5", "4 rather than 5", "146 as of 2023", "4.0 to 1 decimal"
 _ASIDE = re.compile(
@@ -65,17 +80,34 @@ _ASIDE = re.compile(
     re.IGNORECASE,
 )
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
-_DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\w]|[.,]\d)")  # 1.234.567
-_MONEY = re.compile(r"(?<=[$€£¥₹])(\d[\d,]{0,20}(?:\.\d{1,9})?)(k|mn?|bn?|tn?)\b", re.IGNORECASE)  # $2.5M
-_MONEY_SCALES = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
+_DOTTED = re.compile(  # 1.234.567; 1.234 €
+    r"(?<![\w.,])\d{1,3}(?:(?:\.\d{3}){2,}(?![\w]|[.,]\d)|\.\d{3}(?=\s?(?:€|Euro\b)))"
+)
+# "$2.5M", "5 M€", "5k", "5 bn"; but "300 K", "0.1 M", "5m" and "$5 m$" have units
+_SHORTENED = re.compile(
+    r"(?P<money>[$€£¥₹]\s?|\b(?:USD|EUR|GBP|INR)\s?)?(?<![\w.,])(?P<digits>\d[\d,]{0,20}(?:\.\d{1,9})?)"
+    r"(?P<scale>(?-i:k)|\s?bn|\s?(?P<of_money>k|m[mn]?|b|tn?))(?!\w|[^$\n]{0,80}\$(?!\d))"
+    r"(?P<after>\s?[€£¥₹]|\s?(?:USD|EUR|GBP|dollars|euros)\b)?",
+    re.IGNORECASE,
+)
+_SHORT_SCALES = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
+_PART_OF_SCALE = re.compile(  # "half a million", but not "two and a half million"
+    rf"(?P<mixed>\band\s+an?\s+)?(?:\ban?\s+)?\b(?P<part>half|quarter|(?:{'|'.join(_FRACTION_WORDS)})(?=\s+of\s))(?:\s+of)?(?:\s+an?)?[\s-]+(?={_SCALE})",
+    re.IGNORECASE,
+)
+_SCALE_OUTSIDE = re.compile(rf"(\*\*|\\boxed\{{|\$)([-€£¥₹\d.,]{{1,40}})(\*\*|\}}\$?|\$)(\s+{_SCALE})", re.IGNORECASE)
+_SCALED = re.compile(rf"(?<=[\d}}])[\s~]*(\\text\s*\{{)?\s*({_SCALE})", re.IGNORECASE)
 _BARE = " \t0123456789.,*_`$€£¥₹%+-"  # a line of these alone is nothing but a number
 _CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
+_REPEATING = re.compile(r"(?<![\d.,/*^])(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}")
 #: A space of typography or LaTeX.
 THIN_SPACE = r"[\u00a0\u2009\u202f]|\\[,!;: ]"
 _THIN = re.compile(rf"(?<=\d)(?:{THIN_SPACE}|_)(?=\d{{3}}(?!\d))")
-_FRACTION = re.compile(rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))")
+_FRACTION = re.compile(
+    rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*(-?)\s*({_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))"
+)
 # Else "**4" and "_4" would be an exponent and an index. A power (2**10) has no space before it, or has one behind it.
 _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9_)\]}*])(?:\*\*(?=\S)((?:[^*\n]|\*(?!\*))+)(?<=\S)\*\*|(__?)(?=\S)([^_\n]+)(?<=\S)\2)"
@@ -103,26 +135,23 @@ def read_number(text: str) -> str | None:
     >>> read_number("One hundred and twenty-one."), read_number("none")
     ('121', None)
     """
-    answer = find_final(text)
+    answer = find_final(with_scale(text))
     if answer is None:
         return None
     if answer.marked:
         marked = _plain_digits(answer.text)
         _, _, solved = _CLAUSE_END.split(marked, 1)[0].rpartition("=")
-        form = (
-            _number_in_digits(solved, _FIRST) or _number_in_digits(marked, _FIRST) or _number_in_words(marked, _FIRST)
-        )
+        form = _number_in_digits([solved, marked], _FIRST)
+        if form is None:
+            form = _number_in_words(marked, _FIRST)
         if form is not None or any(character.isdigit() for character in marked):
-            return form
+            return form or None
     lines = answer.reply.strip().splitlines()
     if len(lines) > 2 and not lines[0].strip(_BARE) and not lines[1].strip() and re.search(r"[^\W\d_]", lines[-1]):
         lines = lines[:1]  # an explanation follows
-    for line in reversed(lines):
-        line = _plain_digits(line)
-        form = _number_in_digits(_ASIDE.sub("", line), _LAST) or _number_in_digits(line, _LAST)
-        if form is not None:
-            return form
-    return _number_in_words(answer.text, _LAST)
+    plain = map(_plain_digits, reversed(lines))
+    form = _number_in_digits((text for line in plain for text in (_ASIDE.sub("", line), line)), _LAST)
+    return (_number_in_words(answer.text, _LAST) if form is None else form) or None
 
 
 def _plain_digits(text: str) -> str:
@@ -135,9 +164,38 @@ def _plain_digits(text: str) -> str:
     text = _THIN.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
     for grouped in (_SPACED, _DOTTED):
         text = grouped.sub(lambda m: re.sub(r"\D", "", m[0]), text)
-    text = _MONEY.sub(lambda m: f"{m[1]} {_MONEY_SCALES[m[2][0].casefold()]}", text)
+    text = _PART_OF_SCALE.sub(_part_in_digits, _SHORTENED.sub(_in_full, text))
     text = _DECIMAL_COMMA.sub(_with_decimal_point, text)
-    return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or m[3]}/{m[4] or m[5]}", text)
+    return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or ''}{m[3] or m[4]}/{m[5] or m[6]}", text)
+
+
+def with_scale(text: str) -> str:
+    """Move a scale to the number that it belongs to.
+
+    >>> with_scale("They are **2.5** million."), with_scale("$2.5$ million")
+    ('They are **2.5 million**.', '$2.5 million$')
+    """
+    return _SCALE_OUTSIDE.sub(r"\1\2\4\3", text)
+
+
+def multiply_out(text: str) -> str:
+    """Write scales as factors.
+
+    >>> multiply_out("2.5\\\\text{ million km}"), multiply_out("3 dozen")
+    ('2.5*1000000\\\\text{ km}', '3*12')
+    """
+    return _SCALED.sub(lambda m: f"*{_SCALES[m[2].casefold().removesuffix('s')]}{m[1] or ''}", text)
+
+
+def _in_full(match: re.Match[str]) -> str:
+    if match["of_money"] and not (match["money"] or match["after"]):
+        return match[0]
+    scale = _SHORT_SCALES[match["scale"].lstrip()[0].casefold()]
+    return f"{match['money'] or ''}{match['digits']} {scale}{match['after'] or ''}"
+
+
+def _part_in_digits(match: re.Match[str]) -> str:
+    return match[0] if match["mixed"] else f"1/{_FRACTION_WORDS[match['part'].casefold()]} "
 
 
 def _with_decimal_point(match: re.Match[str]) -> str:
@@ -149,11 +207,12 @@ def _with_decimal_point(match: re.Match[str]) -> str:
 
 
 def type_out(text: str) -> str:
-    """Replace superscript digits and fraction characters by plain text.
+    """Replace superscript digits, fraction characters and repeating decimals by plain text.
 
-    >>> type_out("5½ m²")
-    '5 1/2 m^2'
+    >>> type_out("5½ m²"), type_out("0.1\\\\overline{6}")
+    ('5 1/2 m^2', '15/90')
     """
+    text = _REPEATING.sub(_as_fraction, text)
     text = _RAISED.sub(lambda match: "^" + unicodedata.normalize("NFKC", match[0]).translate(_PLAIN), text)
     return _VULGAR.sub(_spelled, text)
 
@@ -179,29 +238,43 @@ def write_number(value: Fraction | Decimal) -> str:
     return format(value, "f") if abs(value.adjusted()) <= 40 else str(value)
 
 
+def _as_fraction(match: re.Match[str]) -> str:
+    before, places, repeated = match[1] + match[2], len(match[2]), match[3]
+    return f"{int(before + repeated) - int(before)}/{10**places * (10 ** len(repeated) - 1)}"
+
+
 def _spelled(match: re.Match[str]) -> str:
     return match[1] + (match[1] and " ") + unicodedata.normalize("NFKD", match[2]).replace("\u2044", "/")
 
 
-def _number_in_digits(text: str, which: int) -> str | None:
-    """Return the first or last number in the text, in canonical form; "10th" counts only if all are ordinals."""
-    found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
-    if not found:
-        return None
-    match = ([match for match in found if not _ORDINAL.match(text, match.end())] or found)[which]
+def _number_in_digits(texts: Iterable[str], which: int) -> str | None:
+    """Return the first or last number of the first text that has one, in canonical form; "" if it is unclear.
+
+    "10th" counts only if all are ordinals.
+    """
+    for text in texts:
+        found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
+        if found:
+            return _form(([match for match in found if not _ORDINAL.match(text, match.end())] or found)[which])
+    return None
+
+
+def _form(match: re.Match[str]) -> str:
     try:
-        value = _value(match)
+        value = None if match["unclear"] else _value(match)
         if value is None:
-            return None
-        if match["half"]:
-            if value >= _LARGEST_WITH_HALF or value != int(value):  # a fraction of 1e-9999999 would take minutes
-                return None
-            value = Fraction(value) + Fraction(1, 2)
-        if match["sign"] not in (None, "+"):
-            value = -value
-        return write_number(value)
-    except (InvalidOperation, Overflow):  # too large to be meant
-        return None
+            return ""
+        if match["and"]:
+            if value >= _LARGEST_WITH_PART or value != int(value):  # a fraction of 1e-9999999 would take minutes
+                return ""
+            value = Fraction(value) + Fraction(1, _FRACTION_WORDS[match["and"].casefold()])
+        if match["scales"]:
+            scale = prod(_SCALES[word] for word in _SCALE_WORD.findall(match["scales"].casefold()))
+            scale *= 10 ** sum(_CHARACTERS.get(character, 0) for character in match["scales"])
+            value = value * scale if isinstance(value, Fraction) else _EXACT.multiply(value, scale)
+        return write_number(value if match["sign"] in (None, "+") else -value)
+    except (InvalidOperation, Overflow, ZeroDivisionError):  # too large to be meant
+        return ""
 
 
 def _value(match: re.Match[str]) -> Fraction | Decimal | None:
@@ -216,12 +289,7 @@ def _value(match: re.Match[str]) -> Fraction | Decimal | None:
         if match["whole"] and over < under:  # "12 6/3" is not a mixed number
             return int(match["whole"]) + over / under
         return over / under
-    value = _decimal(match["plain"] + match["e"])
-    if match["scale"]:
-        value = _EXACT.scaleb(value, _SCALES[match["scale"].casefold()])
-    if match["myriads"]:
-        value = _EXACT.scaleb(value, _MYRIADS[match["myriads"]])
-    return value
+    return _decimal(match["plain"] + match["e"])
 
 
 def _decimal(digits: str) -> Decimal:
@@ -229,47 +297,61 @@ def _decimal(digits: str) -> Decimal:
 
 
 def _number_in_words(text: str, which: int) -> str | None:
-    """Return the first or last number in words, in canonical form; a lone "one" counts at the beginning only.
+    """Return the first or last number in words, in canonical form; "" if it is unclear.
 
-    >>> _number_in_words("two thirds", _FIRST)
-    '2/3'
+    A lone "one" counts at the beginning only.
+
+    >>> _number_in_words("two thirds", _FIRST), _number_in_words("zero point five million", _FIRST)
+    ('2/3', '500000')
     """
-    values = [value for match in _NUMBER_IN_WORDS.finditer(text) if (value := _value_in_words(match, text)) is not None]
-    return write_number(values[which]) if values else None
+    opening = next((at for at, character in enumerate(text) if character.isalnum()), 0)
+    found = [m for m in _NUMBER_IN_WORDS.finditer(text) if m.start() <= opening or m[0].casefold() != "one"]
+    if not found:
+        return None
+    value = _value_in_words(found[which], text)
+    return "" if value is None else write_number(value)
 
 
 def _value_in_words(match: re.Match[str], text: str) -> Fraction | None:
     if match["words"] is None:
         return Fraction(1, 2)
-    words = [word.casefold() for word in _WORD.findall(match["words"])]
-    if len(words) > _MOST_WORDS:
+    words = [word.removesuffix("s") for word in _WORD.findall(match["words"].casefold())]
+    before = text[max(0, match.start() - 10) : match.start()].casefold()
+    if len(words) > _MOST_WORDS or before.endswith("point "):
         return None
-    lone = words == ["one"] and match["part"] is None
-    if lone and any(character.isalnum() for character in text[: match.start()]):
+    if words[0] in _SCALES and (match["words"][-1] in "sS" or not _ALONE.search(before)):
         return None
     whole = _add_up(words)
-    if whole is None:
+    if whole is None or (match["and"] and words[-1] in _SCALES):  # "a million and a half" is 1.5 million
         return None
     value = Fraction(whole)
-    if match["part"]:
+    scales = _SCALE_WORD.findall((match["scale"] or match["point"] or "").casefold())
+    if match["point"] is not None:
+        decimals = _WORD.findall(match["point"].casefold().replace("oh", "zero"))
+        del decimals[len(decimals) - len(scales) :]
+        if not decimals or any(_SMALL.get(word, 10) > 9 for word in decimals):
+            return None
+        value += Fraction(int("".join(str(_SMALL[word]) for word in decimals)), 10 ** len(decimals))
+    elif match["part"]:
         value /= _FRACTION_WORDS[match["part"].casefold()]
-    if match["half"]:
-        value += Fraction(1, 2)
-    if match["sign"]:
-        value = -value
-    return value
+    elif match["and"]:
+        value += Fraction(1, _FRACTION_WORDS[match["and"].casefold()])
+    value *= prod(map(_SCALES.__getitem__, scales))
+    return -value if match["sign"] else value
 
 
 def _add_up(words: list[str]) -> int | None:
     """Add up the words of one number; None if they are several numbers, as in "five six"."""
-    total, below, room = 0, 0, 1000  # room: the next word must be less than this
+    total, below, room, largest = 0, 0, 1000, 10**18  # the next word must be less than room, a scale less than largest
     for word in words:
         if word == "hundred":
-            if below >= 10 or room == 100:
+            if below >= 100 or room == 100:
                 return None
             below, room = max(below, 1) * 100, 100
         elif word in _SCALES:
-            total, below, room = total + max(below, 1) * 10 ** _SCALES[word], 0, 1000
+            if _SCALES[word] >= largest:
+                return None
+            total, below, room, largest = total + max(below, 1) * _SCALES[word], 0, 1000, _SCALES[word]
         else:
             value = _SMALL[word]
             if value >= room or (value == 0 and len(words) > 1):
