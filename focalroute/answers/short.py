@@ -176,24 +176,36 @@ _MONTHS = (
 )
 _MONTH = rf"(?P<month>(?:{'|'.join(_MONTHS)})\b)\.?"
 _GERMAN = "januar|februar|märz|april|mai|juni|juli|august|september|oktober|november|dezember"
-_DAY = rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|er|º|\.(?=\s+(?:{_GERMAN})\b))?"
+_SUFFIX = rf"(?:st|nd|rd|th|er|º|\.(?=\s+(?:{_GERMAN})\b))?"
+_DAY = rf"(?P<day>\d{{1,2}}){_SUFFIX}"
 _OF = r"(?:(?:of|in|del?)\s+)?"
+_TO = r"\s?(?:[-\u2014/]|to|and|or|through|bis|und)\s?"
+_DAY_MONTH = rf"(?P<range>\d{{1,2}}{_SUFFIX}{_TO})?{_DAY}[\s-]+{_OF}{_MONTH}"
+_MONTH_DAY = rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}(?P<range>{_TO}\d{{1,2}}{_SUFFIX}(?![\w:]))?"
 _YEAR = r"(?P<year>\d{4})"
+_BC = r"\s*(?:BCE?|B\.C\.)"
+# After a day and a month, also one of three digits before punctuation; without the group it is unclear: "'99", "44 BC".
+_ANY_YEAR = (
+    rf"{_OF}(?:AD\s)?(?:(?P<year>\d{{4}}|\d{{3}}(?!\s+[a-z]{{3}}))(?!{_BC})"
+    rf"|['\u2019]?\d{{2,4}}(?![\w:]|,?\s+\d{{4}}|\s*[ap]\.?m\b)(?:{_BC})?)"
+)
 _NOT_WITHIN = r"(?<![\w/.-])"
-_ENDS = r"(?!(?!T\d)\w|/|[-.]\d)"
+_ENDS = rf"(?!(?!T\d)\w|/|[-.]\d|{_BC})"
 # The most complete forms first; "of" and commas may stand between the parts.
 _FORMS = tuple(
-    re.compile(_NOT_WITHIN + form + _ENDS, re.IGNORECASE)
-    for form in (
-        rf"{_DAY}[\s-]+{_OF}{_MONTH}[\s,-]+{_OF}{_YEAR}",
-        rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}[\s,-]+{_OF}{_YEAR}",
-        rf"{_YEAR}(?P<j>[-/.])(?P<number>\d{{1,2}})(?P=j){_DAY}",
-        rf"(?P<first>\d{{1,2}})(?P<j>[-/.])(?P<second>\d{{1,2}})(?P=j){_YEAR}",
-        rf"{_MONTH}[\s,-]+{_OF}{_YEAR}",
-        r"(?P<year>\d{4})-(?P<number>\d\d)",
-        rf"{_DAY}[\s-]+{_OF}{_MONTH}",
-        rf"{_MONTH}[\s-]+(?:the\s+)?{_DAY}",
-        r"(?P<year>[12]\d{3})",
+    [re.compile(_NOT_WITHIN + form + _ENDS, re.IGNORECASE) for form in forms]
+    for forms in (
+        (
+            rf"{_DAY_MONTH}[\s,-]+{_ANY_YEAR}",
+            rf"{_MONTH_DAY}[\s,-]+{_ANY_YEAR}",
+            rf"{_YEAR}[\s,-]+{_MONTH}[\s-]+{_DAY}(?![\s,-]+\d)",
+            rf"{_YEAR},?\s+{_DAY}[\s-]+{_OF}{_MONTH}(?![\s,-]+\d)",
+            rf"{_YEAR}(?P<j>[-/.])(?P<number>\d{{1,2}})(?P=j){_DAY}",
+            rf"(?P<first>\d{{1,2}})(?P<j>[-/.])(?P<second>\d{{1,2}})(?P=j)(?:{_YEAR}|\d\d)",
+        ),
+        (rf"{_MONTH}[\s,-]+{_OF}{_YEAR}", r"(?P<year>\d{4})-(?P<number>\d\d)"),
+        (_DAY_MONTH, _MONTH_DAY),
+        (r"(?P<year>[12]\d{3})",),
     )
 )
 _IN_CHARACTERS = re.compile(
@@ -209,8 +221,8 @@ def read_date(text: str) -> str | None:
 
     The form is "2024-03-03", "2024-03" without a day, "--03-03" without a year, or "2024" for a year alone. Weekday and
     time are ignored. In 03/04/2024 and 03-04-2024 the first number is the month (as in the USA) unless it is above 12;
-    in 03.04.2024 it is the day. Years have four digits, and months names of some languages, see `_MONTHS`. Dates that
-    do not exist are not read.
+    in 03.04.2024 it is the day. Years have four digits (September 4, 476 is read too), and months names of some
+    languages, see `_MONTHS`. Ranges, years before Christ, and dates that do not exist are not read.
 
     >>> read_date("The answer is Sunday, March 3rd, 2024."), read_date("31/01/2024"), read_date("3.4.2024")
     ('2024-03-03', '2024-01-31', '2024-04-03')
@@ -226,20 +238,21 @@ def read_date(text: str) -> str | None:
     return dates[0] if dates else None
 
 
-def _find_dates(text: str) -> list[str]:
-    """Return all dates in the most complete form that occurs, in order."""
+def _find_dates(text: str) -> list[str | None]:
+    """Return all dates of the most complete forms that occur, in order; None for one that is unclear or no date."""
     text = " ".join(text.translate({0x2010: "-", 0x2011: "-", 0x2013: "-"}).split())
-    yearless = [match[0] for match in _YEARLESS.finditer(text) if _read(match) == match[0]]
-    for form in (_IN_CHARACTERS, *_FORMS):
-        matches = list(form.finditer(text))
+    for forms in ([_IN_CHARACTERS], *_FORMS, [_YEARLESS]):
+        matches = [match for form in forms for match in form.finditer(text)]
         if matches:
-            return [date for match in matches if (date := _read(match)) is not None]
-    return yearless
+            return [_read(match) for match in sorted(matches, key=re.Match.start)]
+    return []
 
 
 def _read(match: re.Match[str]) -> str | None:
     parts = match.groupdict()
     year, day = parts.get("year"), parts.get("day")
+    if parts.get("range") or (year is None and "year" in parts):
+        return None
     if "month" in parts:
         names = enumerate(_MONTHS, 1)
         month = next(i for i, spelt in names if re.fullmatch(spelt, match["month"], re.IGNORECASE))

@@ -192,7 +192,16 @@ DATES = {
     "--03-03": ("3 March", "March 3rd", "the 3rd of March", "--03-03"),
     "2024": ("2024", "in 2024", "The year was 2024."),
     "--02-29": ("29 February", "Feb 29"), "2000-02-29": ("29 February 2000",), "1999-09-01": ("Sept. 1, 1999",),
-    None: ("", "30 February 2024", "13.13.2024", "2023-02-29", "soon", "<think>2024-03-03", "the 3rd", "03/04/24"),
+    "0476-09-04": ("September 4, 476", "4 September 476 AD", "On September 4, 476, Rome fell.", "0476-09-04"),
+    "0079-08-24": ("0079-08-24",), "--03-05": ("March 5, 10:30", "March 5, 10 am", "March 5 - 10:30"),
+    "2023-12-12": ("2023, December 12", "2023 December 12", "2023, 12 December", "2023-Dec-12"),
+    "2024-04-05": ("From 3 March 2024 to April 5, 2024",),
+    None: (
+        "4 September 99", "Sep 4 '99", "24 August AD 79", "March 15, 44 BC", "15 March 1044 BC", "1200 BC",
+        "March 3\u20135, 2024", "3\u20135 March 2024", "March 3 to 5, 2024", "3 and 5 March", "3/5 March 2024",
+        "On March 3, 500 people died.", "Sent on 2024-01-01.\n\nAnswer: Sep 4 '99",
+        "Sent on 2024-01-01.\n\nAnswer: 30 February 2024", "", "30 February 2024", "13.13.2024", "2023-02-29", "soon", "<think>2024-03-03", "the 3rd", "03/04/24",
+    ),
 }  # fmt: skip
 
 MATHS = {
