@@ -33,7 +33,8 @@ _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BULLET = re.compile(r"[-+*>#\u2022]+\s+(?=[^\W\d_])")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-z)])_\{?(\d{1,3})\}?")
 _EMOJI = re.compile("[\u2705\u2714\u274c\ufe0f\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff]")
-_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "&": " and "})
+_QUOTES = str.maketrans("\u2018\u2019", "''", '"\u201c\u201d\u201e«»') | {ord("&"): " and "}
+_PAIRS = (("[", "]"), ("{", "}"), ("(", ")"))
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative", "untrue"}
 #: Yes and no in other languages: alone, or at the beginning of an answer with neither in English.
@@ -91,7 +92,8 @@ def fold(text: str) -> str | None:
     text = unicodedata.normalize("NFKD", text).casefold()
     text = unicodedata.normalize("NFKC", _ACCENT.sub("", text.translate(_LETTERS)))
     text = _SUBSCRIPT.sub(r"\1", _HYPHEN.sub(" ", text).replace("**", ""))
-    text = " ".join((_EMOJI.sub(" ", text).strip(_AT_ENDS) or text).split()).strip(_AT_ENDS)
+    plain = _EMOJI.sub(" ", text)
+    text = _stripped(" ".join((plain if plain.strip(_AT_ENDS) else text).split()))
     if bullet := _BULLET.match(text):
         text = text[bullet.end() :]
     if _THOUSANDS.fullmatch(text):
@@ -101,6 +103,24 @@ def fold(text: str) -> str | None:
     if article:
         text = text[article.end() :]
     return text or None
+
+
+def _stripped(text: str) -> str:
+    """Strip punctuation from the ends, except for brackets with a partner inside.
+
+    >>> _stripped('"Paris (France)."'), _stripped("(b)")
+    ('Paris (France)', 'b')
+    """
+    inner = text.strip(_AT_ENDS)
+    before, _, after = text.partition(inner) if inner else ("", "", "")
+    for opening, closing in _PAIRS:
+        depth = lowest = 0
+        for character in inner:
+            depth += (character == opening) - (character == closing)
+            lowest = min(lowest, depth)
+        opened, closed = min(-lowest, before.count(opening)), min(depth - lowest, after.count(closing))
+        inner = opening * opened + inner + closing * closed
+    return inner
 
 
 def read_verdict(text: str) -> str | None:

@@ -114,6 +114,9 @@ SHORT = {
         "I think that would be Paris. It is on the Seine.", "**Capital**: Paris", "**Capital:** Paris",
         "Paris\n\nHope this helps!", "Paris\n\nLet me know if you have questions.", "Paris [1].", "Paris.[1][2]",
     ),
+    "paris (france)": ("Paris (France)", "Paris (France).", "**Paris (France)**", "It is \"Paris (France)\"."),
+    "f(g(x))": ("f(g(x))",), "(paris) (france)": ("(Paris) (France)",), "(+) x": ("(+) x.",),
+    "great gatsby": ("The Great Gatsby", "The \"Great Gatsby\"", "\u201cThe\u201d Great Gatsby", "«Great» Gatsby"),
     "new york city": ("New York City", "new  york city", "The New York City", "New-York City",
         "Answer: the New York city"),
     "st petersburg": ("St. Petersburg", "The answer is St. Petersburg. It is cold.", "St Petersburg"),
@@ -200,7 +203,8 @@ DATES = {
         "4 September 99", "Sep 4 '99", "24 August AD 79", "March 15, 44 BC", "15 March 1044 BC", "1200 BC",
         "March 3\u20135, 2024", "3\u20135 March 2024", "March 3 to 5, 2024", "3 and 5 March", "3/5 March 2024",
         "On March 3, 500 people died.", "Sent on 2024-01-01.\n\nAnswer: Sep 4 '99",
-        "Sent on 2024-01-01.\n\nAnswer: 30 February 2024", "", "30 February 2024", "13.13.2024", "2023-02-29", "soon", "<think>2024-03-03", "the 3rd", "03/04/24",
+        "Sent on 2024-01-01.\n\nAnswer: 30 February 2024", "", "30 February 2024", "13.13.2024",
+        "2023-02-29", "soon", "<think>2024-03-03", "the 3rd", "03/04/24",
     ),
 }  # fmt: skip
 
