@@ -21,6 +21,7 @@ _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _INITIALS = re.compile(r"\b[^\W\d_](?:\.\s?[^\W\d_]\b)+\.?")
 _ABBREVIATED = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
 _CITED = re.compile(r"(?<=[\s.])(?:\[\d{1,2}\])+[\s.]*$")
+_MOST_WORDS_BEFORE, _FEWEST_WORDS_AFTER = 6, 3  # of an answer before its explanation
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
 # "It is Paris.", "The capital of France is Paris.", "**Capital:** Paris"; others may name it at the beginning, as does
 # "The Nile is the longest river"
@@ -78,8 +79,17 @@ def read_short(text: str) -> str | None:
 
 
 def _likeliest(answer: FinalAnswer) -> str:
-    """Return the marked answer, else the reply's only bold words, else its last line; of a sentence what it states."""
+    """Return the marked answer, else the reply's only bold words, else its last line; of a sentence what it states.
+
+    If the last line opens with the first, as in "Paris.\\n\\nParis is the capital of France.", it is an explanation.
+    """
     text = (None if answer.marked else only_bold(answer.reply)) or answer.text
+    first, *rest = answer.reply.strip().split("\n\n", 1)
+    if rest and text == answer.text and not answer.marked and len(first.split()) <= _MOST_WORDS_BEFORE:
+        named, explained = fold(first) or "", fold(text) or ""
+        after = explained[len(named) :] if explained.startswith(named) else ""
+        if not after[:1].isalnum() and len(after.split()) >= _FEWEST_WORDS_AFTER:
+            return first
     stated = _STATED.match(text)
     return first_sentence(text[stated.end() :]) if stated else text
 
