@@ -52,13 +52,14 @@ _ALONE = _ELSEWHERE | dict.fromkeys(
 )  # fmt: skip
 _WORDS_SAID = {"yes", "yeah", "yep", "yup", "no", "nope", "nah"}
 _VERDICT = re.compile(
-    r"(?P<not>(?:\b(?:can)?not(?!\s+only\b)|\bnever|n['\u2019]t)\s+(?:[\w'\u2019]+\s+){0,3})?"
+    r"(?P<not>(?:\b(?:can)?not(?!\s+only\b)|\bnever|n['\u2019]t)\s+(?:[\w'\u2019]+\s+){0,3}|\b(?:hardly|far\s+from)\s+)?"
+    r"(?<!\bpartly )(?<!\bpartially )"
     rf"\b(?:(?P<yes>{'|'.join(_YES)})|(?P<no>{'|'.join(_NO)}))\b",
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(r"\*+|(?<![^\W_])_+|_+(?![^\W_])")
 _SAID = re.compile(r"(?:(?P<yes>yes|yeah|yep)|no|nope)\b[*_\"'`)]*(?:\s*[.,;:!\u2013\u2014-]|\s*\n)", re.IGNORECASE)
-_MIXED = re.compile(r"\s+(?:and|or)\b", re.IGNORECASE)
+_MIXED = re.compile(r"\s+(?:and|or)\b|\s*/", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"[,.;:!\n\u2013\u2014\u3001\u3002\uff0c\u060c]")
 _AROUND_VERDICT = " \t\r\n.,;:!?\"'`*_()[]{}$\\\u201c\u201d\u2018\u2019\u2705\u274c\u3002"
 #: What follows the "no" of "no reason", which is not a verdict; that of "no it is not" is one.

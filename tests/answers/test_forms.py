@@ -168,12 +168,15 @@ VERDICTS = {
         "No.\n\n**Explanation:** It's correct that they live in water, but they are mammals.", "Definitely not.",
         "Not really.", "Nein", "いいえ", "否", "No it is not", "\u274c No",
         "No, that cannot be, though some say it is true.", "Yes would be wrong.\nHence: no", "Nein, das ist falsch.",
-        "The statement is *not* true.", "It is not **true**.", "It is **never** true.", "That cannot be true.",
+        "The statement is *not* true.", "It is hardly true.", "That is far from true.",
+        "It is not **true**.", "It is **never** true.", "That cannot be true.",
         "It does **not** appear to be correct.", "I don't think it's true.", "No, 9 is **not** prime.", "__No__",
         "**Verdict**: No",
         "Não, o 9 é divisível por 3.", "不是\uff0c9不是质数。",
     ),
-    None: ("", "It depends.", "There is no evidence", "They say both yes and no.", "Yes and no.",
+    None: ("", "It depends.", "There is no evidence", "They say both yes and no.", "Yes / No",
+        "Partially correct.", "It is only partly true.",
+        "Yes and no.",
         "No such number exists.", "<think>yes", "42", "Right, let me see: it depends.", "Ja oder nein."),
 }  # fmt: skip
 
