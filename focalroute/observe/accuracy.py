@@ -35,19 +35,19 @@ def relative_accuracies(n: F64, right: F64, offsets: F64, strengths: F64) -> tup
     """Return accuracy minus level (..., K, N), and the levels (..., K), by the pool's window and by the shorter ones.
 
     In a shorter window few endpoints may have been asked. So its level is corrected for which ones were by their
-    relative accuracy in the pool's window. An endpoint without a long run keeps the latter: a shorter window would
-    forget it while it is not asked.
+    relative accuracy in the pool's window. An endpoint whose prior says nothing of it keeps the latter: a shorter
+    window would forget it while it is not asked.
 
     Args:
         n: (..., K, N) outcomes by window, the pool's first; the rest as for `shrunk_accuracy`.
     """
     accuracy, level = shrunk_accuracy(n[..., :1, :], right[..., :1, :], offsets, strengths)
     relative, total = accuracy - level[..., None], n.sum(axis=-1)
-    levels, estimates, long_run = _level(n, right, relative), relative, strengths > PRIOR_ASKS
-    if long_run.any():
+    levels, estimates, told = _level(n, right, relative), relative, strengths > PRIOR_ASKS
+    if told.any():
         estimates = _posterior_mean(n, right, levels, offsets, strengths) - levels[..., None]
     shorter = total < total[..., :1]
-    return np.where(shorter[..., None] & long_run, estimates, relative), np.where(shorter, levels, level)
+    return np.where(shorter[..., None] & told, estimates, relative), np.where(shorter, levels, level)
 
 
 def shrunk_accuracy(n: F64, right: F64, offsets: F64, strengths: F64) -> tuple[F64, F64]:
@@ -85,7 +85,7 @@ def departures(relative: F64, offsets: F64, strengths: F64) -> F64:
     Args:
         relative: (..., N) see `mixed`; the rest as for `shrunk_accuracy`.
     """
-    return np.where(strengths > PRIOR_ASKS, relative - offsets, 0.0)
+    return np.where(strengths == PRIOR_LONG_RUN, relative - offsets, 0.0)
 
 
 def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:
