@@ -49,7 +49,7 @@ _GAP = r"(?:[\s~$-]|\\[,;: ]|\\(?:text|mathrm)\s*\{)*"
 # What makes another number of the one before it, which is then not read.
 _UNCLEAR = (
     rf"(?-i:[KMBT]\b)|{_GAP}(?:(?:m|b|tr)il{{1,2}}[ij]?(?:o|ó|oe)n\w*|mill?[ij]ar\w+|m(?:io|rd|ld|il|ila)\b|milh[ãõ]\w+"
-    r"|тыс\w*|миллион\w*|миллиард\w*|млн|млрд|[a-z]{1,12}illions?\b|(?:ten|hundred|thousand|million)ths?\b|and\s+(?:a\s+half\b|\d+\s*/\s*\d))"
+    r"|тыс\w*|миллион\w*|миллиард\w*|млн|млрд|[a-z]{1,12}illions?\b|(?:ten|hundred|thousand|million)th(?:s|\b)|and\s+(?:a\s+half\b|\d+\s*/\s*\d))"
 )
 # Tried in this order. Dates, times, ratios, versions, exponents, indices, roots and multiples of pi do not count as
 # numbers.
