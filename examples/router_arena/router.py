@@ -19,7 +19,6 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool, validate_pool
 from focalroute.money.budget import BudgetGuard
-from focalroute.money.cost import typical_cost
 from focalroute.observe.observer import Observer
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
@@ -56,8 +55,7 @@ class ArenaRouter:
             raise ConfigError(f"policy: {policy} asks one endpoint after another; RouterArena takes one for each query")
         self._names, self._cost_weight = names, cost_weight
         self._guard = BudgetGuard(None, self.endpoints)
-        prices = [typical_cost(endpoint) for endpoint in self.endpoints]
-        self._observer = Observer(names, prices, expected=[one.expected_accuracy for one in self.endpoints])
+        self._observer = Observer.of(self.endpoints)
         self._observer.adopt(self._policy.experience)
 
     def choose(self, prompt: str) -> str:

@@ -92,7 +92,8 @@ _SHORTENED = re.compile(
 )
 _SHORT_SCALES = {"k": "thousand", "m": "million", "b": "billion", "t": "trillion"}
 _PART_OF_SCALE = re.compile(  # "half a million", but not "two and a half million"
-    rf"(?P<mixed>\band\s+an?\s+)?(?:\ban?\s+)?\b(?P<part>half|quarter|(?:{'|'.join(_FRACTION_WORDS)})(?=\s+of\s))(?:\s+of)?(?:\s+an?)?[\s-]+(?={_SCALE})",
+    r"(?P<mixed>\band\s+an?\s+)?(?:\ban?\s+)?"
+    rf"\b(?P<part>half|quarter|(?:{'|'.join(_FRACTION_WORDS)})(?=\s+of\s))(?:\s+of)?(?:\s+an?)?[\s-]+(?={_SCALE})",
     re.IGNORECASE,
 )
 _SCALE_OUTSIDE = re.compile(rf"(\*\*|\\boxed\{{|\$)([-€£¥₹\d.,]{{1,40}})(\*\*|\}}\$?|\$)(\s+{_SCALE})", re.IGNORECASE)

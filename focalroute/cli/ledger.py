@@ -154,12 +154,10 @@ _WINDOW = 500
 def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
     """Estimate savings from the store's ledger; the best single endpoint is that of an ensemble which starts now."""
     from focalroute.learn.reward import credit, outranks, unjudged
-    from focalroute.money.cost import savings, typical_cost
+    from focalroute.money.cost import savings
     from focalroute.observe.observer import Observer
 
-    names = [endpoint.name for endpoint in pool.endpoints]
-    prices = [typical_cost(one) for one in pool.endpoints]
-    observer = Observer(names, prices, expected=[one.expected_accuracy for one in pool.endpoints], window=_WINDOW)
+    observer = Observer.of(pool.endpoints, window=_WINDOW)
     sources: dict[str, str] = {}
 
     def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:

@@ -135,8 +135,8 @@ def _parsed(content: bytes) -> PoolFile:
     for name in ("ensemble", "embedder", "judge"):
         if not isinstance(data.get(name, {}), dict):
             raise ConfigError(f"{name}: write it as a table, [{name}]")
-    more = data.get("ensemble", {}), budget, data.get("embedder"), data.get("judge")
-    return PoolFile(validate_pool(endpoints), *more)
+    pool = validate_pool(endpoints)
+    return PoolFile(pool, data.get("ensemble", {}), budget, embedder=data.get("embedder"), judge=data.get("judge"))
 
 
 def endpoint_in_table(table: Mapping[str, Any], name: str) -> Endpoint:

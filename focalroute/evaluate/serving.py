@@ -21,7 +21,6 @@ from focalroute.endpoints.round import LOOK_AGAIN_S, WEIGH_AGAIN
 from focalroute.evaluate.replay import RecordedReply, Revealed, Turn
 from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
-from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import Pacer
 from focalroute.observe.drift import Change
 from focalroute.observe.exploration import Cost, Probing
@@ -83,9 +82,7 @@ class Serving:
         self.history: list[tuple[tuple[int, ...], ...]] = []
         self.confidence: list[float] = []
         self._names = tuple(endpoint.name for endpoint in endpoints)
-        prices = [typical_cost(e) for e in endpoints]
-        expected = [endpoint.expected_accuracy for endpoint in endpoints]
-        self._observer = Observer(self._names, prices, expected=expected, window=window, detect=detect, embed=embed)
+        self._observer = Observer.of(endpoints, window=window, detect=detect, embed=embed)
         self._guard = BudgetGuard(None, endpoints)
         self._learn_from_agreement = learn_from_agreement
         self._seed = seed

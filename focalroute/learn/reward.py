@@ -281,9 +281,9 @@ def _drawn(answer: StoredAnswer) -> int | None:
     """Draw a right candidate from the posterior; None if only one member replied, as the posterior is then its own."""
     if len(answer.members) < 2 or not any(answer.probabilities):
         return None
+    # Not from its id, which differs between runs with the same seed.
     asked = b"" if answer.trajectory is None else answer.trajectory.features.tobytes()
-    told = np.array(answer.probabilities).tobytes()
-    rng = random.Random(asked + told)  # noqa: S311 - no secret; the answer's id would differ between runs
+    rng = random.Random(asked + np.array(answer.probabilities).tobytes())  # noqa: S311 - no secret
     return rng.choices(range(len(answer.probabilities)), answer.probabilities)[0]
 
 

@@ -38,7 +38,7 @@ _CHEAPEST = 0.1  # of the pool's mean cost: least cost of a probe, so that a che
 _REMEMBERED = 100  # probes whose feedback may still come
 _COPIES = 0.5  # see `Referees.copies`
 _AT_RANDOM = 0.25  # of the labels
-_DISPUTED = (10, 0.2)  # at first: the share of disputed answers, as if of so many
+_DISPUTED = (10, 0.2)  # prior of the share of disputed answers: worth 10 answers, 0.2
 _LATEST = 500  # answers that the share of disputed ones is taken of
 
 

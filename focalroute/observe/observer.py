@@ -15,10 +15,13 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import combinations
+from typing import Any, Self
 
 import numpy as np
 
+from focalroute.core.config import Endpoint
 from focalroute.core.records import F32, F64, Outcome, Query
+from focalroute.money.cost import typical_cost
 from focalroute.observe.accuracy import (
     PRIOR_ASKS,
     PRIOR_EXPECTED,
@@ -127,6 +130,16 @@ class Observer:
         self._stats = self._renewed()
         self._stats_version = self._version
         self._begun = False  # whether an ask began since the statistics were last renewed by `learn`
+
+    @classmethod
+    def of(cls, endpoints: Iterable[Endpoint], **settings: Any) -> Self:
+        """Make the observer of a pool: names, prices and expected accuracies are those of its endpoints.
+
+        Args:
+            settings: the other keyword arguments.
+        """
+        names, prices, expected = zip(*((e.name, typical_cost(e), e.expected_accuracy) for e in endpoints), strict=True)
+        return cls(names, prices, expected=expected, **settings)
 
     def adopt(self, experience: Experience | None) -> None:
         """Replace long-run accuracies, memory and calibration by a policy's experience; None changes nothing.
@@ -403,7 +416,7 @@ class Observer:
         """
         accuracy, seen = self._accuracy(), np.array(self._current().seen)
         with self._lock:
-            # an expectation is no evidence
+            # What a user expects is not evidence.
             weight = seen + np.where(self._strengths == PRIOR_EXPECTED, PRIOR_ASKS, self._strengths)
             flattered = (self._totals.inferred() * self._referees.bias_deviation()).sum(axis=0) / weight
         margin = 1.96 * np.sqrt(accuracy * (1 - accuracy) / weight + flattered**2)

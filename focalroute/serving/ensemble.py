@@ -154,10 +154,7 @@ class AsyncEnsemble:
         self._pacer, self._time_pacer = make_pacers(
             settings.budget, store, settings.cost_weight, settings.usd_per_second, sum(filter(None, prices))
         )
-        expected = [endpoint.expected_accuracy for endpoint in self.endpoints]
-        self._observer = Observer(
-            self._names, prices, expected=expected, window=settings.window, embedder=self._embedding.name
-        )
+        self._observer = Observer.of(self.endpoints, window=settings.window, embedder=self._embedding.name)
         fetch(store, policy)
         self._slot = PolicySlot.open(policy)
         follower = Follower(store, self._slot, policy)

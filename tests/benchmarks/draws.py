@@ -13,11 +13,11 @@ surely below: by a permutation test of the signs of the differences at 5 %, divi
 processes.
 
 With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries, with no label,
-with some and with all; also where the pool states the accuracies that its makers' MMLU scores let expect (as a control,
-those of other endpoints). Beside it are the vote of all (of equals the best backer wins), the best single endpoint of
-the same queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in the same
-way. The gain is that of accuracy - 0.1 cost over the cold start without feedback. Intervals are Student's over draws;
-logs without comparable answers are left out.
+with some and with all; also where the pool states the MMLU scores of its models' makers as expected accuracies (as a
+control, those of other endpoints). Beside it are the vote of all (of equals the best backer wins), the best single
+endpoint of the same queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in
+the same way. The gain is that of accuracy - 0.1 cost over the cold start without feedback. Intervals are Student's over
+draws; logs without comparable answers are left out.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ NOTHING, EVERYTHING = FeedbackPlan("none"), FeedbackPlan()
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """What is played from the first query on.
+    """How a row of the table is played, from the first query on.
 
     Attributes:
-        expected: whether the pool states the accuracies that `MMLU` lets expect; shuffled: those of other endpoints.
+        expected: whether the endpoints' `MMLU` scores are stated as expected accuracies; shuffled: those of others.
     """
 
     feedback: FeedbackPlan = NOTHING
@@ -196,13 +196,13 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
 
 def untrained(data: Path, log: str, seed: int, rows: int, name: str) -> tuple[float, ...]:
     """Accuracy, cost ratio and share of labels on a draw; the lead over the vote, the best single and the mixtures."""
-    played = UNTRAINED[name]
+    way = UNTRAINED[name]
     table = draw(data, log, seed, rows)
     every = np.arange(len(table.queries))
     costs, right = table.single_cost_ratios(every), table.accuracy(every)
-    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if played.cascade else cold()
-    serving = Counted(policy, stated(table.endpoints, seed, played.expected), seed=seed)
-    found = play(serving, table, every, feedback=FeedbackStream(replace(played.feedback, seed=seed)))
+    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if way.cascade else cold()
+    serving = Counted(policy, stated(table.endpoints, seed, way.expected), seed=seed)
+    found = play(serving, table, every, feedback=FeedbackStream(replace(way.feedback, seed=seed)))
     accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
     beside = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
     return (accuracy, cost, serving.labels / len(every), *(accuracy - other for other in beside))

@@ -105,7 +105,7 @@ def test_an_expectation_is_worth_a_hundred_answers() -> None:
     assert observer.accuracy() == pytest.approx(((level + 0.1) / 2, (100 + 100 * (level - 0.1)) / 200))
 
 
-def test_an_expectation_is_no_evidence() -> None:
+def test_an_expectation_is_not_evidence() -> None:
     """The interval is as wide as without one, but for its middle."""
     (low, high), _ = expecting(0.5, 0.5).accuracy_interval()
     (low_unknown, high_unknown), _ = expecting(None, None).accuracy_interval()

@@ -1,4 +1,4 @@
-"""The ``[judge]`` table of a pool file, and the server with it."""
+"""The ``[judge]`` table of a pool file."""
 
 from __future__ import annotations
 
@@ -13,30 +13,23 @@ from focalroute.serving.judge import judge_from_pool_file
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
 from tests.loopback import until
-
-MEMBER = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://localhost:1/v1"\n'
-
-
-def written(folder: Path, table: str) -> Path:
-    path = folder / "pool.toml"
-    path.write_text(f"{MEMBER}\n{table}\n")
-    return path
+from tests.serving.pool_files import pool_of
 
 
 def test_without_a_table_nobody_judges(tmp_path: Path) -> None:
-    path = written(tmp_path, "")
+    path = pool_of(tmp_path, "")
     assert judge_from_pool_file(load_pool(path), path) is None
 
 
 def test_a_member_may_judge(tmp_path: Path) -> None:
-    path = written(tmp_path, '[judge]\nendpoint = "a"\nshare = 0.2\ncriteria = "Is it short?"')
+    path = pool_of(tmp_path, '[judge]\nendpoint = "a"\nshare = 0.2\ncriteria = "Is it short?"')
     pool = load_pool(path)
     assert judge_from_pool_file(pool, path) == Judge(pool.endpoints[0], share=0.2, criteria="Is it short?")
 
 
 def test_another_endpoint_may_judge(tmp_path: Path) -> None:
     prices = "input_usd_per_1m = 3\noutput_usd_per_1m = 9"
-    path = written(tmp_path, f'[judge]\nbase_url = "http://localhost:2/v1"\nmodel = "big"\n{prices}')
+    path = pool_of(tmp_path, f'[judge]\nbase_url = "http://localhost:2/v1"\nmodel = "big"\n{prices}')
     judge = judge_from_pool_file(load_pool(path), path)
     assert judge is not None
     assert isinstance(judge.by, Endpoint)
@@ -59,14 +52,13 @@ def test_another_endpoint_may_judge(tmp_path: Path) -> None:
     ],
 )
 def test_errors_in_the_table_are_named(tmp_path: Path, table: str, says: str) -> None:
-    path = tmp_path / "pool.toml"
-    path.write_text(f"{table}\n{MEMBER}" if table.startswith("judge") else f"{MEMBER}\n{table}\n")
+    path = pool_of(tmp_path, table)
     with pytest.raises(ConfigError, match=says):
         Ensemble.from_toml(path)
 
 
 def test_a_judge_given_in_code_wins(tmp_path: Path) -> None:
-    path = written(tmp_path, '[judge]\nendpoint = "a"')
+    path = pool_of(tmp_path, '[judge]\nendpoint = "a"')
     with Ensemble.from_toml(path, judge=None) as ensemble:
         assert ensemble.stats().judge is None
 

@@ -15,14 +15,7 @@ from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import pool_toml
 from tests.cli.calling import focalroute
 from tests.serving.embedders.encoder import write_encoder
-
-ENDPOINT = '[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://localhost:1/v1"\n'
-
-
-def pool_of(folder: Path, embedder: str) -> Path:
-    path = folder / "pool.toml"
-    path.write_text(f"{ENDPOINT}\n{embedder}\n")
-    return path
+from tests.serving.pool_files import pool_of
 
 
 def test_without_a_table_there_is_none(tmp_path: Path) -> None:
@@ -62,8 +55,7 @@ def test_files_are_relative_to_it(tmp_path: Path) -> None:
     ],
 )
 def test_errors_in_the_table_are_named(tmp_path: Path, table: str, says: str) -> None:
-    path = tmp_path / "pool.toml"
-    path.write_text(f"{table}\n{ENDPOINT}" if table.startswith("embedder") else f"{ENDPOINT}\n{table}\n")
+    path = pool_of(tmp_path, table)
     with pytest.raises(ConfigError, match=says) as raised:
         Ensemble.from_toml(path)
     assert str(path) in str(raised.value)
