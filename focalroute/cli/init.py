@@ -22,8 +22,10 @@ _MOST_LOCAL = 8
 _QUESTION = "What is 17 + 25?"
 #: Without a store, the record of learning and spending ends with the program.
 _STORE = '[ensemble]\nstore = "focalroute.db" # relative to the folder the program runs in\n'
-
-
+#: Only differences count, so that one endpoint alone needs none.
+_EXPECTED = (
+    "# To each endpoint add how often it is right, such as its score on a public benchmark: expected_accuracy = 0.8\n\n"
+)
 #: Services whose keys are looked for, with a few models each to start with; models that a service does not list are
 #: left out.
 _MODELS: Mapping[str, tuple[str, ...]] = {
@@ -167,7 +169,7 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
     if usd_total is not None:
         budget = f"\n[budget]\nusd_total = {parse_usd(usd_total, 'usd_total'):f}\n"
     names = set[str]()
-    text = ""
+    text = _EXPECTED if len(tables) > 1 else ""
     for table in tables:
         base = table["model"].rsplit("/", 1)[-1].lower()
         name = next(one for one in chain([base], (f"{base}-{n}" for n in count(2))) if one not in names)

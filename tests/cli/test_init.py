@@ -40,7 +40,9 @@ def test_your_own_server_becomes_a_pool_that_is_checked_and_asked(
     assert pool.budget is not None
     assert not pool.budget.allow_unpriced
     assert pool.ensemble == {"store": "focalroute.db"}
-    assert "no budget limits it" in Path("pool.toml").read_text("utf-8")
+    written = Path("pool.toml").read_text("utf-8")
+    assert "expected_accuracy" in written
+    assert "no budget limits it" in written
     with Ensemble("pool.toml") as ensemble:
         ensemble.feedback(told["answer"]["id"], reward=1)
         assert sum(one.calls for one in ensemble.stats().endpoints.values()) > 0
