@@ -111,7 +111,7 @@ def test_a_long_name_of_a_field_is_not_sent_back_whole(url: str, prefix: str) ->
     [
         (b"", "is empty; send a JSON object"),
         (b" \n", "is empty; send a JSON object"),
-        (b'{"model":\n  "focalroute",\n}', "not valid JSON: line 3, column 1"),
+        (b'{"model":\n  "focalroute",\n5}', "not valid JSON: line 3, column 1"),
         (b"[]", "must be a JSON object"),
         (b"5", "must be a JSON object"),
         (b"\xff\xfe", "JSON"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,6 @@ def test_a_caller_learns_what_to_do_and_the_log_has_the_rest_under_the_same_id(
 def test_a_failed_ask_has_the_id_that_its_calls_have_in_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sqlite3
-
     async def says(_: web.Request, __: Any) -> web.StreamResponse:
         return json_reply(completion("neither"))
 
@@ -90,7 +90,7 @@ def test_a_failed_ask_has_the_id_that_its_calls_have_in_the_ledger(
     assert got == 502
     assert "names none of the choices" in body
     assert "ask without choices" in body
-    with sqlite3.connect(store) as db:
+    with closing(sqlite3.connect(store)) as db, db:
         (answer_id,) = db.execute("SELECT DISTINCT answer_id FROM ledger").fetchone()
     assert request_id == f"chatcmpl-{answer_id}"
 
