@@ -9,6 +9,8 @@ from __future__ import annotations
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
+from focalroute.core.dollars import MONEY
+
 #: The longest time between the end of a call and its settlement in the store.
 GRACE_S = 60.0
 #: How long part of a reservation stays held for a call that may have been billed; at least as long as any period.
@@ -25,22 +27,22 @@ _PICO = Decimal(10) ** 12
 
 def to_pico(usd: Decimal | None) -> int | None:
     """USD as whole picodollars (1e-12 USD), rounded half to even."""
-    return None if usd is None else int((usd * _PICO).to_integral_value(ROUND_HALF_EVEN))
+    return None if usd is None else int(MONEY.multiply(usd, _PICO).to_integral_value(ROUND_HALF_EVEN))
 
 
 def pico_above(usd: Decimal) -> int:
     """USD as whole picodollars, rounded up: a reservation never holds less than its amount."""
-    return int((usd * _PICO).to_integral_value(ROUND_CEILING))
+    return int(MONEY.multiply(usd, _PICO).to_integral_value(ROUND_CEILING))
 
 
 def pico_below(usd: Decimal) -> int:
     """USD as whole picodollars, rounded down: a limit never allows more than its amount."""
-    return int((usd * _PICO).to_integral_value(ROUND_FLOOR))
+    return int(MONEY.multiply(usd, _PICO).to_integral_value(ROUND_FLOOR))
 
 
 def from_pico(pico: int) -> Decimal:
     """Picodollars as USD, exact to 28 digits."""
-    return Decimal(pico) / _PICO
+    return MONEY.divide(Decimal(pico), _PICO)
 
 
 class Account(NamedTuple):

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from decimal import Decimal
+from decimal import Decimal, DefaultContext
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +393,18 @@ def test_amounts_are_rounded_against_the_spender_and_limits_down(engine: Engine)
         assert store.balances(limits).result(10)[TOTAL].reserved == Decimal("1e-12")
 
 
+def test_amounts_do_not_depend_on_the_decimal_context_of_the_thread_that_commits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may lower the precision of all threads that begin later; bills were then stored rounded."""
+    amount = Decimal("0.000123456789")
+    monkeypatch.setattr(DefaultContext, "prec", 4)
+    with closing(engine.open()) as store:
+        store.open_accounts([TOTAL])
+        store.write(bill(hold(1, 1), 0.0, amount)).result(10)
+        assert store.balances([TOTAL]).result(10)[TOTAL].spent == amount
+
+
 def test_balances_are_exact_beyond_64_bits_of_picodollars(engine: Engine) -> None:
     limits = {TOTAL: Decimal(10) ** 9}
     with closing(engine.open()) as store:
@@ -412,6 +424,19 @@ def test_settling_or_releasing_twice_ends_it_once(engine: Engine) -> None:
         store.write(bill(hold(1, 1), at, None), *released).result(10)
         assert store.balances([TOTAL]).result(10) == {TOTAL: Balance(ZERO, ZERO)}
         assert store.verify() == ()
+
+
+def test_a_bill_that_cannot_be_stored_does_not_count_as_others_are(tmp_path: Path) -> None:
+    """Where the balance of its tag was damaged, the balance of all calls counted it nevertheless."""
+    tags = [f"t{i}" for i in range(8)]
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.open_accounts([TOTAL, *map(Account, tags)])
+        on_thread(store, lambda db: db.execute("UPDATE balances SET spent = 'x' WHERE tag <> ''"))
+        bills = [replace(bill(hold(tag, 1), 0.0, Decimal(1)), tags=(tag,)) for tag in tags]
+        *failed, stored = store.write_calls([(one,) for one in (*bills, bill(hold(9, 1), 0.0, Decimal(1)))]).result(10)
+        assert all(failed)
+        assert stored is None
+        assert store.balances([TOTAL]).result(10)[TOTAL].spent == 1
 
 
 @pytest.mark.parametrize("damage", ["UPDATE balances SET spent = '5'", "DELETE FROM reservations"])

@@ -343,12 +343,12 @@ class AccountBalances:
 
         A time far ahead comes from a wrong clock, and moves no period; `_state` mends an account in such a period.
         """
-        for tag in {"", *tags}:
-            for account, state in list(self._of(tag).items()):
-                period = account.period(at)
-                changed = state.add(period, spent, reserved)
-                if changed is not state and account.credible(max(period, state.period), self._now):
-                    self._set(account, changed)
+        found = [one for tag in {"", *tags} for one in self._of(tag).items()]  # first all, as one may be damaged
+        for account, state in found:
+            period = account.period(at)
+            changed = state.add(period, spent, reserved)
+            if changed is not state and account.credible(max(period, state.period), self._now):
+                self._set(account, changed)
 
     def _state(self, account: Account, at: float) -> AccountState:
         state = self._of(account.tag).get(account, AccountState(0))
