@@ -393,6 +393,17 @@ def test_verify_finds_damaged_pages(tmp_path: Path) -> None:
         assert store.verify() == ()
 
 
+def test_a_damaged_value_is_a_store_error(tmp_path: Path) -> None:
+    """It was a TypeError."""
+    path = filled(tmp_path / "s.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA writable_schema = 1")
+        db.execute("UPDATE sqlite_master SET sql = replace(sql, 'cost_source TEXT NOT NULL', 'cost_source TEXT')")
+    edit(path, "UPDATE ledger SET cost_source = NULL")
+    with closing(SqliteStore(path)) as store, pytest.raises(StoreError, match=r"s\.db: .*; restore it from a copy"):
+        store.totals()
+
+
 def test_a_damaged_probe_counts_as_none(tmp_path: Path) -> None:
     """The endpoint is probed again, and the new probe replaces it."""
     path = filled(tmp_path / "s.db")

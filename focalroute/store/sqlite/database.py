@@ -62,7 +62,7 @@ def store_error(name: str, error: Exception) -> StoreError:
 
 def _code(error: Exception) -> int:
     """SQLite's primary result code; 0 if there is none."""
-    if isinstance(error, UnicodeDecodeError):
+    if not isinstance(error, sqlite3.Error | OSError):  # a damaged value may raise anything
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 

@@ -387,7 +387,9 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 result = job.work(self._connection)
         except BaseException as error:  # noqa: BLE001 - raised in the waiting reader
             database.roll_back(self._connection)
-            job.future.set_exception(self._error(error) if isinstance(error, database.FAILURES) else error)
+            if isinstance(error, Exception) and not isinstance(error, FocalrouteError):
+                error = self._error(error)
+            job.future.set_exception(error)
         else:
             # Nothing was written, and a damaged database may fail to commit even that.
             database.roll_back(self._connection)
