@@ -74,6 +74,7 @@ class Bill:
     """The usage and cost of one attempt at one endpoint.
 
     Attributes:
+        cost: to the ledger's precision, so that receipts and ledger add up to the same.
         doubt: for an estimate, the USD that the attempt may have cost on top of ``cost``.
     """
 
@@ -82,6 +83,10 @@ class Bill:
     cost: Decimal | None
     source: CostSource
     doubt: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        if self.cost is not None and self.cost != (rounded := self.cost.quantize(_FINEST)):
+            self.cost = rounded
 
     @staticmethod
     def total(bills: Sequence[Bill]) -> tuple[Usage | None, Decimal | None, CostSource]:
@@ -134,7 +139,7 @@ def bill_of(
         return Bill(endpoint.name, None, None, "unknown")
     if usual is None:
         return Bill(endpoint.name, None, bound, "reserved", Decimal(0))
-    cost = (usual.mean / 2).quantize(_FINEST)  # the ledger's precision, so that receipts add up exactly
+    cost = (usual.mean / 2).quantize(_FINEST)
     return Bill(endpoint.name, None, cost, "reserved", min(usual.dearer * 3 / 2, bound) - cost)
 
 

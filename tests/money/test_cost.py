@@ -76,6 +76,12 @@ def test_an_estimate_is_as_fine_as_the_ledger_keeps_it() -> None:
     assert (bill.cost, bill.doubt, bill.source) == (Decimal("0.000001666667"), Decimal("0.000005833333"), "reserved")
 
 
+def test_a_stated_cost_is_as_fine_as_the_ledger_keeps_it() -> None:
+    """Services compute it in floating point; receipts then had more digits than the ledger."""
+    stated = [Usage(1, 1, cost_usd=Decimal(usd)) for usd in ("0.00014523000000000002", "0.0001")]
+    assert [str(bill_of(UNPRICED, usage, None).cost) for usage in stated] == ["0.000145230000", "0.0001"]
+
+
 def test_a_bill_above_its_bound_is_warned_of_once_a_minute_for_each_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
