@@ -217,6 +217,8 @@ class _Shape:
         prompt, completion, cached = (self._per_million(model.get(name)) for name in self.names)
         if prompt is None or completion is None or (prompt == completion == 0 and not self.free):
             return None
+        if self._per_million(model.get("request")):  # OpenRouter: a fee for each call, such as for a search
+            return None
         if cached is None:
             cached = prompt
         return Price(prompt, completion, cached)

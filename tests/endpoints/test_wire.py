@@ -150,6 +150,8 @@ def test_usage_and_the_provider_s_own_cost_are_read_exactly() -> None:
     assert decode(reply(usage=usage)).usage == Usage(100, 20, 64, 12, Decimal("0.00014265"))
     estimated = {"prompt_tokens": 1, "completion_tokens": 1, "estimated_cost": 1.65e-05}
     assert decode(reply(usage=estimated)).usage == Usage(1, 1, cost_usd=Decimal("0.0000165"))
+    ticks = {"prompt_tokens": 1, "completion_tokens": 1, "cost_in_usd_ticks": 37756000}  # xAI's
+    assert decode(reply(usage=ticks)).usage == Usage(1, 1, cost_usd=Decimal("0.0037756"))
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ OPENROUTER = {
         {"id": "org/a:free", "pricing": {"prompt": "0", "completion": "0"}},
         {"id": "openrouter/auto", "pricing": {"prompt": "-1", "completion": "-1"}},
         {"id": "org/odd", "pricing": {"prompt": "cheap", "completion": None}},
+        {"id": "org/searches", "pricing": {"prompt": "0.000001", "completion": "0.000001", "request": "0.005"}},
     ]
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from focalroute.core.shapes import as_object, objects_in
 _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more
 _MAX_TOKEN_COUNT = 10**9
+_MOST_TICKS = Decimal(10**15)  # 100,000 USD
 _EXACT = Context(prec=50)  # adds two such amounts without rounding
 #: Names for a reply that was cut or withheld -> OpenAI's. Gemini passes its own on, in capitals or after a colon.
 _FINISHES = {
@@ -166,7 +167,13 @@ def stated_cost(payload: object) -> Decimal | None:
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """Return the cost, USD, with OpenRouter's upstream charge to a caller's own key unless `is_byok` is false."""
+    """Return the cost, USD, with OpenRouter's upstream charge to a caller's own key unless `is_byok` is false.
+
+    xAI states ticks of 1e-10 USD (https://docs.x.ai/developers/cost-tracking).
+    """
+    ticks = stated_usd(usage.get("cost_in_usd_ticks"), _MOST_TICKS)
+    if ticks is not None:
+        return ticks.scaleb(-10)
     cost = stated_usd(usage.get("cost", usage.get("estimated_cost")))
     upstream = None if cost is None else _within(usage, "cost_details", "upstream_inference_cost")
     if cost is None or upstream is None or usage.get("is_byok") is False:
