@@ -121,7 +121,8 @@ def _dollars(usd: Decimal | None) -> str:
 
 
 def _line(key: str, cells: Iterable[object]) -> str:
-    return f"{key:28} " + " ".join(f"{cell:>12}" for cell in cells)
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in key)  # a tag may hold anything
+    return f"{shown:28} " + " ".join(f"{cell:>12}" for cell in cells)
 
 
 _DIFFERENCE = ("tag", "period_s", "spent", "reserved", "ledger_spent", "ledger_reserved")

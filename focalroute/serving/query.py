@@ -417,6 +417,8 @@ def checked_tags(tags: Sequence[str], most: int = MAX_TAGS) -> tuple[str, ...]:
         raise ConfigError("tags: give a list of strings")
     if len(listed) > most or any(len(tag) > MAX_TAG_LENGTH for tag in listed):
         raise ConfigError(f"tags: give at most {most}, each of at most {MAX_TAG_LENGTH} characters")
+    if any("\0" in tag for tag in listed):
+        raise ConfigError("tags: hold a NUL character, at which a SQLite store would cut them; remove it")
     try:
         "".join(listed).encode()
     except UnicodeEncodeError:

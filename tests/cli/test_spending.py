@@ -68,6 +68,13 @@ def test_by_tag_each_call_counts_once_for_each_of_its_tags(path: Path) -> None:
     }
 
 
+def test_a_tag_cannot_control_the_terminal(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.write(LedgerRow("1", "a", DAY, None, Decimal(1), "price", ("x\x1b[2J\ny",))).result(10)
+    lines = command("--store", tmp_path / "s.db", "--by", "tag").splitlines()
+    assert [line[:9].strip() for line in lines] == ["tag", "x\ufffd[2J\ufffdy"]
+
+
 @pytest.mark.usefixtures("no_period_ends")
 def test_by_day_as_a_table(path: Path) -> None:
     lines = [line.split() for line in command("--store", path, "--by", "day").splitlines()]

@@ -132,7 +132,7 @@ def test_a_new_name_for_a_type_is_that_type() -> None:
     assert make_query("q", answer=NewType("apples", count)).answer is TYPES[int]
 
 
-@pytest.mark.parametrize("tags", ["tenant", None, 5, [1], ["a", None], ["\ud800"]])
+@pytest.mark.parametrize("tags", ["tenant", None, 5, [1], ["a", None], ["\ud800"], ["a\0b"]])
 def test_tags_are_a_list_of_texts(tags: Any) -> None:
     with pytest.raises(ConfigError, match="tags: "):
         make_query("q", tags=tags)
