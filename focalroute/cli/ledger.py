@@ -149,8 +149,6 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
 
 # -- what was saved ----------------------------------------------------------------------------------------------------
 
-_WINDOW = 500
-
 
 def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
     """Estimate savings from the store's ledger; the best single endpoint is that of an ensemble which starts now."""
@@ -158,21 +156,22 @@ def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
     from focalroute.money.cost import savings
     from focalroute.observe.observer import Observer
 
-    observer = Observer.of(pool.endpoints, window=_WINDOW)
+    window, agreement = pool.ensemble.get("window", 500), pool.ensemble.get("learn_from_agreement", True)
+    observer = Observer.of(pool.endpoints, window=window)
     sources: dict[str, str] = {}
 
     def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         for stored, feedback in rows:
             known = sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
+                if agreement:
+                    observer.agree(*unjudged(stored), again=True)
                 observer.learn(credit(stored, feedback), feedback.created_at)
                 sources[stored.id] = feedback.source
 
-    store.subscribe(absorb, last=_WINDOW)
-    if pool.ensemble.get("learn_from_agreement", True):
-        for stored, said in store.recent(_WINDOW):
-            if not said:
-                observer.agree(*unjudged(stored))
+    store.subscribe(absorb, last=window)
+    for stored, _ in store.recent(window) if agreement else ():
+        observer.agree(*unjudged(stored))
     return savings(pool.endpoints, store, observer.accuracy())
 
 

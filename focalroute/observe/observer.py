@@ -52,7 +52,7 @@ _AGREED_AT_ONCE = 8
 _AGREED_SHARE = 16
 _FIRST_AGREED = 32
 _KEPT = 0.999  # share of the count of pairs that is left after another answer
-_LEAST_MET = 1e-9  # below this too few pairs of replies are left to tell how often the two differ
+_LEAST_MET = 1e-9  # below this too few pairs that differed are left to tell how often they do
 _UNSETTLED = 200  # outcomes after a change during which the pool counts as unsettled
 
 
@@ -191,16 +191,11 @@ class Observer:
         Returns:
             The changes it reveals, by endpoint (see `focalroute.observe.drift`); these endpoints' outcomes from before
             are forgotten.
-
-        Raises:
-            ValueError: a value of ``outcome.right`` is not within [0, 1]; nothing is then learned.
         """
         with self._lock:
             self._count()
             known = self._known()
             new = outcome.answer_id not in self._window
-            if new:
-                self._meet(outcome)
             before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
                 here = sorted(self._index[name] for name in row if name in self._index)
@@ -223,7 +218,7 @@ class Observer:
             self._renew_if_begun()
         return changes
 
-    def agree(self, outcome: Outcome, choices: int | None) -> None:
+    def agree(self, outcome: Outcome, choices: int | None, *, again: bool = False) -> None:
         """Learn from an answer without feedback: infer from agreement how likely each member was right.
 
         Later feedback replaces it; it is ignored if the answer already has feedback.
@@ -232,11 +227,13 @@ class Observer:
             outcome: with an empty ``right``.
             choices: of a closed question; `OPEN_CHOICES` of a free-form one; None if its answers cannot be compared:
                 only costs, latencies and lengths are learned.
+            again: whether the answer is known already: how often members differ is not counted again.
         """
         with self._lock:
+            if not again:
+                self._meet(outcome)
             if outcome.answer_id in self._window:
                 return
-            self._meet(outcome)
             here = [name for name in outcome.members if name in self._index]
             if choices is not None and len(here) > 1:
                 outcome = self._judged(outcome, here, choices)
@@ -484,9 +481,9 @@ class Observer:
         self._changed.clear()
 
     def _meet(self, outcome: Outcome) -> None:
-        """Count an answer's pairs of replies, if it is new."""
+        """Count an answer's pairs of replies."""
         here = np.array(self._here(outcome.members), np.intp)
-        if len(here) > 1 and outcome.answer_id not in self._agreed:
+        if len(here) > 1:
             self._met *= _KEPT
             self._met[: 1 + outcome.disputed, here[:, None], here] += 1
 
@@ -500,7 +497,8 @@ class Observer:
         if not len(self._agreed):
             return together
         met, differed = self._met
-        return np.maximum(together, disputed * met / np.maximum(differed, _LEAST_MET))
+        known = differed > _LEAST_MET
+        return np.maximum(together, np.divide(disputed * met, differed, out=np.zeros(met.shape), where=known))
 
     def _known(self) -> F64:
         """Return the totals of labels and of agreement, see `PoolTotals.known`."""

@@ -207,15 +207,14 @@ class Referees:
         Returns:
             Whether there was one.
         """
-        verdict, before = self._verdicts.get(answer_id), self._errors.pop(answer_id, None)
-        if verdict is not None:
-            self._drop(answer_id)
-            members, values = verdict.members, verdict.values
-        elif before is not None:
+        before = self._errors.pop(answer_id, None)
+        if before is not None:
             self._add_errors(before, -1)
-            members, values = before.members, before.values
-        else:
+        judged = self._verdicts.get(answer_id, before)
+        if judged is None:
             return False
+        self._drop(answer_id)
+        members, values = judged.members, judged.values
         kept = self._errors[answer_id] = _Errors(int(disputed), members, values, _powers(right[members] - values))
         self._add_errors(kept, 1)
         if len(self._errors) > self._size:

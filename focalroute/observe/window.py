@@ -110,9 +110,6 @@ class Window:
 
         Returns:
             The members of each row that changed: those of the outcome, and of the row it replaced, if any.
-
-        Raises:
-            ValueError: a value of ``right`` is not within [0, 1]; the window is then unchanged.
         """
         members = {
             name: _counted(member, outcome.right.get(name), name in outcome.inferred)

@@ -62,9 +62,8 @@ class FeedbackHandler:
         self._started = False  # feedback from before is learned, but not news
         store.subscribe(self._on_commit, last=window)
         self._started = True
-        for answer, feedback in store.recent(window) if learn_from_agreement else ():
-            if not feedback:
-                observer.agree(*unjudged(answer))
+        for answer, _ in store.recent(window) if learn_from_agreement else ():
+            observer.agree(*unjudged(answer))
 
     async def submit(self, answer_id: str, *, source: str, **said: Unpack[Said]) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
@@ -96,10 +95,10 @@ class FeedbackHandler:
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)  # atomic, as threads of several loops may be here
 
-    def learn_agreement(self, answer: StoredAnswer) -> None:
-        """Learn from the agreement of an answer's members, until feedback replaces that."""
+    def learn_agreement(self, answer: StoredAnswer, *, again: bool = False) -> None:
+        """Learn from the agreement of an answer's members, until feedback replaces that; see `Observer.agree`."""
         if self._learn_from_agreement:
-            self._observer.agree(*unjudged(answer))
+            self._observer.agree(*unjudged(answer), again=again)
 
     def _on_commit(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Learn from feedback that was committed, here or by another process."""
@@ -107,8 +106,8 @@ class FeedbackHandler:
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
-                if not self._started:  # so that the label shows again how far agreement was off
-                    self.learn_agreement(stored)
+                if stored.id not in self._answers:  # so that the label shows how far agreement was off
+                    self.learn_agreement(stored, again=True)
                 changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
                 if known != feedback.source and self._slot.name is not None:
                     self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))

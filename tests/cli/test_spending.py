@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from focalroute import Answer, Budget, ConfigError, Endpoint, Ensemble
 from focalroute.cli.app import app
-from focalroute.core.records import Usage
+from focalroute.core.records import Feedback, Member, Usage
 from focalroute.sim import SimulatedPool, stream
 from focalroute.sim.process import pool_toml
 from focalroute.store.accounts import Account
-from focalroute.store.base import PROBE, LedgerRow, Reservation
+from focalroute.store.base import PROBE, LedgerRow, Reservation, StoredAnswer
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import until_checked
 
@@ -188,6 +188,29 @@ def test_the_best_endpoint_is_that_of_the_ensemble_without_feedback_too(
     assert (best == simulated_pool.endpoints[0].name) is not agreement
     _, told = json.loads(command("--store", store, "--saved", pool_file, "--json"))
     assert told["against"] == best
+
+
+def test_the_best_endpoint_is_that_of_the_ensemble_where_labels_correct_agreement(tmp_path: Path) -> None:
+    """Two endpoints agree on what is mostly wrong, as labels show; a third, asked alone, is right half the time."""
+    store, pool_file = tmp_path / "s.db", tmp_path / "pool.toml"
+    pool_file.write_text(
+        "".join(f'[[endpoint]]\nname = "{n}"\nmodel = "m"\nbase_url = "http://localhost:1/v1"\n' for n in "abc")
+    )
+    rows: list[Any] = []
+    for n in range(460):
+        labelled, alone = n < 160, n % 160 >= 60 and n < 160
+        members = {name: Member(1, 0, 9, 0.1, None) for name in ("b" if alone else "ac")}
+        keys = ("k0", "k1", "k2", "k3")
+        rows.append(StoredAnswer(str(n), DAY + n, keys, "choice", 0, (1.0, 0.0, 0.0, 0.0), members, None, "{}"))
+        if labelled:
+            wrong = n % (2 if alone else 5) > (0 if alone else 1)
+            rows.append(Feedback(str(n), -1.0 if wrong else 1.0, keys[wrong], "user", DAY + n))
+    with closing(SqliteStore(store)) as opened:
+        opened.write(*rows).result(10)
+    with Ensemble(pool_file, store=store) as ensemble:
+        assert ensemble.stats().best_single == "b"
+    _, told = json.loads(command("--store", store, "--saved", pool_file, "--json"))
+    assert told["against"] == "b"
 
 
 def test_an_unknown_cost_is_unknown_in_every_report(simulated_pool: SimulatedPool, tmp_path: Path) -> None:

@@ -150,6 +150,17 @@ def test_a_later_label_replaces_the_errors_by_an_earlier_one() -> None:
     assert corrected.bias_deviation().tolist() == plain.bias_deviation().tolist()
 
 
+def test_a_label_after_a_second_verdict_replaces_the_errors_by_the_first() -> None:
+    """As when an endpoint was probed so late that the first label is no longer in the window."""
+    twice, once = Referees(2, 100), Referees(2, 100)
+    for right in (0.0, 1.0):
+        twice.add("1", verdict([0, 0]))
+        twice.label("1", np.array([right, right]), False)
+    once.add("1", verdict([0, 0]))
+    once.label("1", np.array([1.0, 1.0]), False)
+    assert twice.bias().tolist() == once.bias().tolist()
+
+
 def test_members_of_a_probed_query_are_counted_once() -> None:
     """In service a query is learned from when it is answered, and again with the endpoints that were probed."""
     rng = np.random.default_rng(0)
@@ -227,10 +238,42 @@ def test_labels_for_disputed_answers_alone_do_not_lower_what_is_thought_of_the_p
         if len({*backed}) > 1:
             learned.learn(outcome(str(n), backed, right))
     assert learned.accuracy() == pytest.approx(truth, abs=0.08)
+    assert relative_skill(learned) == pytest.approx((0.1, 0.0, -0.1), abs=0.03)
+
+
+def relative_skill(learned: Observer) -> list[float]:
     ask = learned.begin(Query("q", ({"role": "user", "content": "?"},), ("a", "b", "c", "d")))
     rows = ask.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints
-    relative_skill = rows[:, slices(ENDPOINT)["relative_skill"].start] / 4
-    assert relative_skill == pytest.approx((0.1, 0.0, -0.1), abs=0.03)
+    found: list[float] = (rows[:, slices(ENDPOINT)["relative_skill"].start] / 4).tolist()
+    return found
+
+
+def test_labels_that_come_late_do_not_make_members_seem_to_differ_more_often() -> None:
+    """They come once 500 other answers have taken the place of theirs. Each answer counted again with its label."""
+    late, rng = observer(2), random.Random(0)
+    answers = [independent(0.9, 0.8)(rng, n) for n in range(1200)]
+    for n, backed in enumerate(answers):
+        late.agree(outcome(str(n), backed), CHOICES)
+    for n, backed in enumerate(answers[:600]):
+        if len({*backed}) > 1 or not n % 20:
+            late.learn(outcome(str(n), backed, {f"m{i}": float(k == 0) for i, k in enumerate(backed)}))
+    assert late.accuracy() == pytest.approx((0.9, 0.8), abs=0.03)
+
+
+def test_an_endpoint_that_changed_is_not_taken_for_as_good_as_others_once_they_agree() -> None:
+    """How often they differed is then forgotten; until they do again, labels count as they are."""
+    learned = Observer(["m0", "m1", "m2"], [None] * 3)
+    changed, n = False, 0
+    while not changed:
+        backed = [int(n >= 60), 0, int(n % 4 == 0)]
+        learned.agree(outcome(f"agreed {n}", [0, 0, 0]), CHOICES)
+        changed = bool(learned.learn(outcome(str(n), backed, {f"m{i}": float(k == 0) for i, k in enumerate(backed)})))
+        n += 1
+    before = relative_skill(learned)
+    assert before[1] - before[0] > 0.3
+    for once_more in range(10):
+        learned.agree(outcome(f"then {once_more}", [0, 0, 0]), CHOICES)
+    assert relative_skill(learned) == pytest.approx(before, abs=0.1)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 from focalroute import Ensemble
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
+from tests.loopback import until
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,40 @@ def test_how_far_agreement_is_off_is_still_known_after_a_restart(pool: Simulated
         assert after[name].accuracy == pytest.approx(endpoint.accuracy, abs=0.02)
         (low, high), (least, most) = endpoint.accuracy_interval, after[name].accuracy_interval
         assert most - least == pytest.approx(high - low, abs=0.02)
+
+
+def test_labels_where_members_differ_leave_accuracy_as_right_after_a_restart_as_before(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    """The labelled answers of long ago made members seem to differ more often than they do."""
+    options = settings(pool, tmp_path / "s.db") | {"policy": "plurality", "window": 50, "endpoints": pool.endpoints[1:]}
+    with Ensemble(**options) as ensemble:
+        for question in stream(260, seed=7):
+            answer = ensemble.ask(question.text, choices=question.choices)
+            if answer.disputed:
+                ensemble.feedback(answer, label_index=question.label)
+        known = told(ensemble)
+    with Ensemble(**options) as again:
+        after = told(again)
+    for name, (_, labelled, accuracy) in known.items():
+        assert labelled == after[name][1] == 50
+        assert after[name][2] == pytest.approx(accuracy, abs=0.06)
+
+
+def test_another_process_learns_from_labels_how_far_agreement_is_off(pool: SimulatedPool, tmp_path: Path) -> None:
+    """It took 0.1 off what agreement says of its own answers, however many labels others gave, until it began anew."""
+    options = settings(pool, tmp_path / "s.db") | {"policy": "plurality", "endpoints": pool.endpoints[1:]}
+    with Ensemble(**options) as other, Ensemble(**options) as ensemble:
+        for question in stream(80, seed=8):
+            answer = other.ask(question.text, choices=question.choices)
+            other.feedback(answer, label_index=question.label)
+        until(lambda: told(ensemble) == told(other))
+        intervals = [e.accuracy_interval for e in ensemble.stats().endpoints.values()]
+        for question in stream(40, seed=9):
+            ensemble.ask(question.text, choices=question.choices)
+        wider = [e.accuracy_interval for e in ensemble.stats().endpoints.values()]
+    for (low, high), (least, most) in zip(intervals, wider, strict=True):
+        assert most - least < high - low
 
 
 def test_it_can_be_turned_off(pool: SimulatedPool) -> None:
