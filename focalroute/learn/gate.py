@@ -17,7 +17,8 @@ costs must pay off. With v in [a, b] an answer gives two values, one bounded bel
 
 and the mean of each is the challenger's gain in v. `lower_bound` turns them into bounds that hold however often they
 are checked. Decisions that were never tried count in the first value as worth a if the challenger's and b if the
-champion's, in the second the other way round.
+champion's, in the second the other way round. Where feedback mostly comes for disputed answers, both are multiplied by
+`focalroute.learn.trajectory.weights`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ POINTS = 50.0
 ALPHA = 0.05
 #: Evidence of an answer: the two values, b - a, and the challenger's gain in u and in c / C.
 WIDTH = 5
+
+_SPAN = 2  # the column b - a
 
 _log = logging.getLogger("focalroute")
 
@@ -106,7 +109,9 @@ def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, s
     after, before = _worth_by(champion, challenger, made, theirs)
     share_of_all = np.minimum([sum(one.shares) for one in episodes], 1.0)
     gains = rho * after - sigma * before, (rho - sigma) * share_of_all
-    return np.concatenate([paired(rho, sigma, after - paid, before - paid, price), np.stack(gains, axis=1)], axis=1)
+    found = np.column_stack([paired(rho, sigma, after - paid, before - paid, price), *gains])
+    weight = np.array([one.weight for one in episodes])[:, None]
+    return found * np.where(np.arange(WIDTH) == _SPAN, weight.max(), weight)
 
 
 def balanced(champion: F64, challenger: F64, share: float) -> tuple[F64, F64]:

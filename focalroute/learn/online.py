@@ -21,7 +21,7 @@ from focalroute.learn.export import decider_model, decider_net, fusion_model, fu
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
 from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, parameters, restored
-from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown, rewarded, vocabulary
+from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown, rewarded, vocabulary, weights
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
 from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
 from focalroute.policy import bundle
@@ -70,9 +70,10 @@ def _updated(
     store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None, share: float
 ) -> UpdateReport:
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
-    rows = rewarded(store.recent(REACH))
+    answers = list(store.recent(REACH))
+    rows, counts = rewarded(answers), weights(answers)
     costs = Costs.of(answer for answer, _ in rows[-WINDOW:])
-    episodes = [found for answer, said in rows if (found := episode(answer, said, costs))]
+    episodes = [found for answer, said in rows if (found := episode(answer, said, costs, counts))]
     trial = read_trial(root, policy.version, bundle.challenger(root))
 
     if trial.parent in bundle.versions(root):

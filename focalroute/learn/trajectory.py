@@ -7,8 +7,10 @@ P the largest number of heads visited, Ds the width of the critic's state.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,11 @@ from focalroute.learn.reward import outranks
 from focalroute.observe import layout
 from focalroute.store.base import StoredAnswer
 
+#: See `weights`: by kind of answer, and whether it is disputed.
+Weights = Mapping[tuple[str, bool], float]
+
+_MOST_WEIGHT = 5.0  # so that a few answers do not decide a trial
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:
@@ -30,6 +37,7 @@ class Episode:
         reward: u in [-1, 1], of the answer given.
         right: index of the right candidate, from a label; None: no label, or no candidate is right.
         labelled: whether there was a label, so that every candidate is known to be right or wrong.
+        weight: how much it counts in a trial, see `weights`.
     """
 
     id: str
@@ -38,6 +46,7 @@ class Episode:
     reward: float
     right: int | None
     labelled: bool
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,26 @@ def rewarded(
     ]
 
 
-def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode | None:
+def weights(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> Weights:
+    """Return how much feedback counts by kind of answer and whether members differed, at most 5; 1 in the mean.
+
+    It is inverse to the share of such answers that have feedback (post-stratification), which a judge mostly gives
+    where members differ.
+    """
+    every: Counter[tuple[str, bool]] = Counter()
+    told: Counter[tuple[str, bool]] = Counter()
+    for answer, feedback in answers:
+        if answer.trajectory is not None:
+            every[answer.kind, answer.disputed] += 1
+            told[answer.kind, answer.disputed] += bool(feedback)
+    told = +told  # those with feedback
+    share = told.total() / max(sum(every[stratum] for stratum in told), 1)
+    return {stratum: min(share * every[stratum] / number, _MOST_WEIGHT) for stratum, number in told.items()}
+
+
+def episode(
+    answer: StoredAnswer, feedback: Feedback, costs: Costs, weights: Weights = MappingProxyType({})
+) -> Episode | None:
     """Return the episode of an answer and its feedback.
 
     None if no policy decided it, or if another version of this package stored it with another layout.
@@ -125,6 +153,7 @@ def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs) -> Episode |
         reward=feedback.reward,
         right=right,
         labelled=label is not None,
+        weight=weights.get((answer.kind, answer.disputed), 1.0),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
-from focalroute.core.records import CostSource, Feedback, Member, Trajectory, Usage
+from focalroute.core.records import CostSource, Feedback, Member, Trajectory, Usage, differ
 from focalroute.store.accounts import Account, Balance, to_pico
 
 #: Prefix of a probe's answer id in the ledger.
@@ -76,6 +76,11 @@ class StoredAnswer:
     receipt: str
     texts: str | None = field(default=None, repr=False)
     probes: tuple[StoredProbe, ...] = ()
+
+    @property
+    def disputed(self) -> bool:
+        """Whether members, without those probed after the answer, gave different answers."""
+        return differ(member.candidate for member in self.members.values())
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from focalroute.core.records import Feedback, Observation
-from focalroute.learn.trajectory import Costs, deciding, episode
+from focalroute.core.records import Feedback, Member, Observation
+from focalroute.learn.trajectory import Costs, deciding, episode, weights
 from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 
@@ -67,6 +67,22 @@ def test_typical_costs_are_means_over_known_calls_of_receipts_or_else_of_members
     expected = (0.2 + 0.4 + 0.3) / 3 if "left" in ANSWER.members else 0.3
     assert costs.usd["left"] == pytest.approx(expected)
     assert costs.typical("new") == pytest.approx(sum(costs.usd.values()) / len(costs.usd))
+
+
+def test_feedback_counts_the_more_the_fewer_answers_of_its_kind_have_any() -> None:
+    """Answers that no policy decided do not count."""
+    differing = {name: Member(1, k, 5, 0.1, None) for k, name in enumerate(USD)}
+    disputed, other = replace(ANSWER, members=differing), replace(ANSWER, members={"left": differing["left"]})
+    open_text = replace(ANSWER, kind="text")
+    rows = [(disputed, [SAID])] * 10 + [(other, [SAID])] * 10 + [(other, [])] * 20
+    rows += [(open_text, [])] * 7 + [(replace(disputed, trajectory=None), [])] * 9
+    assert weights(rows) == {("choice", True): 0.5, ("choice", False): 1.5}
+    assert weights(rows[:20]) == {("choice", True): 1.0, ("choice", False): 1.0}
+    assert weights([*[(disputed, [SAID])] * 99, (other, [SAID]), *[(other, [])] * 900])["choice", False] == 5
+    assert weights([(disputed, [])]) == weights([]) == {}
+    found = episode(other, SAID, Costs(USD), weights(rows))
+    assert found is not None
+    assert found.weight == 1.5
 
 
 def test_a_label_names_the_right_candidate_if_one_is_right() -> None:

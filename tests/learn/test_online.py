@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -82,6 +83,23 @@ def updated(store: Store, root: Path, seed: int, start: int) -> int:
         fill(store, played)
         report, number = update_policy(store, root, settings=SETTINGS, seed=seed), number + 1
     return report.version
+
+
+def test_feedback_mostly_where_members_differ_does_not_favour_a_challenger_that_asks_more(
+    store: Store, tmp_path: Path
+) -> None:
+    """As a judge gives it. Its answers are disputed more often: it seemed to gain 11 points (8 to 15) instead of 2."""
+    more, rng = learned(3, 0), random.Random(0)
+    champion = replace(more, decider=replace(more.decider, bias=more.decider.bias - 9))  # asks one
+    put(tmp_path, champion)
+    put(tmp_path, more, on_trial=True)
+    for answer, said in tried(champion, more, 4000, 0):
+        store.write(answer, *[said] * (rng.random() < (0.3 if answer.disputed else 0.03)))
+    found = update_policy(store, tmp_path, settings=SETTINGS, seed=0).comparison
+    assert found is not None
+    truth = 50 * (value(more, 4000, explore=True) - value(champion, 4000, explore=True))
+    assert found.gain == pytest.approx(truth, abs=3)
+    assert found.low < truth < found.high
 
 
 def test_an_empty_store_is_insufficient(store: Store, tmp_path: Path) -> None:
