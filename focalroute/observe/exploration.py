@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from focalroute.observe.observer import Observer
@@ -40,6 +40,7 @@ _COPIES = 0.5  # see `Referees.copies`
 _AT_RANDOM = 0.25  # of the labels
 _DISPUTED = (10, 0.2)  # prior of the share of disputed answers: worth 10 answers, 0.2
 _LATEST = 500  # answers that the share of disputed ones is taken of
+_LEAST = 1e-9  # of that share
 
 
 class Cost(NamedTuple):
@@ -169,17 +170,20 @@ class DisputedFirst:
 
     Args:
         share: of all answers, in [0, 1]; the mean comes close to it.
+        earlier: whether each of the latest answers was disputed, oldest first.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, earlier: Iterable[bool] = ()) -> None:
         self._share = share
         self._answers, self._disputed = _DISPUTED
         self._lock = threading.Lock()
+        for disputed in earlier:
+            self.probability(disputed)
 
     def probability(self, disputed: bool) -> float:
         """Return the probability that the next answer is drawn."""
         with self._lock:
-            d = self._disputed
+            d = max(self._disputed, _LEAST)
             self._answers = min(self._answers + 1, _LATEST)
             self._disputed += (disputed - d) / self._answers
         first = min(1.0, self._share * (_AT_RANDOM + (1 - _AT_RANDOM) / d))

@@ -39,7 +39,7 @@ from focalroute.observe.exploration import DisputedFirst
 from focalroute.serving.ask import Ask
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.query import LONGEST_DEADLINE_S
-from focalroute.store.base import JUDGE, Store
+from focalroute.store.base import JUDGE, SYNTHESIS, Store
 
 _log = logging.getLogger("focalroute")
 
@@ -50,6 +50,7 @@ _GRADES = {"excellent": 1.0, "good": 0.5, "fair": 0.0, "poor": -0.5, "bad": -1.0
 _MOST_CHARACTERS = 20_000  # of each text that is shown
 _MOST_WAITING = 100  # judgements; beyond that answers are left out
 _ATTEMPTS = 2
+_EARLIER = 100  # answers in the store that tell at first how many are disputed
 
 _CRITERIA = (
     "Is what it says right? Does it do what was asked, completely and to the point? Could it do harm? Length and "
@@ -185,7 +186,9 @@ class BackgroundJudge:
         self._pool: Pool | None = None
         if judge is not None and isinstance(judge.by, Endpoint):
             self._pool = Pool((judge.by,), store, guard, rules=Rules(_ATTEMPTS), samples=1)
-        self._drawn = DisputedFirst(0.0 if judge is None else judge.share)
+        earlier = () if judge is None else store.recent(_EARLIER)
+        disputed = [answer.disputed for answer, _ in earlier if answer.kind not in ("text", SYNTHESIS)]
+        self._drawn = DisputedFirst(0.0 if judge is None else judge.share, disputed)
         self._stats = JudgeStats()
         self._lock = threading.Lock()
         self._tasks = Background()

@@ -50,3 +50,14 @@ def test_it_follows_a_pool_whose_members_differ_less_than_they_did() -> None:
         differ = rng.random() < (0.5 if n < 3000 else 0.05)
         kept.append(drawn.probability(differ))
     assert sum(kept[-1500:]) / 1500 == pytest.approx(0.1, abs=0.015)
+
+
+def test_the_share_is_kept_from_the_first_answer_on_if_earlier_ones_are_known() -> None:
+    assert DisputedFirst(0.1).probability(True) == pytest.approx(0.4)
+    assert DisputedFirst(0.1, [True] * 100).probability(True) == pytest.approx(0.1, abs=0.01)
+
+
+def test_nothing_is_drawn_of_a_share_of_0_however_long_no_answer_was_disputed() -> None:
+    drawn = DisputedFirst(0.0)
+    drawn._disputed = 5e-324
+    assert drawn.probability(True) == 0

@@ -196,6 +196,25 @@ def test_most_of_the_share_are_answers_whose_members_differ() -> None:
     assert seen.count(False) <= 12
 
 
+def test_the_share_is_kept_by_processes_that_ask_little(tmp_path: Path) -> None:
+    """All their answers are disputed. Each process took few to be, and judged its first answer for sure."""
+    seen: list[str] = []
+
+    async def reply(_: Any, body: Any) -> Any:
+        return json_reply(completion("7" if body["model"] == "other" else "5"))
+
+    with serving(reply) as service:
+        pool = [Endpoint(model, model=model, base_url=service.url) for model in ("one", "other")]
+        judge = Judge(lambda query, answer: seen.append(query.text), share=0.25, patience_s=60)
+        options: dict[str, Any] = {"policy": "plurality", "store": tmp_path / "s.db"}
+        with Ensemble(pool, **options) as ensemble:
+            ensemble.ask_many({"query": f"What is {n} + 1?", "answer": "number"} for n in range(40))
+        for n in range(12):
+            with Ensemble(pool, **options, judge=judge, seed=n) as ensemble:
+                ensemble.ask("What is it?", answer="number")
+    assert 1 <= len(seen) <= 7
+
+
 def test_open_texts_are_judged_at_the_share_whether_or_not_they_differ() -> None:
     """Two texts nearly always differ; beside questions whose members agree they would take up the share."""
     seen: list[str | None] = []
