@@ -336,7 +336,8 @@ class Answer(Generic[T_co]):
     @property
     def disputed(self) -> bool:
         """Whether members gave different answers; feedback on these teaches the most."""
-        return differ(call.candidate for call in self.receipt.calls)
+        latest = {call.endpoint: call.candidate for call in self.receipt.calls if call.candidate is not None}
+        return differ(latest.values())
 
     @property
     def made_of(self) -> tuple[str, ...]:

@@ -102,6 +102,7 @@ def test_the_service_is_sent_the_answer_before_and_nothing_else_changes() -> Non
             given = ensemble.ask(messages, answer="number", params={"seed": 3})
     bodies = [received.body for received in server.received if received.path.endswith("completions")]
     assert given.value == 8
+    assert not given.disputed  # one member, whose last answer counts
     assert [body["seed"] for body in bodies] == [3, 3, 3]
     assert bodies[0]["messages"] == messages
     for body, shown in zip(bodies[1:], ["I say 7.", "No, 8."], strict=True):
