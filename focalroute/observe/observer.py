@@ -206,7 +206,8 @@ class Observer:
             labels = np.array(right)
             self._recent.learn(outcome.answer_id, labels, known, self._offsets, self._strengths)
             disputed = outcome.disputed
-            if self._referees.label(outcome.answer_id, labels, disputed):
+            told = not outcome.right.keys() <= outcome.inferred
+            if self._referees.label(outcome.answer_id, labels, disputed, known=told):
                 self._recompare = True
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)

@@ -197,12 +197,13 @@ class Referees:
         if len(self._verdicts) > self._size:
             self._drop(next(iter(self._verdicts)))
 
-    def label(self, answer_id: str, right: F64, disputed: bool) -> bool:
+    def label(self, answer_id: str, right: F64, disputed: bool, *, known: bool = True) -> bool:
         """Drop the verdict on a labelled query and keep its errors; a later label replaces them.
 
         Args:
             right: (N,) 1 right, 0 wrong, NaN unknown.
             disputed: see `Outcome.disputed`.
+            known: False: all of ``right`` is inferred, as from a grade, and compares no members. The verdict stays.
 
         Returns:
             Whether there was one.
@@ -213,7 +214,8 @@ class Referees:
         judged = self._verdicts.get(answer_id, before)
         if judged is None:
             return False
-        self._drop(answer_id)
+        if known:
+            self._drop(answer_id)
         members, values = judged.members, judged.values
         kept = self._errors[answer_id] = _Errors(int(disputed), members, values, _powers(right[members] - values))
         self._add_errors(kept, 1)

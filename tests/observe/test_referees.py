@@ -248,6 +248,23 @@ def relative_skill(learned: Observer) -> list[float]:
     return found
 
 
+def test_grades_do_not_take_away_what_agreement_says_of_pairs() -> None:
+    """A grade says how right an answer may be, not which member is better; a label does, and takes its place."""
+    graded, agreed = observer(3), observer(3)
+    for n in range(40):
+        backed = [0, 0, n % 2]
+        for learned in (graded, agreed):
+            learned.agree(outcome(str(n), backed), CHOICES)
+        values = {f"m{i}": 0.9 if k == 0 else 0.1 for i, k in enumerate(backed)}
+        graded.learn(replace(outcome(str(n), backed, values), inferred=frozenset(values)))
+    before = relative_skill(agreed)
+    assert before[0] - before[2] > 0.1
+    assert relative_skill(graded) == pytest.approx(before, abs=0.02)
+    for n in range(40):
+        graded.learn(outcome(str(n), [0, 0, n % 2], dict.fromkeys(("m0", "m1", "m2"), 1.0)))
+    assert relative_skill(graded) == pytest.approx([0, 0, 0], abs=1e-6)
+
+
 def test_labels_that_come_late_do_not_make_members_seem_to_differ_more_often() -> None:
     """They come once 500 other answers have taken the place of theirs. Each answer counted again with its label."""
     late, rng = observer(2), random.Random(0)
