@@ -68,7 +68,7 @@ class PaidCall:
     async def reserve(cls, ask_budget: AskBudget, endpoint: Endpoint, request: Request) -> PaidCall | None:
         """Reserve the most that a call can cost; None: it is not affordable."""
         bound = upper_bound(request, endpoint)
-        hold = await ask_budget.reserve(endpoint.name, bound or Decimal(0))
+        hold = await ask_budget.reserve(endpoint.name, bound)
         if hold is None:
             return None
         return cls(ask_budget, endpoint, bound, hold)

@@ -27,6 +27,8 @@ from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.accounts import AHEAD_S
 from focalroute.store.base import HealthRow, Store
 
+#: The bound of a call without a price, USD: it is made while anything is left of every limit.
+_UNPRICED = Decimal("1e-12")
 _TOKENS_UNDER_BUDGET = 1024  # for a free-form reply of unbounded length: a budget needs a bound
 _STALE_S = 60.0  # a trial due longer ago than this was never made: its process is gone
 _THINKING = replace(capabilities.DEAREST, thinks=True)
@@ -124,7 +126,7 @@ class Pool:
     async def upper_bounds(self, query: Query, ask_budget: AskBudget) -> tuple[Decimal, ...] | None:
         """Return the most one call to each endpoint can cost, USD, with its most expensive plan; None without a limit.
 
-        An endpoint without a price counts 0; a budget that forbids such endpoints has refused them earlier. If the
+        An endpoint without a price counts next to nothing; a budget that forbids it has refused it earlier. If the
         calls do not all fit the ask's budget, the store is asked again for what is left.
 
         Raises:
@@ -147,7 +149,7 @@ class Pool:
         for member in self._members:
             plan = after_thinking if member.thinks else by_samples
             request = member.fewest_tokens(plan.request)
-            bound = upper_bound(request, member.endpoint) if member.endpoint.price else Decimal(0)
+            bound = upper_bound(request, member.endpoint) if member.endpoint.price else _UNPRICED
             if bound and member.endpoint.whole_choices:
                 scored = self._plan(query, _SCORED, bounded=True)
                 bound = max(bound, upper_bound(scored.request, member.endpoint) or bound)

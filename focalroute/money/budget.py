@@ -291,8 +291,8 @@ class AskBudget:
         return self.cap is not None or bool(self._limits)
 
     def fits(self, amount: Decimal) -> bool:
-        """Whether ``amount`` more could be reserved, by the latest known balances."""
-        return all(amount <= left for left in self._left())
+        """Whether ``amount`` more could be reserved, by the latest known balances; nothing always can."""
+        return not amount or all(amount <= left for left in self._left())
 
     def _left(self) -> Iterator[Decimal]:
         if self.cap is not None:
@@ -335,12 +335,18 @@ class AskBudget:
         """Share of the cap that is neither spent nor reserved; 1 without a cap."""
         return 1.0 if self.cap is None else max(0.0, float(1 - (self.spent + self.reserved) / self.cap))
 
-    async def reserve(self, endpoint: str, amount: Decimal) -> HeldAmount | None:
-        """Reserve ``amount`` for a call; None, and nothing reserved, if it does not fit.
+    async def reserve(self, endpoint: str, bound: Decimal | None) -> HeldAmount | None:
+        """Reserve the most that a call can cost; None, and nothing reserved, if it does not fit.
+
+        Args:
+            bound: 0: the call is free, and always fits; None: unknown, which fits while no limit is exceeded.
 
         Raises:
             StoreError: the store cannot tell whether it fits.
         """
+        amount = bound or Decimal(0)
+        if bound is not None and not bound:
+            return HeldAmount(amount, time.time())
         if self.cap is not None and amount > self.cap - self.spent - self.reserved:
             return None
         self.reserved += amount  # before waiting, as the ask's other members reserve meanwhile

@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from focalroute.core.config import Endpoint
-from focalroute.core.dollars import Dollars
+from focalroute.core.dollars import MONEY, Dollars
 from focalroute.core.records import CostSource, Usage
 from focalroute.store.base import LedgerSum, Store
 
@@ -85,14 +85,12 @@ class Bill:
     doubt: Decimal | None = None
 
     def __post_init__(self) -> None:
-        if self.cost is not None and self.cost != (rounded := self.cost.quantize(_FINEST)):
+        if self.cost is not None and self.cost != (rounded := self.cost.quantize(_FINEST, context=MONEY)):
             self.cost = rounded
 
     @staticmethod
     def total(bills: Sequence[Bill]) -> tuple[Usage | None, Decimal | None, CostSource]:
         """The sum of several attempts; its source is the least certain source."""
-        if len(bills) == 1:
-            return bills[0].usage, total([bills[0].cost]), bills[0].source
         usages = [bill.usage for bill in bills if bill.usage is not None]
         usage = functools.reduce(operator.add, usages) if usages else None
         source: CostSource = min((bill.source for bill in bills), key=_CERTAINTY.index, default="price")
@@ -139,7 +137,7 @@ def bill_of(
         return Bill(endpoint.name, None, None, "unknown")
     if usual is None:
         return Bill(endpoint.name, None, bound, "reserved", Decimal(0))
-    cost = (usual.mean / 2).quantize(_FINEST)
+    cost = (usual.mean / 2).quantize(_FINEST, context=MONEY)
     return Bill(endpoint.name, None, cost, "reserved", min(usual.dearer * 3 / 2, bound) - cost)
 
 

@@ -91,6 +91,15 @@ def test_a_call_that_no_limit_concerns_is_not_reserved_in_the_store(store: Sqlit
     assert [row.cost for row in ask_budget.unwritten] == [1]
 
 
+def test_a_free_call_is_made_even_if_more_than_a_limit_was_spent(store: SqliteStore) -> None:
+    """As after a limit was lowered. One whose cost is unknown is not."""
+    spend(guard(store, usd_total=5).ask_budget(None, "x"), 5, 5)
+    ask_budget = guard(store, usd_total=3).ask_budget("0.01", "y")
+    assert ask_budget.fits(Decimal(0))
+    assert hold(ask_budget, 0)
+    assert asyncio.run(ask_budget.reserve("a", None)) is None
+
+
 def test_a_bill_that_cannot_be_stored_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with closing(SqliteStore()) as store:
         ask_budget = BudgetGuard(None, [PRICED], store).ask_budget(None, "the-answer")
@@ -385,7 +394,7 @@ def test_a_bill_above_its_reservation_leaves_nothing_rather_than_less(store: Sql
     ask_budget = guard(store, usd_total=1).ask_budget("0.1", "x")
     spend(ask_budget, "0.1", "0.2")
     assert ask_budget.share_left == 0
-    assert not ask_budget.fits(ZERO)
+    assert not ask_budget.fits(Decimal("1e-12"))
 
 
 def test_a_bill_without_a_known_cost_is_kept_and_frees_the_reservation(store: SqliteStore) -> None:
