@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from focalroute.core.errors import StoreError
 from focalroute.core.records import Usage
 from focalroute.store.accounts import DOUBT_S, Account, Balance
 from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Release, Reservation
@@ -437,6 +438,29 @@ def test_a_bill_that_cannot_be_stored_does_not_count_as_others_are(tmp_path: Pat
         assert all(failed)
         assert stored is None
         assert store.balances([TOTAL]).result(10)[TOTAL].spent == 1
+
+
+def test_a_row_with_damaged_tags_stops_only_limits_on_tags(tmp_path: Path) -> None:
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.write(bill(hold(1, 1), 0.0, Decimal(1))).result(10)
+        on_thread(store, lambda db: db.execute("UPDATE ledger SET tags = 'x'"))
+        assert store.open_accounts([TOTAL, LONG])[TOTAL].spent == 1
+        with pytest.raises(StoreError, match="the tags of a row of the ledger are damaged"):
+            store.open_accounts([Account("team")])
+
+
+def test_accounts_are_added_up_in_one_pass_over_the_ledger(tmp_path: Path) -> None:
+    """Each took a pass of its own, and other processes waited: a hundred limits on tags of an old store for minutes."""
+    accounts = [Account(tag, period_s) for tag in ("", "team", "other") for period_s in (0, PERIOD_S)]
+    statements: list[str] = []
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        for tags in (("team", "team", "other"), ("team",), ()):
+            store.write(replace(bill(hold(1, 1), time.time(), Decimal(1)), tags=tags)).result(10)
+        on_thread(store, lambda db: db.set_trace_callback(statements.append))
+        found = store.open_accounts(accounts)
+        assert sum("FROM ledger " in statement for statement in statements) == 2
+        assert store.reconcile() == []
+    assert [int(found[one].spent) for one in accounts] == [3, 3, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("damage", ["UPDATE balances SET spent = '5'", "DELETE FROM reservations"])

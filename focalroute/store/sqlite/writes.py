@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
@@ -236,9 +237,9 @@ class AccountBalances:
     def open(self, accounts: Iterable[Account]) -> dict[Account, Balance]:
         """Open the accounts that are not open yet; return the balances of all."""
         wanted = list(accounts)
-        for account in wanted:
-            if account not in self._of(account.tag):
-                self._set(account, _add_up(self._db, account, account.period(self._now)))
+        new = {account: account.period(self._now) for account in wanted if account not in self._of(account.tag)}
+        for account, state in _add_up(self._db, new).items():
+            self._set(account, state)
         return self.balances(wanted)
 
     def balances(self, accounts: Iterable[Account]) -> dict[Account, Balance]:
@@ -353,12 +354,12 @@ class AccountBalances:
     def _state(self, account: Account, at: float) -> AccountState:
         state = self._of(account.tag).get(account, AccountState(0))
         if not account.credible(state.period, self._now):
-            state = _add_up(self._db, account, account.period(self._now))
+            state = _add_up(self._db, {account: account.period(self._now)})[account]
             self._set(account, state)
             self._put_right.append(account)
         period = account.period(at)
         if period > state.period and self._has_calls(account, period):
-            state = _add_up(self._db, account, period)
+            state = _add_up(self._db, {account: period})[account]
             self._set(account, state)
         return state.at(period)
 
@@ -397,33 +398,54 @@ def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, 
     After pruning, the sums of tags and periods are unknown, so those accounts are left out.
     """
     pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
-    found: list[tuple[Account, AccountState | None, AccountState]] = []
+    kept: dict[Account, AccountState | None] = {}
+    periods: dict[Account, int] = {}
     for tag, period_s, *values in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
-        account, kept = Account(tag, period_s), None
+        account, state = Account(tag, period_s), None
         with contextlib.suppress(StoreError):
-            kept = _state_of(tag, values)
-        if kept is not None and pruned and account != Account():
+            state = _state_of(tag, values)
+        if state is not None and pruned and account != Account():
             continue
-        known = kept is not None and account.credible(kept.period, now)
-        true = _add_up(db, account, kept.period if kept is not None and known else account.period(now))
-        if true != kept:
-            found.append((account, kept, true))
+        known = state is not None and account.credible(state.period, now)
+        kept[account] = state
+        periods[account] = state.period if state is not None and known else account.period(now)
+    return [(account, kept[account], true) for account, true in _add_up(db, periods).items() if true != kept[account]]
+
+
+def _add_up(db: sqlite3.Connection, periods: Mapping[Account, int]) -> dict[Account, AccountState]:
+    """Sum the ledger and the reservations of accounts, each in the period of this number.
+
+    One pass serves all accounts of a period, as other processes may have to wait for it.
+    """
+    found: dict[Account, AccountState] = {}
+    for period_s, period in {(account.period_s, period) for account, period in periods.items()}:
+        accounts = [account for account, number in periods.items() if (account.period_s, number) == (period_s, period)]
+        tags, which = "'[]'", "WHERE ? = 0 OR (at >= ? AND at < ?)"
+        if any(account.tag for account in accounts):
+            tags, which = "tags", f"{which} GROUP BY tags"
+        within = (period_s, period * period_s, (period + 1) * period_s)
+        spent = f"SELECT {tags}, sum(cost_pico / 1000000), sum(cost_pico % 1000000) FROM ledger {which}"  # noqa: S608 - constants
+        held = f"SELECT {tags}, sum(pico / 1000000), sum(pico % 1000000) FROM reservations {which}"  # noqa: S608 - constants
+        spent_by_tag, held_by_tag = _sums(db, spent, within), _sums(db, held, within)
+        for account in accounts:
+            found[account] = AccountState(period, spent_by_tag[account.tag], held_by_tag[account.tag])
+    if Account() in found:
+        pruned = _sums(db, "SELECT '[]', sum(micro), sum(pico) FROM ledger_sums")
+        found[Account()] = found[Account()].add(0, pruned[""], 0)
     return found
 
 
-def _add_up(db: sqlite3.Connection, account: Account, period: int) -> AccountState:
-    """Sum the ledger and the reservations of an account in one of its periods."""
-    begin, end = period * account.period_s, (period + 1) * account.period_s
-    within = f"FROM {{}} WHERE {_OF_TAG} AND (? = 0 OR at >= ? AND at < ?)"
-    values = (account.tag, account.tag, account.period_s, begin, end)
-    spent = _sum(db, "SELECT sum(cost_pico / 1000000), sum(cost_pico % 1000000) " + within.format("ledger"), values)
-    held = _sum(db, "SELECT sum(pico / 1000000), sum(pico % 1000000) " + within.format("reservations"), values)
-    if account == Account():
-        spent += _sum(db, "SELECT sum(micro), sum(pico) FROM ledger_sums", ())
-    return AccountState(period, spent, held)
+def _sums(db: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> Counter[str]:
+    """Sum picodollars by tag ("": all rows) from rows of tags, micro- and picodollars.
 
-
-def _sum(db: sqlite3.Connection, query: str, values: Sequence[object]) -> int:
-    """Sum picodollars from separate micro- and picodollars, as a 64-bit sum overflows at 9.2 million USD."""
-    micro, pico = db.execute(query, values).fetchone()
-    return (micro or 0) * 1_000_000 + (pico or 0)
+    They are summed separately, as a 64-bit sum of picodollars overflows at 9.2 million USD.
+    """
+    sums = Counter[str]()
+    for tags, micro, pico in db.execute(query, values):
+        try:
+            counted = {"", *json.loads(tags)}
+        except (ValueError, TypeError):
+            raise StoreError("the tags of a row of the ledger are damaged; see `Store.verify`") from None
+        for tag in counted:
+            sums[tag] += (micro or 0) * 1_000_000 + (pico or 0)
+    return sums

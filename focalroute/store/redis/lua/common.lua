@@ -111,7 +111,7 @@ local added_up, has_calls -- see below
 local function current(tag, period_s, at)
     local row = read_account(tag, period_s)
     if not credible(period_s, row.period) then
-        row = added_up(tag, period_s, period_at(period_s, present))
+        row = added_up({{tag, period_s, period_at(period_s, present)}})[1]
         write_account(tag, period_s, row)
         redis.call('HINCRBY', policy, 'clock_jumps', 1)
     end
@@ -120,21 +120,28 @@ local function current(tag, period_s, at)
         return row
     end
     if has_calls(tag, period_s, number) then
-        row = added_up(tag, period_s, number)
+        row = added_up({{tag, period_s, number}})[1]
         write_account(tag, period_s, row)
         return row
     end
     return {period = number, spent = NOTHING, reserved = NOTHING}
 end
 
+-- Returns '' and each of a call's tags once: the tags of the accounts that it counts towards.
+local function distinct(tags)
+    local seen, found = {[''] = true}, {''}
+    for _, tag in ipairs(tags) do
+        if not seen[tag] then
+            seen[tag] = true
+            found[#found + 1] = tag
+        end
+    end
+    return found
+end
+
 -- Adds to every open account that a call with these tags, begun at this moment, counts towards.
 local function move(tags, at, spent, reserved)
-    local seen = {}
-    local function once(tag)
-        if seen[tag] then
-            return
-        end
-        seen[tag] = true
+    for _, tag in ipairs(distinct(tags)) do
         for _, period_s in ipairs(periods_of(tag)) do
             local row = read_account(tag, period_s)
             local number = period_at(period_s, at)
@@ -150,10 +157,6 @@ local function move(tags, at, spent, reserved)
                 write_account(tag, period_s, row)
             end
         end
-    end
-    once('')
-    for _, tag in ipairs(tags) do
-        once(tag)
     end
 end
 
@@ -231,7 +234,7 @@ local function finish(id, endpoint, micro, pico)
 end
 
 local function in_period(period_s, number, at)
-    return period_s == 0 or (at >= number * period_s and at < (number + 1) * period_s)
+    return period_s == 0 or period_at(period_s, tonumber(at)) == number
 end
 
 local function concerns(tag, tags)
@@ -272,38 +275,57 @@ function has_calls(tag, period_s, number)
     return false
 end
 
--- Returns the sum of ledger and reservations for an account in one of its periods.
-function added_up(tag, period_s, number)
-    local spent, held = NOTHING, NOTHING
-    if tag == '' and period_s == 0 then
-        local sums = redis.call('HGETALL', totals)
-        for i = 1, #sums, 2 do
-            local what = cjson.decode(sums[i])[2]
-            if what == 'micro' then
-                spent = plus(spent, {tonumber(sums[i + 1]), 0})
-            elseif what == 'pico' then
-                spent = plus(spent, {0, tonumber(sums[i + 1])})
-            end
+local function all_spent()
+    local spent, sums = NOTHING, redis.call('HGETALL', totals)
+    for i = 1, #sums, 2 do
+        local what = cjson.decode(sums[i])[2]
+        if what == 'micro' then
+            spent = plus(spent, {tonumber(sums[i + 1]), 0})
+        elseif what == 'pico' then
+            spent = plus(spent, {0, tonumber(sums[i + 1])})
         end
-    else
-        local from = '-'
-        repeat
-            local rows = redis.call('XRANGE', ledger, from, '+', 'COUNT', 1000)
-            for _, entry in ipairs(rows) do
-                local row = fields_of(entry[2])
-                if row.micro ~= '' and in_period(period_s, number, tonumber(row.at)) and concerns(tag, row.tags) then
-                    spent = plus(spent, {tonumber(row.micro), tonumber(row.pico)})
+    end
+    return spent
+end
+
+-- Returns the sums of ledger and reservations for accounts, each a tag, the length of its periods and the number of one.
+-- One pass serves all, as Redis does nothing else meanwhile.
+function added_up(wanted)
+    local sums, spent, reserved = {}, {}, {} -- the latter two by tag
+    for i, account in ipairs(wanted) do
+        local tag, period_s, number = unpack(account)
+        sums[i] = {period_s = period_s, period = number, spent = NOTHING, reserved = NOTHING}
+        reserved[tag] = reserved[tag] or {}
+        table.insert(reserved[tag], sums[i])
+        if tag == '' and period_s == 0 then
+            sums[i].spent = all_spent()
+        else
+            spent[tag] = spent[tag] or {}
+            table.insert(spent[tag], sums[i])
+        end
+    end
+    local function count(row, what, by_tag)
+        for _, tag in ipairs(distinct(cjson.decode(row.tags))) do
+            for _, sum in ipairs(by_tag[tag] or {}) do
+                if in_period(sum.period_s, sum.period, row.at) then
+                    sum[what] = plus(sum[what], {tonumber(row.micro), tonumber(row.pico)})
                 end
-                from = '(' .. entry[1]
             end
-        until #rows == 0
-    end
-    local all = redis.call('HVALS', reservations)
-    for _, text in ipairs(all) do
-        local row = cjson.decode(text)
-        if in_period(period_s, number, tonumber(row.at)) and concerns(tag, row.tags) then
-            held = plus(held, {tonumber(row.micro), tonumber(row.pico)})
         end
     end
-    return {period = number, spent = spent, reserved = held}
+    local from = '-'
+    while next(spent) and from do
+        local rows = redis.call('XRANGE', ledger, from, '+', 'COUNT', 1000)
+        from = rows[1] and '(' .. rows[#rows][1]
+        for _, entry in ipairs(rows) do
+            local row = fields_of(entry[2])
+            if row.micro ~= '' then
+                count(row, 'spent', spent)
+            end
+        end
+    end
+    for _, text in ipairs(redis.call('HVALS', reservations)) do
+        count(cjson.decode(text), 'reserved', reserved)
+    end
+    return sums
 end

@@ -2,7 +2,7 @@
 -- only the account of all calls, and accounts that cannot be read, are checked; '1' to write the sums. Returns for each
 -- its name, its balance, and the sum.
 
-local said = {}
+local checked, kept = {}, {}
 local fields = redis.call('HGETALL', balances)
 for i = 1, #fields, 2 do
     local field, text = fields[i], fields[i + 1]
@@ -14,14 +14,19 @@ for i = 1, #fields, 2 do
         if sound and credible(period_s, tonumber(string.match(text, '^%d+'))) then
             number = tonumber(string.match(text, '^%d+'))
         end
-        local true_row = added_up(tag, period_s, number)
-        if text ~= shown(true_row) then
-            said[#said + 1] = field
-            said[#said + 1] = text
-            said[#said + 1] = shown(true_row)
-            if ARGV[2] == '1' then
-                write_account(tag, period_s, true_row)
-            end
+        checked[#checked + 1] = {tag, period_s, number}
+        kept[#kept + 1] = text
+    end
+end
+local said = {}
+for i, sum in ipairs(added_up(checked)) do
+    local tag, period_s = checked[i][1], checked[i][2]
+    if kept[i] ~= shown(sum) then
+        said[#said + 1] = account_field(tag, period_s)
+        said[#said + 1] = kept[i]
+        said[#said + 1] = shown(sum)
+        if ARGV[2] == '1' then
+            write_account(tag, period_s, sum)
         end
     end
 end
