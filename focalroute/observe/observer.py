@@ -231,7 +231,7 @@ class Observer:
             again: whether the answer is known already: how often members differ is not counted again.
         """
         with self._lock:
-            if not again:
+            if choices is not None and not again:
                 self._meet(outcome)
             if outcome.answer_id in self._window:
                 return

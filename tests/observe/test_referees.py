@@ -229,9 +229,13 @@ def test_a_few_labels_correct_what_all_agree_on() -> None:
     assert corrected.accuracy() == pytest.approx((0.6, 0.6, 0.6), abs=0.12)
 
 
-def test_labels_for_disputed_answers_alone_do_not_lower_what_is_thought_of_the_pool() -> None:
+@pytest.mark.parametrize("open_texts", [0, 1])
+def test_labels_for_disputed_answers_alone_do_not_lower_what_is_thought_of_the_pool(open_texts: int) -> None:
+    """Nor if there are as many open texts, which differ, but are not compared."""
     truth, learned, rng = (0.9, 0.8, 0.7), observer(3), random.Random(0)
     for n in range(2000):
+        for _ in range(open_texts):
+            learned.agree(outcome(f"open {n}", [0, 1, 2]), None)
         backed = independent(*truth)(rng, n)
         right = {f"m{i}": float(k == 0) for i, k in enumerate(backed)}
         learned.agree(outcome(str(n), backed), CHOICES)
