@@ -32,6 +32,7 @@ from focalroute.learn.trajectory import (
     StepBatch,
     batch,
     episode,
+    feedback_weights,
     rewarded,
     vocabulary,
 )
@@ -141,11 +142,12 @@ def compare_policies(
     """
     if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
         raise ConfigError("policies: both are the same; give two that differ")
-    judged = rewarded(answers)
+    answers = list(answers)
+    judged, counts = rewarded(answers), feedback_weights(answers)
     if not judged:
         raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
     costs = Costs.of(answer for answer, _ in judged)
-    read = [(answer, said, one) for answer, said in judged if (one := episode(answer, said, costs))]
+    read = [(answer, said, one) for answer, said in judged if (one := episode(answer, said, costs, counts))]
     sampled = [found for found in read if all(step.log_mu is not None for _, step in found[2].trajectory.decisions)]
     if not sampled:
         raise ConfigError(
@@ -179,6 +181,7 @@ class _Log:
         worth: (B, K) u if this candidate had been the answer.
         known: (B, K) whether that is exact.
         part: (B,) the episode's part for cross-fitting.
+        weight: (B,) see `focalroute.learn.trajectory.feedback_weights`.
     """
 
     batch: Batch
@@ -187,6 +190,7 @@ class _Log:
     worth: F64
     known: NDArray[np.bool_]
     part: NDArray[np.int64]
+    weight: F64
 
     @classmethod
     def of(cls, sampled: Sequence[tuple[StoredAnswer, Feedback, Episode]], seed: int) -> _Log:
@@ -212,6 +216,7 @@ class _Log:
             worth=worth(fusions, np.log(np.maximum(posterior, 1e-12))),
             known=answered | told[:, None],
             part=np.random.default_rng(seed).permutation(len(episodes)) % PARTS,
+            weight=np.array([one.weight for one in episodes]),
         )
 
 
@@ -222,11 +227,11 @@ def _played(log: _Log, policy: Policy) -> tuple[PolicyValue, F64]:
     decisions = replace(log.batch.decisions, ids=rows[log.batch.decisions.ids])
     ratio = ratios(decider_net(policy.decider_onnx), decisions, steps.taken.shape)
     answer = log_q(fusion_net(policy.fusion_onnx), replace(fusions, ids=rows[fusions.ids])).argmax(axis=1)
-    each, weight = np.arange(len(answer)), ratio[:, -1]
+    each, weight = np.arange(len(answer)), log.weight * ratio[:, -1]
     size, mean = effective_sample_size(weight), float(weight.mean())
     rewards = _rewards(log, log.worth[each, answer])
     total = rewards.sum(axis=2)
-    values = np.stack([weight * total, _normalised(total, weight), _robust(log, rewards, ratio)])
+    values = np.stack([weight * total, _normalised(total, weight), log.weight * _robust(log, rewards, ratio)])
     estimates = None
     if size >= ENOUGH and abs(mean - 1) <= UNTRIED:
         estimates = _estimates(values)

@@ -18,7 +18,7 @@ costs must pay off. With v in [a, b] an answer gives two values, one bounded bel
 and the mean of each is the challenger's gain in v. `lower_bound` turns them into bounds that hold however often they
 are checked. Decisions that were never tried count in the first value as worth a if the challenger's and b if the
 champion's, in the second the other way round. Where feedback mostly comes for disputed answers, both are multiplied by
-`focalroute.learn.trajectory.weights`.
+`focalroute.learn.trajectory.feedback_weights`.
 """
 
 from __future__ import annotations

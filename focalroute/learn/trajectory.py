@@ -22,7 +22,7 @@ from focalroute.learn.reward import outranks
 from focalroute.observe import layout
 from focalroute.store.base import StoredAnswer
 
-#: See `weights`: by kind of answer, and whether it is disputed.
+#: See `feedback_weights`: by kind of answer, and whether it is disputed.
 Weights = Mapping[tuple[str, bool], float]
 
 _MOST_WEIGHT = 5.0  # so that a few answers do not decide a trial
@@ -37,7 +37,7 @@ class Episode:
         reward: u in [-1, 1], of the answer given.
         right: index of the right candidate, from a label; None: no label, or no candidate is right.
         labelled: whether there was a label, so that every candidate is known to be right or wrong.
-        weight: how much it counts in a trial, see `weights`.
+        weight: how much it counts in a trial, see `feedback_weights`.
     """
 
     id: str
@@ -116,7 +116,7 @@ def rewarded(
     ]
 
 
-def weights(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> Weights:
+def feedback_weights(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> Weights:
     """Return how much feedback counts by kind of answer and whether members differed, at most 5; 1 in the mean.
 
     It is inverse to the share of such answers that have feedback (post-stratification), which a judge mostly gives

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import Feedback, Member, Observation
-from focalroute.learn.trajectory import Costs, deciding, episode, weights
+from focalroute.learn.trajectory import Costs, deciding, episode, feedback_weights
 from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 
@@ -76,11 +76,11 @@ def test_feedback_counts_the_more_the_fewer_answers_of_its_kind_have_any() -> No
     open_text = replace(ANSWER, kind="text")
     rows = [(disputed, [SAID])] * 10 + [(other, [SAID])] * 10 + [(other, [])] * 20
     rows += [(open_text, [])] * 7 + [(replace(disputed, trajectory=None), [])] * 9
-    assert weights(rows) == {("choice", True): 0.5, ("choice", False): 1.5}
-    assert weights(rows[:20]) == {("choice", True): 1.0, ("choice", False): 1.0}
-    assert weights([*[(disputed, [SAID])] * 99, (other, [SAID]), *[(other, [])] * 900])["choice", False] == 5
-    assert weights([(disputed, [])]) == weights([]) == {}
-    found = episode(other, SAID, Costs(USD), weights(rows))
+    assert feedback_weights(rows) == {("choice", True): 0.5, ("choice", False): 1.5}
+    assert feedback_weights(rows[:20]) == {("choice", True): 1.0, ("choice", False): 1.0}
+    assert feedback_weights([*[(disputed, [SAID])] * 99, (other, [SAID]), *[(other, [])] * 900])["choice", False] == 5
+    assert feedback_weights([(disputed, [])]) == feedback_weights([]) == {}
+    found = episode(other, SAID, Costs(USD), feedback_weights(rows))
     assert found is not None
     assert found.weight == 1.5
 
