@@ -49,6 +49,7 @@ class History:
 
     Attributes:
         answers: number of answers read, rated or not.
+        disputed: the share of the rated and of all answers whose members gave different answers.
         names: the endpoints in the latest pool's order, then those that left it.
         endpoints: one record for each name.
         tasks: for each answer with a task: the task, and the indices of the endpoints asked.
@@ -68,6 +69,7 @@ class History:
     """
 
     answers: int
+    disputed: tuple[float, float]
     names: tuple[str, ...]
     endpoints: tuple[EndpointRecord, ...]
     tasks: tuple[tuple[str, tuple[int, ...]], ...]
@@ -97,6 +99,7 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
     known, right, member = _members(rated, names)
     return History(
         answers=len(rows),
+        disputed=(_disputed(rated), _disputed(every)),
         names=names,
         endpoints=tuple(_records(names, every)),
         tasks=tuple(_tasks(every, names)),
@@ -123,6 +126,10 @@ def _receipt(answer: StoredAnswer) -> _Receipt | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) and found.keys() >= _READ else None
+
+
+def _disputed(rows: Sequence[tuple[StoredAnswer, object]]) -> float:
+    return sum(answer.disputed for answer, _ in rows) / max(len(rows), 1)
 
 
 def _asked(receipt: _Receipt) -> list[_Receipt]:

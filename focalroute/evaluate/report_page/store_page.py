@@ -20,6 +20,7 @@ from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks
 FEW = 10
 _LEAST_TOGETHER = 20
 _LEAST_OF_VERSION = 50
+_MORE_DISPUTED = 0.1
 _MOST_BESIDE = 5
 _VOTE = "vote of those asked"
 _OURS = "focalroute"
@@ -103,10 +104,14 @@ def _lead(history: History) -> str:
         paid = f"for ${1000 * dollars:.4g} per 1,000 queries"
     if history.labelled.all():
         vote = f" A vote of those asked would have {history.vote.mean():.3f}."
+    rated, every = history.disputed
+    harder = ""
+    if rated > every + _MORE_DISPUTED:
+        harder = f" Members differ on {rated:.0%} of these, on {every:.0%} of all: all answers are better than these."
     return (
         f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
         f"{history.worth.mean():.3f} ({span(interval([history.worth]))}), {paid} and with "
-        f"{history.calls.mean():.1f} calls a query.{vote}"
+        f"{history.calls.mean():.1f} calls a query.{vote}{harder}"
     )
 
 

@@ -189,6 +189,18 @@ def test_a_vote_shares_ties() -> None:
     assert history.vote.tolist() == [0.5, 0]
 
 
+def test_the_summary_says_where_feedback_came_for_harder_answers() -> None:
+    """As from a judge: what is right of these is less than of all."""
+    rows = [_answer(n, {"a": True, "b": n % 4 > 0}) for n in range(80)]
+    first = [(answer, said if answer.disputed else ()) for answer, said in rows]
+    assert "Members differ on 100% of these, on 25% of all: all answers are better" in _lead_of(first)
+    assert "differ" not in _lead_of(rows)
+
+
+def _lead_of(rows: Sequence[tuple[StoredAnswer, Sequence[Feedback]]]) -> str:
+    return store_page(read_history(rows), "s").lead
+
+
 def test_an_answer_without_its_receipt_is_left_out() -> None:
     whole, damaged = _answer(0, {"a": True}), _answer(1, {"a": True})
     rows = [whole, *((replace(damaged[0], receipt=text), damaged[1]) for text in ("{", "[]", "{}"))]
