@@ -17,6 +17,8 @@ from focalroute.core.records import Usage
 from focalroute.store import open_store, require_existing
 from focalroute.store.accounts import Account
 from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Row
+from focalroute.store.engine import Job
+from focalroute.store.redis import reads
 from focalroute.store.redis.address import RedisAddress
 from focalroute.store.redis.connection import FIXED, Keys, RedisConnection
 from focalroute.store.redis.journal import Entry
@@ -300,6 +302,24 @@ def test_old_rows_are_dropped_and_the_sums_stay(where: str) -> None:
         assert [(one.calls, one.cost) for one in store.ledger("endpoint")] == [(960, Decimal("0.96"))]
         assert store.balances([Account()]).result(10)[Account()].spent == Decimal("0.96")
         assert store.verify() == ()
+
+
+def test_others_go_on_between_the_parts_of_a_ledger_that_is_read(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reservations of a process that called `stats` waited for all of it, half a minute in a full store."""
+    monkeypatch.setattr(reads, "_AT_ONCE", 2)
+    jobs: list[Job] = []
+    with closing(RedisStore(where)) as store:
+        store.write(*[bill()] * 5).result(10)
+        submit = store._queue.submit
+
+        def count(job: Job) -> None:
+            jobs.append(job)
+            submit(job)
+
+        monkeypatch.setattr(store._queue, "submit", count)
+        (everything,) = store.ledger("all")
+    assert everything.calls == 5
+    assert len(jobs) == 5  # three with rows, one that finds no more, and the reservations
 
 
 def test_many_accounts_are_added_up_in_one_pass_over_the_ledger(where: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
@@ -23,7 +23,7 @@ from focalroute.store.base import (
     StoredAnswer,
 )
 from focalroute.store.engine import difference_of, unless_damaged
-from focalroute.store.redis.connection import KeyName, RedisConnection
+from focalroute.store.redis.connection import KeyName, Keys, RedisConnection
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
 #: Set while a learner keeps an archive: then twice as many rows are kept, until they are archived.
@@ -40,6 +40,17 @@ _FEEDBACK_STREAMS: tuple[KeyName, KeyName] = ("feedback", "probed")
 _Position = tuple[bytes, bytes]  # the newest entries of the streams of feedback and of probed answers
 
 
+class Commands(Protocol):
+    """Runs one command at a time: a connection, or a store in between its other jobs."""
+
+    @property
+    def keys(self) -> Keys:
+        """The names of the keys."""
+
+    def command(self, *words: Any) -> Any:
+        """Run a command; return its reply."""
+
+
 def entries(reply: Sequence[Any]) -> Entries:
     """Parse the reply to a stream command."""
     return [(entry, dict(zip(pairs[::2], pairs[1::2], strict=True))) for entry, pairs in reply]
@@ -50,7 +61,7 @@ def pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-def _every_entry(connection: RedisConnection, stream: KeyName) -> Iterator[Entries]:
+def _every_entry(connection: Commands, stream: KeyName) -> Iterator[Entries]:
     """Yield all entries of a stream, a part at a time."""
     after = b"-"
     while found := entries(connection.command("XRANGE", connection.keys[stream], after, "+", "COUNT", _AT_ONCE)):
@@ -228,7 +239,7 @@ class LedgerEntry:
         return cls(entry, float(fields[b"at"]), json.loads(fields[b"tags"]), json.loads(fields[b"row"]))
 
 
-def ledger_sums(connection: RedisConnection, by: Grouping) -> list[LedgerSum]:
+def ledger_sums(connection: Commands, by: Grouping) -> list[LedgerSum]:
     """See `EngineReads`."""
     asks: defaultdict[str, set[str]] = defaultdict(set)
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -256,7 +267,7 @@ def ledger_sums(connection: RedisConnection, by: Grouping) -> list[LedgerSum]:
     return [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
 
 
-def _totals(connection: RedisConnection) -> dict[str, Counter[str]]:
+def _totals(connection: Commands) -> dict[str, Counter[str]]:
     """The ledger summed by endpoint, dropped rows included."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, value in pairs(connection.command("HGETALL", connection.keys["totals"])).items():

@@ -21,6 +21,8 @@ from focalroute.core.records import Feedback
 from focalroute.store.accounts import SETTLE_EVERY_S, Account, Balance
 from focalroute.store.base import (
     BalanceDifference,
+    Grouping,
+    LedgerSum,
     OnFeedback,
     Outcomes,
     Release,
@@ -32,7 +34,7 @@ from focalroute.store.base import (
 from focalroute.store.engine import Job, QueuedStore, WriterQueue
 from focalroute.store.redis import reads
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
+from focalroute.store.redis.connection import Keys, RedisConnection, RedisUnavailable
 from focalroute.store.redis.journal import Journal
 from focalroute.store.redis.rows import pack_rows, read_balances, read_reservation, reservation_words
 from focalroute.store.redis.sender import ScriptJob, Sender, WriteJob
@@ -177,6 +179,10 @@ class RedisStore(QueuedStore[RedisConnection]):
         found = (self._read(partial(reads.answers_with_feedback, ids=part)) for part in parts)
         return [(answer, tuple(one for _, one in feedback)) for part in found for answer, feedback in part]
 
+    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+        """See `Store.ledger`. Reads in parts, so that other jobs run in between."""
+        return self._read_now(lambda _: reads.ledger_sums(self, by))
+
     def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
         """See `Store.reconcile`."""
 
@@ -197,6 +203,15 @@ class RedisStore(QueuedStore[RedisConnection]):
             StoreError: Redis is unavailable.
         """
         return self._read(work)
+
+    @property
+    def keys(self) -> Keys:
+        """The names of its keys."""
+        return self._connection.keys
+
+    def command(self, *words: Any) -> Any:
+        """Run one command, after all queued jobs; return its reply."""
+        return self._read(lambda connection: connection.command(*words))
 
     def follow(self, on_version: Callable[[int], None]) -> None:
         """Call ``on_version`` with the version of the fleet's policy, now if there is one, and whenever it changes.
