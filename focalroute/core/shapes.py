@@ -27,6 +27,18 @@ def read_json(text: str | bytes | bytearray) -> Any:
         return json.loads(text)
 
 
+def read_object(text: str) -> Mapping[str, Any]:
+    """Parse a JSON object; an empty one for anything else, such as a damaged receipt.
+
+    >>> read_object('{"a": 1}'), read_object('{"a"')
+    ({'a': 1}, {})
+    """
+    try:
+        return as_object(read_json(text))
+    except (ValueError, RecursionError):
+        return {}
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,7 +6,6 @@ P the largest number of heads visited, Ds the width of the critic's state.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import F32, I64, Bools, Decision, Feedback, Observation, Trajectory
+from focalroute.core.shapes import read_object
 from focalroute.learn.nets import STATE, DeciderNet, FusionNet, Net, decider_state, fusion_state, zeroed
 from focalroute.learn.reward import outranks
 from focalroute.observe import layout
@@ -171,7 +171,7 @@ def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
 
     The cost of a cancelled call counts as unknown if it is only a reservation, which is many times the actual cost.
     """
-    calls = json.loads(answer.receipt).get("calls")
+    calls = read_object(answer.receipt).get("calls")
     if calls is None:
         return [(name, m.round, None if m.usd is None else float(m.usd)) for name, m in answer.members.items()]
     found: list[tuple[str, int, float | None]] = []

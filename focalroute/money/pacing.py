@@ -25,7 +25,6 @@ asking all endpoints gives more right answers (see `Policy.served`).
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -35,6 +34,7 @@ from decimal import Decimal
 from focalroute.core.config import Budget
 from focalroute.core.dollars import parse_usd
 from focalroute.core.records import COST_WEIGHT_RANGE
+from focalroute.core.shapes import read_object
 from focalroute.store.base import Store
 
 _log = logging.getLogger("focalroute")
@@ -221,7 +221,7 @@ def make_pacers(
         usd_per_second = _FIRST_WORTH * (ask_all_usd or 1.0) / cost_weight / seconds
     money, time = Pacer(target, cost_weight), TimePacer(seconds, usd_per_second)
     if target is not None or seconds is not None:
-        receipts = [json.loads(answer.receipt) for answer, _ in store.recent(_LATEST)]
+        receipts = [read_object(answer.receipt) for answer, _ in store.recent(_LATEST)]
         # Receipts from before 24 November 2026 call it price_of_money.
         money.resume([receipt.get("cost_weight") or receipt.get("price_of_money") or 0.0 for receipt in receipts])
         time.resume([receipt.get("usd_per_second") or 0.0 for receipt in receipts])

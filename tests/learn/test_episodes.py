@@ -34,6 +34,13 @@ def test_a_round_costs_its_calls_as_a_share_of_asking_all() -> None:
     assert Costs(USD).shares(answer, ANSWER.trajectory) == pytest.approx((0.4,))
 
 
+def test_a_damaged_receipt_counts_as_none() -> None:
+    """Every update failed as long as the answer was among the latest."""
+    assert ANSWER.trajectory is not None
+    damaged = Costs(USD).shares(replace(ANSWER, receipt='{"calls": ['), ANSWER.trajectory)
+    assert damaged == Costs(USD).shares(replace(ANSWER, receipt="{}"), ANSWER.trajectory)
+
+
 def test_an_unknown_cost_is_the_typical_one_and_a_call_never_made_costs_nothing() -> None:
     answer = replace(ANSWER, receipt=receipt(call("left", 1, None), call("right", 1, None, attempts=0)))
     assert ANSWER.trajectory is not None

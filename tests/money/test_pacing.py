@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from focalroute import Budget, Ensemble
-from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT, Pacer, TimePacer
+from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT, Pacer, TimePacer, make_pacers
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
+from focalroute.store.sqlite.store import SqliteStore
 from tests.policies import ask_the_affordable, thrifty
 from tests.responses import Response, drawn
+from tests.store.made import answer as made_answer
 
 
 def paid(pacer: Pacer, cost: float) -> None:
@@ -175,6 +179,15 @@ def test_an_ensemble_holds_its_mean_cost_and_remembers_the_weight(tmp_path: Path
             again = ensemble.ask("What is 17 + 25?", choices=["32", "42"])
         latest = [math.log(weight) for weight in weights[-16:]]
         assert again.receipt.cost_weight == pytest.approx(math.exp(sum(latest) / 16))
+
+
+def test_a_damaged_receipt_stops_no_ensemble() -> None:
+    """Reading the latest weights raised a JSONDecodeError."""
+    with closing(SqliteStore()) as store:
+        store.write(replace(made_answer("a"), receipt='{"cost_weight": 2.0}')).result(10)
+        store.write(replace(made_answer("b"), receipt='{"cost_wei')).result(10)
+        pacer, _ = make_pacers(Budget(usd_per_query=1), store, 0.1, 0.0, 1.0)
+    assert pacer.weight == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("steepness", [0.6, 3, 20])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from statistics import multimode
@@ -15,6 +14,7 @@ import numpy as np
 
 from focalroute.core.dollars import dollars
 from focalroute.core.records import F64, I64, Bools, Feedback
+from focalroute.core.shapes import read_object
 from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
 from focalroute.learn.reward import credit
 from focalroute.learn.trajectory import Costs, deciding
@@ -23,7 +23,7 @@ from focalroute.observe.observer import Observer
 from focalroute.store.base import SYNTHESIS, StoredAnswer
 
 _Rated = Sequence[tuple[StoredAnswer, Feedback]]
-_Receipt = dict[str, Any]
+_Receipt = Mapping[str, Any]
 _READ = {"calls", "cost", "latency_s", "policy_version"}
 _TIMED = {"median": 0.5, "95 %": 0.95}
 
@@ -121,11 +121,8 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
 
 def _receipt(answer: StoredAnswer) -> _Receipt | None:
     """The answer's receipt; None if it is damaged or of another version of this package."""
-    try:
-        found = json.loads(answer.receipt)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and found.keys() >= _READ else None
+    found = read_object(answer.receipt)
+    return found if found.keys() >= _READ else None
 
 
 def _disputed(rows: Sequence[tuple[StoredAnswer, object]]) -> float:
