@@ -63,8 +63,11 @@ def write_probe(probe: StoredProbe) -> str:
     return _json([probe.endpoint, probe.key, probe.completion_tokens, probe.latency_s, usd]).decode()
 
 
-def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], probes: str | None = None) -> StoredAnswer:
-    """Decode an answer's row (id, created_at, record, trajectory, receipt, texts).
+def read_answer(
+    row: tuple[str, float, str | bytes, bytes | None, str | bytes, str | bytes | None],
+    probes: str | bytes | None = None,
+) -> StoredAnswer:
+    """Decode an answer's row (id, created_at, record, trajectory, receipt, texts), its texts as such or in UTF-8.
 
     Args:
         probes: the records of the answer's probes as a JSON list; None: there are none.
@@ -84,14 +87,18 @@ def read_answer(row: tuple[str, float, str, bytes | None, str, str | None], prob
             probabilities=tuple(probabilities),
             members={name: _member(*values) for name, values in members.items()},
             trajectory=None if trajectory is None else unpack(trajectory),
-            receipt=receipt,
-            texts=texts,
+            receipt=_text(receipt),
+            texts=None if texts is None else _text(texts),
             probes=tuple([_probe(answer_id, *values) for values in read_json(probes)]) if probes else (),
         )
     except Exception as error:  # damage may show as anything
         raise StoreError(
             f"answer {answer_id}: its row is damaged ({type(error).__name__}: {error}); restore a copy"
         ) from error
+
+
+def _text(text: str | bytes) -> str:
+    return text.decode() if isinstance(text, bytes) else text
 
 
 def _member(number: int, candidate: int, tokens: int, latency_s: float, usd: str | None) -> Member:

@@ -393,6 +393,22 @@ def test_verify_finds_damaged_pages(tmp_path: Path) -> None:
         assert store.verify() == ()
 
 
+@pytest.mark.parametrize("column", ["record", "receipt", "texts"])
+def test_a_text_that_is_no_utf_8_damages_its_answer_only(tmp_path: Path, column: str) -> None:
+    """No answer could be read, so a store with one flipped bit could not be used at all."""
+    path = filled(tmp_path / "s.db")
+    edit(path, f"UPDATE answers SET {column} = CAST(x'7bff' AS TEXT) WHERE id = 'b'")
+    with closing(SqliteStore(path)) as store:
+        assert [row.id for row, _ in store.recent(9)] == ["a", "c"]
+        store.write(judge("b"), judge("c")).result(10)
+        seen: list[str] = []
+        store.subscribe(lambda rows: seen.extend(row.id for row, _ in rows), last=9)
+        assert seen == ["a", "c"]
+        with pytest.raises(StoreError, match="answer b: its row is damaged"):
+            store.answer("b")
+        assert store.verify()
+
+
 def test_a_damaged_value_is_a_store_error(tmp_path: Path) -> None:
     """It was a TypeError."""
     path = filled(tmp_path / "s.db")

@@ -189,12 +189,11 @@ class AnswerHash:
         """The answer; StoreError if it is damaged."""
         kept = self._fields
         with _reading():
-            text = {name: kept[name.encode()].decode() for name in ("id", "created_at", "record", "receipt")}
-            texts = kept[b"texts"].decode() if b"texts" in kept else None
-            probes = [value.decode() for name, value in sorted(kept.items()) if name.startswith(b"probe:")]
-            created_at = float(text["created_at"])
-        row = (text["id"], created_at, text["record"], kept.get(b"trajectory"), text["receipt"], texts)
-        return read_answer(row, f"[{','.join(probes)}]")
+            answer_id, created_at = kept[b"id"].decode(), float(kept[b"created_at"])
+            record, receipt = kept[b"record"], kept[b"receipt"]
+        probes = [value for name, value in sorted(kept.items()) if name.startswith(b"probe:")]
+        row = (answer_id, created_at, record, kept.get(b"trajectory"), receipt, kept.get(b"texts"))
+        return read_answer(row, b"[" + b",".join(probes) + b"]")
 
     @property
     def entry(self) -> bytes:

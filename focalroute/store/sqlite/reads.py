@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     import sqlite3
 
 
+# Texts are read as bytes: one that is no UTF-8 is then damage to its row, and not an error of the whole query.
 _ANSWER = (
-    "a.id, a.created_at, a.record, a.trajectory, a.receipt, a.texts, "
-    "(SELECT '[' || group_concat(p.record) || ']' FROM probes p WHERE p.answer_id = a.id) "
+    "a.id, a.created_at, CAST(a.record AS BLOB), a.trajectory, CAST(a.receipt AS BLOB), CAST(a.texts AS BLOB), "
+    "(SELECT CAST('[' || group_concat(p.record) || ']' AS BLOB) FROM probes p WHERE p.answer_id = a.id) "
 )
 _ANSWERS = "SELECT " + _ANSWER + "FROM answers a "
 _FEEDBACK = (
