@@ -42,7 +42,6 @@ from focalroute.evaluate.quality import metric
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.learn.export import der_model
 from focalroute.learn.nets import parameters
-from focalroute.money.cost import typical_cost
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observer import Observer
@@ -174,7 +173,7 @@ def publish_routes(root: str | Path, net: Mlp, names: Sequence[str], settings: D
 
 def _columns(environment: LiveEnvironment, endpoints: Sequence[Endpoint]) -> F32:
     """The columns "accuracy" and "price", (N, 2), of a window in which every endpoint was asked every query."""
-    observer = Observer(environment.names, [typical_cost(endpoint) for endpoint in endpoints])
+    observer = Observer.of(endpoints)
     n = len(environment.names)
     for query in range(len(environment.queries)):
         replies = environment.replies([ChainCall(query, i, None) for i in range(n)])
