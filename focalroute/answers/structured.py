@@ -39,8 +39,10 @@ _LONGEST_PROBLEM = 1000  # characters
 _MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
 _FORMATS = ("date-time", "time", "duration", "uuid")  # of texts that pydantic reads
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
-#: A string, or what JSON does not allow: a comment, or a comma before a bracket that closes.
-_LOOSE = re.compile(r'("(?:[^"\\]|\\.)*"?)|//[^\n]*|,(?=(?:\s|//[^\n]*+)*+[}\]])', re.DOTALL)
+#: A string, or what JSON does not allow: a string or word of Python, a comment, a comma before a bracket that closes.
+_LOOSE = re.compile(
+    r"""(?s)("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|\b(True|False|None)\b|//[^\n]*|,(?=(?:\s|//[^\n]*+)*+[}\]])"""
+)
 _OPENING = re.compile(r"[{\[]")
 _MOST_BRACKETS = 64  # a bracket may be read to the text's end
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -223,8 +225,14 @@ def _values(text: str) -> Iterator[object]:
     for part in (text, *reversed(_FENCED.findall(text)), span):
         for loose in (False, True):
             with suppress(ValueError):
-                yield parsed(_LOOSE.sub(lambda match: match[1] or "", part) if loose else part)
+                yield parsed(_LOOSE.sub(_as_json, part) if loose else part)
                 break
+
+
+def _as_json(match: re.Match[str]) -> str:
+    if match[2] is None:
+        return match[1] or {"True": "true", "False": "false", "None": "null"}.get(match[3], "")
+    return '"' + match[2].replace("\\'", "'").replace('"', '\\"') + '"'
 
 
 def _scattered(text: str) -> Iterator[object]:
@@ -274,9 +282,7 @@ def checked_label(label: Any, value: object) -> Any:
             return TypeAdapter(type(value)).validate_python(label.strip('" '))
         except ValidationError:
             kind = type(value).__name__
-            raise BadLabel(
-                f"label: is not a valid {kind}; give an instance, or text (of a time as in ISO 8601)"
-            ) from None
+            raise BadLabel(f"label: is not a valid {kind}; give an instance, or text (a time as in ISO 8601)") from None
     if label is None or not _has_fields(value) or _has_fields(label):
         return label
     try:
@@ -391,9 +397,7 @@ class _Unfolded:
         """Return a part of the schema, references followed; empty if one leads outside or in a circle."""
         self._parts += 1
         if self._parts > MAX_NODES:
-            raise ConfigError(
-                f"answer: the JSON schema's references unfold to more than {MAX_NODES} parts; simplify it"
-            )
+            raise ConfigError(f"answer: the JSON schema's references unfold to over {MAX_NODES} parts; simplify it")
         found = as_object(schema)
         while isinstance(reference := found.get("$ref"), str):
             if reference in followed or not reference.startswith("#"):

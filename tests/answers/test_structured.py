@@ -174,7 +174,8 @@ FORM = '{"colour":"red","note":"n"}'
         f"The {{colour}} is in [brackets]: {GOOD}\n\nThe {{note}} is short.",
         f'{{"colour": "green"}} is not allowed. {GOOD} is.',
         '{"colour": "red", "note": "n",}',
-        'So:\n```json\n{\n  "colour": "red", // as asked\n  "note": "n", // short\n}\n```',
+        'So:\n```json\n{\n  "colour": "red", // as asked\n  "note": "n", // it\'s short\n}\n```',
+        "{'colour': 'red', \"note\": 'n',}",
     ],
 )
 def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
@@ -183,6 +184,14 @@ def test_fences_and_words_around_it_do_not_matter(text: str) -> None:
 
 def test_strings_that_look_like_comments_or_last_commas_are_kept() -> None:
     assert structure(SCHEMA)('{"colour": "red", "note": "//a \\",}",}') == r'{"colour":"red","note":"//a \",}"}'
+
+
+def test_a_dict_as_python_writes_it_is_read() -> None:
+    """A member was asked again for it."""
+    wanted = structure({"type": "object", "required": ["sure", "why", "by"]})
+    form = r"""{"by":null,"sure":true,"why":"it's \"so\""}"""
+    assert wanted(r"""{'sure': True, 'why': 'it\'s "so"', 'by': None}""") == form
+    assert wanted("{'sure': True, 'why': 'it's so', 'by': None}") is None
 
 
 def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
@@ -198,6 +207,7 @@ def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
         '{"colour": "red", "note": NaN}', "[" * 200_000, '{"colour": "red", "note": "' + "x" * 300_000 + '"}',
         "```json\n" * 20_000, '{"a": [' * 30_000, "{} [" * 60_000, '{"a": 1} ' * 20_000,
         '\\"' * 100_000, "//" * 100_000, ", " * 100_000, ",//" * 60_000, ",//\n" * 60_000, '"' * 200_001,
+        "{'a': " * 60_000, "'" * 200_001, "\\'" * 100_000,
     ],
 )  # fmt: skip
 def test_an_invalid_object_is_not_an_answer(text: str) -> None:
