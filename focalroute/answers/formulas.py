@@ -194,8 +194,6 @@ class _StatementParser(ExpressionParser):
 
     def _side(self, stop: int) -> Quotient | list[str]:
         """Parse an expression, a set's elements, or a tuple or union of intervals as the only element."""
-        if self._skip("\\emptyset"):
-            return ["\\emptyset"]
         if self._next() in OPENING and self._brackets(self._at, stop):
             if self._next() in ("\\{", "{"):
                 inside = self._closed_at(self._at)
