@@ -19,6 +19,7 @@ ELSEWHERE = (
 _END_TOKENS = re.compile(r"(?:\s*(?:<\|\w{1,20}\|>|</s>|<end_of_turn>))+\s*$")
 _LONGEST_END = 100  # characters
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped character
 _TAGGED = re.compile(r"<answer>\s*((?:[^<]|<(?!/?answer>))*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
 _MARKER = re.compile(  # not of the verb, as in "to answer this question, we add: ..."
@@ -42,11 +43,21 @@ _REASON = re.compile(
     r"(?<=\w)[,;]?\s+\(?because\b|(?<=\S)[,;]\s+(?:which|who|where|since|as|not|though|although)\b", re.IGNORECASE
 )
 _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019]s)\b)", re.IGNORECASE)
-_NAMES_ANSWER = re.compile(rf"answer|{_SPACED}|{_UNSPACED}", re.IGNORECASE)
+_NAMES_OF_ANSWER = f"answer|{_SPACED}|{_UNSPACED}".split("|")
+#: "Wait, no", which takes back all before it.
+TAKEN_BACK = re.compile(r"ait(?<=[Ww]ait)(?:,\s+no\b|(?:\s+no|(?<=[Nn]o wait)|(?<=[Nn]o, wait))(?=[,.:;!]))(?=\W+\w)")
+#: What says that there is no answer.
+UNDECIDED = re.compile(  # not "I can't say for sure, but ..."
+    r"(?:\b(?:(?:I|we)(?:\s+am|['\u2019]m)?\s+(?:cannot|can['\u2019]t|unable\s+to)|impossible\s+to|cannot\s+be)\s+"
+    r"(?:determine|say|tell|answer|know|help)|(?:not|n['\u2019]t)\s+enough\s+information"
+    r"|(?:n['\u2019]t\s+know|not\s+sure|unclear)\s+(?:if|whether)\b)(?![^.\n]{0,80}\bbut\b)",
+    re.IGNORECASE,
+)
 #: The beginning of a last line that holds no answer.
 _SMALL_TALK = re.compile(
     r"\W*(?:(?:Please\s+)?(?:[Ll]et\s+me\s+know|[Ff]eel\s+free\s+to)|(?:I\s+)?[Hh]ope\s+(?:this|that|it)\s|Would\s+you\s+like"
-    r"|If\s+you(?:\s+(?:have|need|want|would)\b|['\u2019]d)|Do\s+you\s+(?:want|need)|Is\s+there\s+anything)"
+    r"|If\s+you(?:\s+(?:have|need|want|would)\b|['\u2019]d)|Do\s+you\s+(?:want|need)|Is\s+there\s+anything"
+    r"|(?:Check|Verification|Explanation|Note|Reason)\W*:(?!.*(?:answer|boxed)))"
 )
 _MOST_PASSES = 8
 
@@ -57,12 +68,20 @@ class FinalAnswer(NamedTuple):
     Attributes:
         text: that part, one line.
         marked: whether the reply marks it as its answer; if not, it is the last line.
-        reply: the whole reply without hidden reasoning; only the end of a long one.
+        reply: the whole reply without hidden reasoning and small talk; only the end of a long one.
     """
 
     text: str
     marked: bool
     reply: str
+
+    @property
+    def opening(self) -> str | None:
+        """A first paragraph, or the first sentence of a single line, of at most 60 characters before an explanation."""
+        first, *others = self.reply.split("\n\n", 1)
+        if not others and "\n" not in first:
+            first, *others = _SENTENCE_END.split(first, maxsplit=1)
+        return first if others and len(first) <= 60 and re.search(r"[^\W\d_]", self.text) else None
 
 
 def find_final(text: str) -> FinalAnswer | None:
@@ -70,20 +89,21 @@ def find_final(text: str) -> FinalAnswer | None:
 
     The first of these that the reply has: the last boxed text; the last in ``<answer>`` tags; text after ``####`` on
     the last line; text after the last "the answer is", "Answer:" or heading "Answer", also in some other languages;
-    the only bold words of the last line; the last line. Small talk at the end does not count, nor does reasoning in
-    ``<think>`` tags, and a reply whose reasoning never ends has no answer. Takes linear time.
+    the only bold words of the last line; the last line. Small talk and explanations at the end do not count, nor does
+    what a "Wait, no" takes back, nor reasoning in ``<think>`` tags; a reply whose reasoning never ends has no answer.
+    Takes linear time.
 
     >>> find_final("6 * 7 is easy. The answer is **42**. Anything else?").text
     '42**'
     """
-    reply = _without_thinking(text)
-    lines = [line.strip() for line in reply.splitlines() if _has_word(line)]
-    while len(lines) > 1 and _SMALL_TALK.match(lines[-1]):
+    lines = _without_thinking(text).strip().splitlines()
+    while len(lines) > 1 and (not _has_word(lines[-1]) or _SMALL_TALK.match(lines[-1])):
         lines.pop()
-    if not lines or _ends_before_answer(lines[-1]):
-        return None
-    marked = _boxed(reply) or _tagged(reply) or _hashed(lines[-1]) or _announced(reply) or only_bold(lines[-1])
-    return FinalAnswer(marked or lines[-1], marked is not None, reply)
+    reply, last = "\n".join(lines), "".join(lines[-1:]).strip()
+    if any(not _has_word(last[end:]) for end in (0, *(marker.end() for marker in _markers(last)))):
+        return None  # the reply was cut off before its answer
+    marked = _boxed(reply) or _tagged(reply) or _hashed(last) or _announced(reply) or only_bold(last)
+    return FinalAnswer(marked or last, marked is not None, reply)
 
 
 def normalise_final(text: str, normalise: Callable[[FinalAnswer], str | None]) -> str | None:
@@ -100,12 +120,12 @@ def normalise_final(text: str, normalise: Callable[[FinalAnswer], str | None]) -
 
 
 def _without_thinking(text: str) -> str:
-    """Remove hidden reasoning, and the beginning of a long reply; empty if the reasoning never ends."""
+    """Remove hidden reasoning, what is taken back, and the beginning of a long reply; empty if reasoning never ends."""
     for name in THINKING:
         _, _, text = text.rpartition(f"</{name}>")
         if f"<{name}>" in text:
             return ""
-    return without_end_tokens(text[-_TAIL:])
+    return TAKEN_BACK.split(without_end_tokens(text[-_TAIL:]))[-1]
 
 
 def without_end_tokens(text: str) -> str:
@@ -122,25 +142,17 @@ def _has_word(text: str) -> bool:
 
 
 def _boxed(text: str) -> str | None:
-    if "box" not in text:
-        return None
     ends = [match.end() for match in _BOXED.finditer(text)]
     return _one_line(text[ends[-1] : _closing_brace(text, ends[-1])]) if ends else None
 
 
 def _closing_brace(text: str, start: int) -> int:
     """Return the index of the brace that closes the one before ``start``; the text's length if there is none."""
-    depth, at = 1, start
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1  # the next character is escaped
-        elif text[at] == "{":
-            depth += 1
-        elif text[at] == "}":
-            depth -= 1
-            if not depth:
-                return at
-        at += 1
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if not depth:
+            return match.start()
     return len(text)
 
 
@@ -161,25 +173,16 @@ def _hashed(line: str) -> str | None:
 
 
 def _markers(text: str) -> list[re.Match[str]]:
-    if not _NAMES_ANSWER.search(text):  # much quicker than the pattern
-        return []
-    return list(_MARKER.finditer(text))
+    folded = text.casefold()  # much quicker than the pattern
+    return list(_MARKER.finditer(text)) if any(map(folded.__contains__, _NAMES_OF_ANSWER)) else []
 
 
 def _announced(text: str) -> str | None:
     for marker in reversed(_markers(text)):
-        start = _OPENING.match(text, marker.end())
-        if start is None:
-            continue
-        line, *_ = text[start.end() : start.end() + _TAIL].split("\n", 1)
+        line, *_ = _OPENING.sub("", text[marker.end() :], count=1).split("\n", 1)
         if _has_word(line):
             return first_sentence(line)
     return None
-
-
-def _ends_before_answer(line: str) -> bool:
-    """Whether a reply that ends with this line was cut off before its answer."""
-    return any(not _has_word(line[marker.end() :]) for marker in _markers(line))
 
 
 def only_bold(text: str) -> str | None:

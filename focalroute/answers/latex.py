@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from focalroute.answers.numbers import THIN_SPACE, multiply_out, type_out
+from focalroute.answers.numbers import THIN_SPACES, multiply_out, type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEEPEST = 4  # nested text commands
-_BETWEEN_THOUSANDS = re.compile(rf"(?<=\d)(?:{THIN_SPACE})(?=\d{{3}}(?!\d))")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:e(?=\d)|E\+?(?=-?\d))(-?\d+)(?![\w.])")  # not 2e-1, with Euler's e
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ()\[\]]|\\q?quad\b|~")
 _DOLLARS = re.compile(
@@ -19,6 +18,7 @@ _LOOKS = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|phantom\
 _UNIT_TEXT = re.compile(
     r"(?:(?<=[\d)}\]])|(?<=\\pi))\s*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 )
+_LABEL = re.compile(r"^\s*\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\([A-J]\)\s*\}[\\,;~\s]*(?=\S)")  # \textbf{(C)} 12
 _DEGREES = re.compile(r"\^?\s*\{?\s*(?:\\circ|\\degree|\N{DEGREE SIGN})\s*\}?")
 _UNIT_WORDS = re.compile(
     r"(?<=[\d)}])\s*(?!or\b|and\b|mod\b|sqrt\b|sin\b|cos\b|tan\b|log\b|ln\b|pi\b|infinity\b)"
@@ -97,7 +97,7 @@ def simplify_latex(formula: str) -> str:
     >>> simplify_latex("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), simplify_latex("90^\\\\circ"), simplify_latex("12 apples")
     ('\\\\frac{1}{2}', '90', '12')
     """
-    text = _BETWEEN_THOUSANDS.sub("", formula.strip("*`_ ").replace("{,}", ",").replace("**", "^"))
+    text = THIN_SPACES.sub("", _LABEL.sub("", formula.strip("*`_ ")).replace("{,}", ",").replace("**", "^"))
     text = _EXPONENT.sub(r"\1*10^{\2}", multiply_out(text))
     exact, *rounded = _APPROXIMATELY.split(_LOOKS.sub("", _SPACES.sub(" ", text)), maxsplit=1)
     text = rounded[0] if rounded and _NAMED.fullmatch(exact) else exact

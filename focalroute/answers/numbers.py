@@ -9,16 +9,14 @@ from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOpera
 from fractions import Fraction
 from math import prod
 
-from focalroute.answers.final import find_final
+from focalroute.answers.final import UNDECIDED, find_final
 
 _UNITS = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)  # fmt: skip
-_TENS = (
-    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
-)  # fmt: skip
-_SMALL = {word: value for value, word in enumerate(_UNITS)} | {w: 10 * i for i, w in enumerate(_TENS, 2)}
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_SMALL = {w: value for value, w in enumerate(_UNITS.split())} | {w: 10 * i for i, w in enumerate(_TENS.split(), 2)}
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
 _SCALES |= {"billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
 _CHARACTERS = {"百": 2, "千": 3, "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12}  # zeros that each adds
@@ -51,35 +49,44 @@ _UNCLEAR = (
     rf"(?-i:[KMBT]\b)|{_GAP}(?:(?:m|b|tr)il{{1,2}}[ij]?(?:o|ó|oe)n\w*|mill?[ij]ar\w+|m(?:io|rd|ld|il|ila)\b|milh[ãõ]\w+"
     r"|тыс\w*|миллион\w*|миллиард\w*|млн|млрд|[a-z]{1,12}illions?\b|(?:ten|hundred|thousand|million)th(?:s|\b)|and\s+(?:a\s+half\b|\d+\s*/\s*\d))"
 )
+# What makes a range of it (3-5, 3 to 5, between 3 and 5), several answers (x = 3 or x = -2), or the greater part of a
+# measure (5 feet 6).
+_JOINED = (
+    r"(?:\s?(?:-|\bto\b(?!\s\d\s+decimal)|['\u2032])\s?|(?(between)\s+and\s+|(?!))"
+    r"|\s?(?:feet|foot|ft|hours?|hrs?|h|minutes?|min|pounds?|dollars?)\s+(?:and\s+)?"
+    r"|[$\s]*\b(?:or|and)\s+[$]?[a-z]\s*=\s*-?)[$€£¥₹]?\d[\d.,]*"
+)
 # Tried in this order. Dates, times, ratios, versions, exponents, indices, roots and multiples of pi do not count as
 # numbers.
 _TOKEN = re.compile(
-    rf"""(?=[-+$€£¥₹\d.^_*mns\\√])(?:
+    rf"""(?=[-+$€£¥₹\d.^_*mns\\√]|between|from)(?:
     (?P<none>(?:\^|_|\*\*)\s*\{{?\s*[-+]?\d+
       |(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+(?:\.\d+)?
       |(?<![\d.,])\d++:\d++|0[xb][\da-f]+\b
       |(?:{_NUMBER}\s*)?(?:\\?sqrt\s*(?:\[\d+\])?\s*[{{(]?|√\s*\(?)\s*\d[\d.]*(?:[)}}]?\s*/\s*\d+)?
-      |{_NUMBER}\s*(?:\\pi|π|pi\b))
-    |(?P<sign>(?<![\w)\]}}])[-+]|(?<=[=≈]\ )-\ |(?<![\d)\]}}]\ )\b(?:minus|negative)\s+)?[$€£¥₹]?(?:
+      |{_NUMBER}\s*(?:\\pi|π|pi\b)
+      |\bfrom\s+[$€£¥₹]?{_NUMBER}(?=%?\s*(?:-|to\s)\s*[$€£¥₹]?\d))
+    |(?P<between>\bbetween\s+)?
+     (?P<sign>(?<![\w)\]}}])[-+]|(?<=[=≈]\ )-\ |(?<![\d)\]}}]\ )\b(?:minus|negative)\s+)?[$€£¥₹]?(?:
       (?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})
       |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>-?\d{{1,2}})(?!\d)
-      |(?:(?P<whole>\d{{1,18}})(?:\s+|-))?(?P<over>{_BOUNDED})\s*/\s*(?P<under>{_BOUNDED})(?!\d)
+      |(?:(?P<whole>\d{{1,18}})(?:\s+|-))?(?P<over>{_BOUNDED})\s*/\s*(?P<under>-?{_BOUNDED})(?!\d)
        (?:(?:\s+of)?\s+an?(?=\s+{_SCALE}))?
       |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)
     )(?:{_AND_PART})?
     (?P<scales>(?:{_GAP}{_SCALE}){{1,3}}|\s*[{"".join(_CHARACTERS)}]{{1,4}}(?![米克瓦分]))?
-    (?P<unclear>(?<=[a-z])\s+\d[\d.,]*\s*{_SCALE}|(?<=[{"".join(_CHARACTERS)}])[\d{"".join(_CHARACTERS)}]|{_UNCLEAR})?)""",
+    (?P<unclear>(?<=[a-z])\s+\d[\d.,]*\s*{_SCALE}|(?<=[{"".join(_CHARACTERS)}])[\d{"".join(_CHARACTERS)}]|{_UNCLEAR}|{_JOINED})?)""",
     re.VERBOSE | re.IGNORECASE,
 )
 _LARGEST_WITH_PART = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
-# "2.5 hours (150 minutes).", "4 [1]", "4, not 5", "4 rather than 5", "146 as of 2023", "4.0 to 1 decimal"
-_ASIDE = re.compile(
-    r"(?:\([^()]{1,200}\)|\[\d{1,2}\]|\bto\s+\d\s+decimals?\b(?:\s+places?)?"
-    r"|(?:,\s+not|\b(?:and|but)\s+not|\b(?:as|out|instead)\s+of|\brather\s+than)\s[^,;=()]{1,60})[\s.]*$",
+# "10th", "to 1 decimal"; "the 3 friends", "in 2020", "after 3 h", "Tom's 20", "42 of 100", "4, not 5", "2 h (120 min)"
+_ORDINAL = re.compile(r"(?:st|nd|rd|th|\s+decimals?)\b", re.IGNORECASE)
+_GIVEN = re.compile(
+    r"(?:\b(?:the|after|not|rather\s+than|(?:as|out|instead)\s+of(?:\s+[a-z]+)?|from\s\S{1,8}\s+to)|\w['\u2019]s|\d%?\s+of"
+    r"|(?<!results )(?<!resulting )\bin|,\s+or(?:\s+(?:about|roughly))?)\s+$|\[$|(?<!\S)\([^()]*$",
     re.IGNORECASE,
 )
-_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b", re.IGNORECASE)
 _DOTTED = re.compile(  # 1.234.567; 1.234 €
     r"(?<![\w.,])\d{1,3}(?:(?:\.\d{3}){2,}(?![\w]|[.,]\d)|\.\d{3}(?=\s?(?:€|Euro\b)))"
 )
@@ -98,17 +105,15 @@ _PART_OF_SCALE = re.compile(  # "half a million", but not "two and a half millio
 )
 _SCALE_OUTSIDE = re.compile(rf"(\*\*|\\boxed\{{|\$)([-€£¥₹\d.,]{{1,40}})(\*\*|\}}\$?|\$)(\s+{_SCALE})", re.IGNORECASE)
 _SCALED = re.compile(rf"(?<=[\d}}])[\s~]*(\\text\s*\{{)?\s*({_SCALE})", re.IGNORECASE)
-_BARE = " \t0123456789.,*_`$€£¥₹%+-"  # a line of these alone is nothing but a number
-_CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which)\s")
+_BARE = re.compile(r"[*_`$€£¥₹+-]*\d[\d.,]*[\s%€*_`]*(?:[^\W\d_]+[.*_`]*)?")  # a number and at most one word
+_CLAUSE_END = re.compile(r"[,;]\s|\s\(|\s(?:as|since|because|so|which|when|if)\s")
 _VULGAR = re.compile("(\\d?)([\u00bc-\u00be\u2150-\u215e])")
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
 _REPEATING = re.compile(r"(?<![\d.,/*^])(\d{1,9})\.(\d{0,9})\\overline\s*\{(\d{1,9})\}")
-#: A space of typography or LaTeX.
-THIN_SPACE = r"[\u00a0\u2009\u202f]|\\[,!;: ]"
-_THIN = re.compile(rf"(?<=\d)(?:{THIN_SPACE}|_)(?=\d{{3}}(?!\d))")
-_FRACTION = re.compile(
-    rf"(\d?)\\[dtc]?frac\s*(?:\{{\s*(-?)\s*({_NUMBER})\s*\}}|(\d))\s*(?:\{{\s*({_NUMBER})\s*\}}|(\d))"
-)
+#: Spaces of typography or LaTeX, or Python's underscore, between thousands.
+THIN_SPACES = re.compile(r"(?<=\d)(?:[\u00a0\u2009\u202f]|\\[,!;: ]|_)(?=\d{3}(?!\d))")
+_OVER = rf"(?:\{{\s*(-?{_NUMBER})\s*\}}|(\d))"
+_FRACTION = re.compile(rf"(\d?)\\[dtc]?frac\s*{_OVER}\s*{_OVER}")
 # Else "**4" and "_4" would be an exponent and an index. A power (2**10) has no space before it, or has one behind it.
 _EMPHASIS = re.compile(
     r"(?<![A-Za-z0-9_)\]}*])(?:\*\*(?=\S)((?:[^*\n]|\*(?!\*))+)(?<=\S)\*\*|(__?)(?=\S)([^_\n]+)(?<=\S)\2)"
@@ -116,15 +121,15 @@ _EMPHASIS = re.compile(
 )
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?:[ '\u2019]\d{3})+(?!\d|\s*/)")  # 12 345, 12'345
 _DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?!\d|[.,]\d)")
-_PLAIN = str.maketrans(
-    "\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}",
-    "----.",
-    "\N{VARIATION SELECTOR-16}\N{COMBINING ENCLOSING KEYCAP}",  # of digits written as emoji
-)
+#: Minus signs, and points and commas; digits written as emoji lose their frames.
+_PLAIN = str.maketrans("\u2212\u2013\ufe63\uff0d\uff0e\u066b\u066c", "----..,", "\ufe0f\u20e3")
 
 
 def read_number(text: str) -> str | None:
     """Return the number that a reply gives as its answer: the first in a marked answer, else the reply's last.
+
+    Numbers that the question gave, as in "the 3 friends" and "in 2020", count only if there is no other. A range,
+    several answers and a measure in two units ("5 feet 6") are unclear: None.
 
     The form is plain decimal notation without trailing zeros, or a fraction in lowest terms where decimals would not
     end. Thousands separators, currencies, percent signs and units are ignored; "3/4", "3 1/2", ``\\frac{3}{4}``,
@@ -137,7 +142,7 @@ def read_number(text: str) -> str | None:
     ('121', None)
     """
     answer = find_final(with_scale(text))
-    if answer is None:
+    if answer is None or UNDECIDED.search(answer.text):
         return None
     if answer.marked:
         marked = _plain_digits(answer.text)
@@ -147,11 +152,9 @@ def read_number(text: str) -> str | None:
             form = _number_in_words(marked, _FIRST)
         if form is not None or any(character.isdigit() for character in marked):
             return form or None
-    lines = answer.reply.strip().splitlines()
-    if len(lines) > 2 and not lines[0].strip(_BARE) and not lines[1].strip() and re.search(r"[^\W\d_]", lines[-1]):
-        lines = lines[:1]  # an explanation follows
-    plain = map(_plain_digits, reversed(lines))
-    form = _number_in_digits((text for line in plain for text in (_ASIDE.sub("", line), line)), _LAST)
+    opening = answer.opening
+    lines = [opening] if opening and _BARE.fullmatch(opening) else answer.reply.splitlines()
+    form = _number_in_digits(map(_plain_digits, reversed(lines)), _LAST)
     return (_number_in_words(answer.text, _LAST) if form is None else form) or None
 
 
@@ -161,13 +164,17 @@ def _plain_digits(text: str) -> str:
     >>> _plain_digits("3½ is 1{,}000 \\\\frac{7}{2}")
     '3 1/2 is 1,000 7/2'
     """
+    if text.isdecimal():
+        return text
     text = _EMPHASIS.sub(lambda m: m[1] or m[3], text)
-    text = _THIN.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
+    text = THIN_SPACES.sub("", type_out(text.translate(_PLAIN)).replace("{,}", ",").replace("\\$", "$"))
     for grouped in (_SPACED, _DOTTED):
         text = grouped.sub(lambda m: re.sub(r"\D", "", m[0]), text)
-    text = _PART_OF_SCALE.sub(_part_in_digits, _SHORTENED.sub(_in_full, text))
+    text = _PART_OF_SCALE.sub(
+        lambda m: m[0] if m["mixed"] else f"1/{_FRACTION_WORDS[m['part'].casefold()]} ", _SHORTENED.sub(_in_full, text)
+    )
     text = _DECIMAL_COMMA.sub(_with_decimal_point, text)
-    return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or ''}{m[3] or m[4]}/{m[5] or m[6]}", text)
+    return _FRACTION.sub(lambda m: f"{m[1]}{m[1] and ' '}{m[2] or m[3]}/{m[4] or m[5]}", text)
 
 
 def with_scale(text: str) -> str:
@@ -193,10 +200,6 @@ def _in_full(match: re.Match[str]) -> str:
         return match[0]
     scale = _SHORT_SCALES[match["scale"].lstrip()[0].casefold()]
     return f"{match['money'] or ''}{match['digits']} {scale}{match['after'] or ''}"
-
-
-def _part_in_digits(match: re.Match[str]) -> str:
-    return match[0] if match["mixed"] else f"1/{_FRACTION_WORDS[match['part'].casefold()]} "
 
 
 def _with_decimal_point(match: re.Match[str]) -> str:
@@ -251,13 +254,20 @@ def _spelled(match: re.Match[str]) -> str:
 def _number_in_digits(texts: Iterable[str], which: int) -> str | None:
     """Return the first or last number of the first text that has one, in canonical form; "" if it is unclear.
 
-    "10th" counts only if all are ordinals.
+    Ordinals, and what the question gave ("the 3 friends", "in 2020"), count only if there is nothing else.
     """
     for text in texts:
         found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
         if found:
-            return _form(([match for match in found if not _ORDINAL.match(text, match.end())] or found)[which])
+            answers = [match for match in found if not _is_given(match)]
+            in_words = None if answers else _number_in_words(text, which, given=False)
+            return in_words or _form((answers or found)[which])
     return None
+
+
+def _is_given(match: re.Match[str]) -> bool:
+    text, begin = match.string, match.start()
+    return bool(_ORDINAL.match(text, match.end()) or (begin and _GIVEN.search(text, max(0, begin - 60), begin)))
 
 
 def _form(match: re.Match[str]) -> str:
@@ -297,16 +307,17 @@ def _decimal(digits: str) -> Decimal:
     return _EXACT.create_decimal(digits.replace(",", ""))
 
 
-def _number_in_words(text: str, which: int) -> str | None:
+def _number_in_words(text: str, which: int, *, given: bool = True) -> str | None:
     """Return the first or last number in words, in canonical form; "" if it is unclear.
 
-    A lone "one" counts at the beginning only.
+    A lone "one" counts at the beginning only; without ``given``, "the two" does not count.
 
     >>> _number_in_words("two thirds", _FIRST), _number_in_words("zero point five million", _FIRST)
     ('2/3', '500000')
     """
     opening = next((at for at, character in enumerate(text) if character.isalnum()), 0)
     found = [m for m in _NUMBER_IN_WORDS.finditer(text) if m.start() <= opening or m[0].casefold() != "one"]
+    found = [match for match in found if given or not _is_given(match)]
     if not found:
         return None
     value = _value_in_words(found[which], text)

@@ -6,7 +6,7 @@ import datetime
 import re
 import unicodedata
 
-from focalroute.answers.final import FinalAnswer, find_final, first_sentence, normalise_final, only_bold
+from focalroute.answers.final import UNDECIDED, FinalAnswer, find_final, first_sentence, normalise_final, only_bold
 from focalroute.answers.latex import without_commands
 
 _AT_ENDS = (
@@ -21,14 +21,24 @@ _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _INITIALS = re.compile(r"\b[^\W\d_](?:\.\s?[^\W\d_]\b)+\.?")
 _ABBREVIATED = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
 _CITED = re.compile(r"(?<=[\s.])(?:\[\d{1,2}\])+[\s.]*$")
-_MOST_WORDS_BEFORE, _FEWEST_WORDS_AFTER = 6, 3  # of an answer before its explanation
+_LEADS_IN = re.compile(  # a first paragraph, or first sentence, that is no answer
+    r"\W*(?:sure|okay|let|here|i|we|step|question|solution)\b|#|.*(?:\b(?:is|are|was|were|has|have)\b|[:!?\u2026\n]|\.\.)|(?:\S+\s+){6}",
+    re.IGNORECASE | re.DOTALL,
+)
+_EXPLAINS = re.compile(r"(?:It|This|That|He|She)\s+(?:is|was)\s+(?:the|an?|one)\b")
+_MOST_WORDS = 4  # of a date; an explanation has more
+# "Paris, the capital of France", "Paris - the city of light"
+_APPOSED = re.compile(r"(?<=\w)(?:,\s+|\s+[\u2013\u2014-]\s+)(?:the|an?)\s+\w+\s+(?:of|in|for|that)\b")
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
+_ROLE = r"of|for|most|first|\w+est|von|des|de|du|della|di|d[ao]"  # "The red car is German" does not name one
 # "It is Paris.", "The capital of France is Paris.", "**Capital:** Paris"; others may name it at the beginning, as does
 # "The Nile is the longest river"
 _STATED = re.compile(
-    r"\s*(?:(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s"
+    r"\s*(?:(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s(?:called\s)?"
     r"|\*\*[^*\n]+(?::\*\*|\*\*\s*:)\s+(?!The\s|An?\s)(?=\W*[A-Z\d])"
-    r"|The(?=\s+[a-z])(?:\s+[^\s.!?:;]+){2,12}?\s+(?:is|was|are|were)\s(?=\W*[A-Z\d]))"
+    rf"|(?:The(?=\s+[a-z])|D(?:ie|er|as)|L[ae]|El|Il|[AO])(?=(?:\s+\S+){{0,6}}?\s+(?:{_ROLE})\s)"
+    r"(?:\s+[^\s.!?:;]+){2,12}?(?<! no)(?<! non)(?<! não)\s+(?:is|was|are|were|ist|est|es|è|é)\s(?=\W*[A-Z\d])"
+    r"|[^\W\d_]{1,12}的[^\W\d_]{1,8}?(?<!不)是)"
 )
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BULLET = re.compile(r"[-+*>#\u2022]+\s+(?=[^\W\d_])")
@@ -38,18 +48,16 @@ _QUOTES = str.maketrans("\u2018\u2019", "''", '"\u201c\u201d\u201e«»') | {ord(
 _PAIRS = (("[", "]"), ("{", "}"), ("(", ")"))
 _YES = {"yes", "yeah", "yep", "yup", "true", "correct", "affirmative"}
 _NO = {"no", "nope", "nah", "false", "incorrect", "negative", "untrue"}
+_YES_WORDS = "ja oui si sí sì sim да 是 是的 对 はい 네 예 نعم हाँ richtig stimmt vrai verdadero vero верно 正确 正确的"
+_NO_WORDS = "nein non não нет 否 不是 不 不对 いいえ 아니요 아니오 لا नहीं falsch faux falso неверно 错误 错误的"
 #: Yes and no in other languages: alone, or at the beginning of an answer with neither in English.
-_ELSEWHERE = dict.fromkeys(
-    ("ja", "oui", "si", "sí", "sì", "sim", "да", "是", "是的", "对", "はい", "네", "예", "نعم"), "yes"
-) | dict.fromkeys(("nein", "non", "não", "нет", "否", "不是", "不", "いいえ", "아니요", "아니오", "لا"), "no")
+_ELSEWHERE = dict.fromkeys(_YES_WORDS.split(), "yes") | dict.fromkeys(_NO_WORDS.split(), "no")
+_YES_ALONE = "y|t|1|right|absolutely|certainly|definitely|of course|indeed|i think so"
+_NO_ALONE = "n|f|0|wrong|absolutely not|certainly not|definitely not|of course not|not at all|not really|no way|not yet"
 #: What means yes or no only where it is the whole answer.
-_ALONE = _ELSEWHERE | dict.fromkeys(
-    ("y", "t", "1", "right", "absolutely", "certainly", "definitely", "of course", "indeed"), "yes"
-) | dict.fromkeys(
-    ("n", "f", "0", "wrong", "absolutely not", "certainly not", "definitely not", "of course not", "not at all",
-     "not really", "no way"),
-    "no",
-)  # fmt: skip
+_ALONE = dict.fromkeys(_YES_ALONE.split("|"), "yes") | dict.fromkeys(_NO_ALONE.split("|"), "no")
+_ALONE |= _ELSEWHERE | {"i don't think so": "no", "stimmt nicht": "no"}
+_ITS = re.compile(r"(?:(?:(?:that|this|it)(?:['\u2019]s| is)|das(?: ist)?|c['\u2019]est|es|è|é|это)\s+|这是)(?=\w)")
 _WORDS_SAID = {"yes", "yeah", "yep", "yup", "no", "nope", "nah"}
 _VERDICT = re.compile(
     r"(?P<not>(?:\b(?:can)?not(?!\s+only\b)|\bnever|n['\u2019]t)\s+(?:[\w'\u2019]+\s+){0,3}|\b(?:hardly|far\s+from)\s+)?"
@@ -58,8 +66,7 @@ _VERDICT = re.compile(
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(r"\*+|(?<![^\W_])_+|_+(?![^\W_])")
-_SAID = re.compile(r"(?:(?P<yes>yes|yeah|yep)|no|nope)\b[*_\"'`)]*(?:\s*[.,;:!\u2013\u2014-]|\s*\n)", re.IGNORECASE)
-_MIXED = re.compile(r"\s+(?:and|or)\b|\s*/", re.IGNORECASE)
+_EITHER = re.compile(r"\b(?:yes|true)(?:\s+(?:and|n?or)\s+|\s*/\s*)(?:no|false)\b(?!\s+\w)", re.IGNORECASE)
 _CLAUSE_END = re.compile(r"[,.;:!\n\u2013\u2014\u3001\u3002\uff0c\u060c]")
 _AROUND_VERDICT = " \t\r\n.,;:!?\"'`*_()[]{}$\\\u201c\u201d\u2018\u2019\u2705\u274c\u3002"
 #: What follows the "no" of "no reason", which is not a verdict; that of "no it is not" is one.
@@ -82,17 +89,15 @@ def read_short(text: str) -> str | None:
 def _likeliest(answer: FinalAnswer) -> str:
     """Return the marked answer, else the reply's only bold words, else its last line; of a sentence what it states.
 
-    If the last line opens with the first, as in "Paris.\\n\\nParis is the capital of France.", it is an explanation.
+    If the last line explains a short first paragraph, as in "Paris.\\n\\nIt is the capital of France.", that counts.
     """
     text = (None if answer.marked else only_bold(answer.reply)) or answer.text
-    first, *rest = answer.reply.strip().split("\n\n", 1)
-    if rest and text == answer.text and not answer.marked and len(first.split()) <= _MOST_WORDS_BEFORE:
-        named, explained = fold(first) or "", fold(text) or ""
-        after = explained[len(named) :] if explained.startswith(named) else ""
-        if not after[:1].isalnum() and len(after.split()) >= _FEWEST_WORDS_AFTER:
-            return first
     stated = _STATED.match(text)
-    return first_sentence(text[stated.end() :]) if stated else text
+    explains = text == answer.text and len(text.split()) > _MOST_WORDS and (not stated or _EXPLAINS.match(text))
+    opening = answer.opening if explains and not answer.marked else None
+    if opening and not _LEADS_IN.match(opening):
+        return opening
+    return _APPOSED.split(first_sentence(text[stated.end() :]) if stated else text, maxsplit=1)[0]
 
 
 def fold(text: str) -> str | None:
@@ -148,25 +153,24 @@ def read_verdict(text: str) -> str | None:
     answer = find_final(text)
     if answer is None:
         return None
-    line = _EMPHASIS.sub("", without_commands(answer.text))
-    alone = line.strip(_AROUND_VERDICT).casefold()
+    line = _EITHER.sub("", _EMPHASIS.sub("", without_commands("" if UNDECIDED.search(answer.text) else answer.text)))
+    alone = _ITS.sub("", line.strip(_AROUND_VERDICT).casefold().replace("\u2019", "'"), count=1)
     if alone in _ALONE:
         return _ALONE[alone]
     found = [match for match in _VERDICT.finditer(line) if not _is_determiner(match, line)]
     verdicts = [_meaning(match) for match in found]
-    said = None if answer.marked else _SAID.match(answer.reply.lstrip(_AROUND_VERDICT)[:40])
-    if said and not any((match["yes"] or match["no"]).casefold() in _WORDS_SAID for match in found):
-        return "yes" if said["yes"] else "no"
+    opening = _opening_verdict(answer.reply)
+    said = not answer.marked and answer.reply.lstrip(_AROUND_VERDICT)[:1] in "YyNn"  # yes or no, not true or false
+    if said and opening and not any((match["yes"] or match["no"]).casefold() in _WORDS_SAID for match in found):
+        return opening
     if verdicts and (answer.marked or len(set(verdicts)) == 1):
         return verdicts[0]
-    opening = _opening_verdict(line)
-    english = opening if verdicts else _opening_verdict(answer.reply) or opening  # "Yes.\n\nNo other planet is larger."
+    english = _opening_verdict(line) if verdicts else opening  # "Yes.\n\nNo other planet is larger."
     return english or _opening_elsewhere(line) or _opening_elsewhere(answer.reply)
 
 
 def _meaning(match: re.Match[str]) -> str:
-    affirmed, negated = match["yes"] is not None, match["not"] is not None
-    return "yes" if affirmed != negated else "no"
+    return "yes" if bool(match["yes"]) != bool(match["not"]) else "no"
 
 
 def _is_determiner(match: re.Match[str], line: str) -> bool:
@@ -178,14 +182,14 @@ def _is_determiner(match: re.Match[str], line: str) -> bool:
 def _opening_verdict(text: str) -> str | None:
     text = text.lstrip(_AROUND_VERDICT)[:40]
     match = _VERDICT.match(text)
-    if match is None or match["not"] or _is_determiner(match, text) or _MIXED.match(text, match.end()):
+    if match is None or match["not"] or _is_determiner(match, text) or _EITHER.match(text):
         return None
     return _meaning(match)
 
 
 def _opening_elsewhere(text: str) -> str | None:
     first, *_ = _CLAUSE_END.split(text.lstrip(_AROUND_VERDICT), maxsplit=1)
-    return _ELSEWHERE.get(first.strip(_AROUND_VERDICT).casefold())
+    return _ELSEWHERE.get(_ITS.sub("", first.strip(_AROUND_VERDICT).casefold(), count=1))
 
 
 # -- dates -----------------------------------------------------------------------------------------------------------
@@ -243,6 +247,7 @@ _IN_CHARACTERS = re.compile(
     r"(?<!\d)(?P<year>\d{4})\s*[年년]\s*(?P<number>\d{1,2})\s*[月월]\s*(?P<day>\d{1,2})\s*[日일]"
 )
 _YEARLESS = re.compile(r"(?<!\S)--(?P<number>\d\d)-(?P<day>\d\d)(?!\S)")
+_RANGED = re.compile(rf"(?:\d{{4}}|[-/.]\d\d?|\b(?:{'|'.join(_MONTHS)})\.?(?:\s+\d\d?\w*)?)[.,]?{_TO}$", re.IGNORECASE)
 _LEAP = 2000
 
 
@@ -263,8 +268,9 @@ def read_date(text: str) -> str | None:
         return None
     dates = _find_dates(answer.text)
     if not answer.marked:
-        bold = _find_dates(only_bold(answer.reply) or "")
-        dates = bold[:1] or dates[-1:]
+        opening = answer.opening if len((answer.opening or "").split()) <= _MOST_WORDS else ""
+        alone = _find_dates(only_bold(answer.reply) or opening or "")
+        dates = alone[:1] or dates[-1:]
     dates = dates or _find_dates(answer.reply)[-1:]
     return dates[0] if dates else None
 
@@ -275,7 +281,9 @@ def _find_dates(text: str) -> list[str | None]:
     for forms in ([_IN_CHARACTERS], *_FORMS, [_YEARLESS]):
         matches = [match for form in forms for match in form.finditer(text)]
         if matches:
-            return [_read(match) for match in sorted(matches, key=re.Match.start)]
+            matches.sort(key=re.Match.start)
+            ends = [_RANGED.search(text, max(0, m.start() - 30), m.start()) for m in matches]
+            return [None if any(ends[i : i + 2]) else _read(match) for i, match in enumerate(matches)]
     return []
 
 

@@ -59,7 +59,7 @@ def named(text: str, choices: tuple[str, ...] = PLANETS) -> str | None:
         "B. Saturn has 146 known moons, more than Jupiter.", "B because it has 146.", "B\n\nJupiter only has 95.",
         "<think>Jupiter? The answer is A.</think>B", "<thinking>The answer is A?</thinking>\nSaturn, then.",
         "“B”", '"B"', '"The answer is B"',
-        "Answer: A. No wait, I miscounted. Answer: B", "B\n\nA is wrong, as Jupiter only has 95.",
+        "Answer: A. No wait, I miscounted. Answer: B", "A. Wait, no: B.", "B\n\nA is wrong, as Jupiter only has 95.",
         "B\n\nA. Jupiter has 95.\nB. Saturn has 146.\nC. Mars has 2.", "### Answer\nB", "<answer>B</answer>",
         "Choice: B", "Antwort: B", "答案\uff1aB", "答案\uff1a「B」。", "B。", "「B」", "\uff08B\uff09", "B、土星",
         "Jupiter has 95 moons and Saturn 146.\n\n**B**", "**A. Jupiter**: 95\n**B. Saturn**: 146\n\n**B. Saturn**",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
 from typing import Any
 
-from focalroute.answers.final import ELSEWHERE, THINKING, without_end_tokens
+from focalroute.answers.final import ELSEWHERE, TAKEN_BACK, THINKING, without_end_tokens
 from focalroute.answers.short import DETERMINED, fold
 from focalroute.endpoints.wire.fields import Token
 
@@ -71,9 +71,7 @@ _AFTER_LEADING = re.compile(
     r"|\s+(?:is(?!\s+(?:not|incorrect|wrong|false)\b)|because|since|as|rather\s+than)\b|\s+\(not\b)"
 )
 # A word or words of a choice open a reply that goes on with something else.
-_AFTER_LEADING_TEXT = re.compile(
-    r"[\"'`*_)]*(?:[.,;!](?!\s*(?:or|and|maybe|perhaps)\b)|\s*\n|\s+[\u2013\u2014-]\s)", re.IGNORECASE
-)
+_AFTER_LEADING_TEXT = re.compile(r"[\"'`*_)]*(?:[.,;!](?!\s*(?i:or|and|maybe|perhaps)\b)|\s*\n|\s+[\u2013\u2014-]\s)")
 _WORD = re.compile(r"[A-Za-z]+|\d+")
 _TO_LINE_END = re.compile(r"[\s\"'`*_)\]}.$]*(?:$|\n)")
 _ALSO = re.compile(r"[\"'`*_)\]]*\s*(?:\bor\b|\band\b|[/,&\u3001])\s*[\"'`*_(\[]*", re.IGNORECASE)
@@ -163,6 +161,7 @@ class ChoiceParser:
         begin = max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THINKING)
         if any(f"<{name}>" in text[begin:] for name in THINKING):
             return None
+        begin = max([begin, *(match.end() for match in TAKEN_BACK.finditer(text, begin))])
         start = begin + len(text[begin:]) - len(text[begin:].lstrip(DECORATION))
         end = len(text.rstrip(DECORATION))
         if end <= start:
