@@ -440,6 +440,22 @@ def test_a_bill_that_cannot_be_stored_does_not_count_as_others_are(tmp_path: Pat
         assert store.balances([TOTAL]).result(10)[TOTAL].spent == 1
 
 
+def test_a_reservation_that_fails_beside_others_leaves_nothing(tmp_path: Path) -> None:
+    """Its row stayed, and would have become a bill, as it was not undone by itself."""
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        store.open_accounts([TOTAL, Account("team")])
+        on_thread(store, lambda db: db.execute("UPDATE balances SET spent = 'x' WHERE tag = 'team'"))
+        with store._using:  # the store's thread waits with the first, then takes the others together
+            first = store.write(bill(hold(1, 1), 0.0, Decimal(1)))
+            until(lambda: store._queue._queue.empty())
+            failed = store.reserve(hold(2, 1, ("team",)), {TOTAL: Decimal(9)})
+            last = store.write(bill(hold(3, 1), 0.0, Decimal(1)))
+        assert first.result(10) is last.result(10) is None
+        assert isinstance(failed.exception(10), StoreError)
+        assert on_thread(store, lambda db: db.execute("SELECT count(*) FROM reservations").fetchone()[0]) == 0
+        assert store.balances([TOTAL]).result(10)[TOTAL] == Balance(Decimal(2), ZERO)
+
+
 def test_a_row_with_damaged_tags_stops_only_limits_on_tags(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "s.db")) as store:
         store.write(bill(hold(1, 1), 0.0, Decimal(1))).result(10)

@@ -310,9 +310,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             chain.begin()
             balances = AccountBalances(db, time.time(), chain)
             single = len(units) == 1  # no savepoint needed
-            results = [
-                self._unit(unit, balances, savepoint=not (single or _one_statement(unit.rows))) for unit in units
-            ]
+            results = [self._unit(unit, balances, savepoint=not single) for unit in units]
             if single and isinstance(results[0], FocalrouteError):
                 database.roll_back(db)
                 return results
@@ -414,11 +412,6 @@ def _ahead_of_steady() -> float:
 def _concerns_subscribers(units: Iterable[Unit]) -> bool:
     """Whether subscribers are called about any of the rows."""
     return any(isinstance(row, (Feedback, StoredProbe)) for unit in units for row in unit.rows)
-
-
-def _one_statement(rows: Sequence[Row]) -> bool:
-    """Whether writing the rows takes a single statement, which is atomic by itself."""
-    return not rows or (len(rows) == 1 and isinstance(rows[0], Feedback))
 
 
 def _changing(work: Callable[[AccountBalances], Any]) -> TransactionJob:
