@@ -162,29 +162,21 @@ end
 
 -- the ledger: a bounded stream of rows, and by endpoint what all of them ever added up to
 
-local function total(endpoint, what, number)
-    if number ~= '0' then
-        redis.call('HINCRBY', totals, cjson.encode({endpoint, what}), number)
-    end
-end
-
-local function opposite(number)
-    return string.sub(number, 1, 1) == '-' and string.sub(number, 2) or (number == '0' and '0' or '-' .. number)
-end
-
--- Adds a row of an endpoint, or (sign -1) takes one away; tokens and amounts are text.
+-- Adds a row of an endpoint, or (sign '-', else '') takes one away; tokens and amounts are text, at least '0'.
 local function add_up(endpoint, sign, prompt, completion, micro, pico)
-    local function signed(number)
-        return sign > 0 and number or opposite(number)
+    local function total(what, number)
+        if number ~= '0' then
+            redis.call('HINCRBY', totals, cjson.encode({endpoint, what}), sign .. number)
+        end
     end
-    total(endpoint, 'calls', signed('1'))
-    total(endpoint, 'prompt', signed(prompt))
-    total(endpoint, 'completion', signed(completion))
+    total('calls', '1')
+    total('prompt', prompt)
+    total('completion', completion)
     if micro == '' then
-        total(endpoint, 'unpriced', signed('1'))
+        total('unpriced', '1')
     else
-        total(endpoint, 'micro', signed(micro))
-        total(endpoint, 'pico', signed(pico))
+        total('micro', micro)
+        total('pico', pico)
     end
 end
 
@@ -229,7 +221,7 @@ local function finish(id, endpoint, micro, pico)
     end
     redis.call('XDEL', ledger, entry)
     redis.call('HDEL', overdue, id)
-    add_up(endpoint, -1, '0', '0', of_micro, of_pico)
+    add_up(endpoint, '-', '0', '0', of_micro, of_pico)
     return held, {tonumber(of_micro), tonumber(of_pico)}
 end
 

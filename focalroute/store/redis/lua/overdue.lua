@@ -21,7 +21,7 @@ for _, id in ipairs(ids) do
         local entry = redis.call('XADD', ledger, '*', 'at', held.at, 'micro', held.micro, 'pico', held.pico, 'tags',
             held.tags, 'row', held.row, 'overdue', id)
         estimate(id, entry, held.micro, held.pico)
-        add_up(cjson.decode(held.row)[2], 1, '0', '0', held.micro, held.pico)
+        add_up(cjson.decode(held.row)[2], '', '0', '0', held.micro, held.pico)
     end
     redis.call('HDEL', reservations, id)
     redis.call('ZREM', due, id)

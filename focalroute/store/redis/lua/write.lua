@@ -112,7 +112,7 @@ function apply.bill(row)
         return -- its time is over, and the estimate stands
     end
     local entry = redis.call('XADD', ledger, '*', 'at', moment, 'micro', micro, 'pico', pico, 'tags', tags, 'row', text)
-    add_up(endpoint, 1, prompt, completion, micro, pico)
+    add_up(endpoint, '', prompt, completion, micro, pico)
     local held_on = NOTHING
     if known and (row[12] or '') ~= '' then -- a journal of an earlier version has no such field
         held_on = hold('doubt:' .. held, moment, row[12], row[13], tags, text, now() + DOUBT_S)
