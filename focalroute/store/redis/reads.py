@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
@@ -23,12 +23,14 @@ from focalroute.store.base import (
     StoredAnswer,
 )
 from focalroute.store.engine import difference_of, unless_damaged
-from focalroute.store.redis.connection import KeyName, Keys, RedisConnection
+from focalroute.store.redis.connection import KeyName, RedisConnection
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
 #: Set while a learner keeps an archive: then twice as many rows are kept, until they are archived.
 ARCHIVED = "archived"
 
+#: Runs a command: of a connection, or of a store, between its other jobs.
+Command = Callable[..., Any]
 #: Entries of a stream: (id, fields).
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
@@ -38,17 +40,6 @@ _MOST_NEW = 1000  # entries of a stream delivered at a time; older ones are drop
 
 _FEEDBACK_STREAMS: tuple[KeyName, KeyName] = ("feedback", "probed")
 _Position = tuple[bytes, bytes]  # the newest entries of the streams of feedback and of probed answers
-
-
-class Commands(Protocol):
-    """Runs one command at a time: a connection, or a store in between its other jobs."""
-
-    @property
-    def keys(self) -> Keys:
-        """The names of the keys."""
-
-    def command(self, *words: Any) -> Any:
-        """Run a command; return its reply."""
 
 
 def entries(reply: Sequence[Any]) -> Entries:
@@ -61,10 +52,10 @@ def pairs(reply: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode(): value for name, value in zip(reply[::2], reply[1::2], strict=True)}
 
 
-def _every_entry(connection: Commands, stream: KeyName) -> Iterator[Entries]:
+def _every_entry(command: Command, stream: str) -> Iterator[Entries]:
     """Yield all entries of a stream, a part at a time."""
     after = b"-"
-    while found := entries(connection.command("XRANGE", connection.keys[stream], after, "+", "COUNT", _AT_ONCE)):
+    while found := entries(command("XRANGE", stream, after, "+", "COUNT", _AT_ONCE)):
         yield found
         after = b"(" + found[-1][0]
 
@@ -239,8 +230,9 @@ class LedgerEntry:
         return cls(entry, float(fields[b"at"]), json.loads(fields[b"tags"]), json.loads(fields[b"row"]))
 
 
-def ledger_sums(connection: Commands, by: Grouping) -> list[LedgerSum]:
-    """See `EngineReads`."""
+def ledger_sums(connection: RedisConnection, by: Grouping, command: Command | None = None) -> list[LedgerSum]:
+    """See `EngineReads`; ``command``: runs the commands in place of the connection."""
+    command, keys = command or connection.command, connection.keys
     asks: defaultdict[str, set[str]] = defaultdict(set)
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
@@ -251,26 +243,26 @@ def ledger_sums(connection: Commands, by: Grouping) -> list[LedgerSum]:
             if ask is not None:
                 asks[key].add(ask)
 
-    for part in _every_entry(connection, "ledger"):
+    for part in _every_entry(command, keys["ledger"]):
         for one in (LedgerEntry.of(*found) for found in part):
             answer_id, endpoint, prompt, completion, *_, pico, source = one.row
             ask = None if answer_id.startswith(("probe", "judge")) else answer_id
             numbers = {"calls": 1, "unpriced": int(pico is None), "estimated": int(source == "reserved")}
             numbers |= {"prompt": prompt or 0, "completion": completion or 0, "pico": pico or 0}
             add(endpoint, one.at, one.tags, ask, **numbers, estimated_pico=(source == "reserved") * (pico or 0))
-    for held in map(json.loads, connection.command("HVALS", connection.keys["reservations"])):
+    for held in map(json.loads, command("HVALS", keys["reservations"])):
         pico = int(held["micro"]) * 1_000_000 + int(held["pico"])
         add(json.loads(held["row"])[1], float(held["at"]), json.loads(held["tags"]), None, held=pico)
     if by == "endpoint":  # these sums include dropped rows
-        for endpoint, total in _totals(connection).items():
+        for endpoint, total in _totals(command("HGETALL", keys["totals"])).items():
             dict.update(sums[endpoint], total)
     return [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
 
 
-def _totals(connection: Commands) -> dict[str, Counter[str]]:
+def _totals(reply: Sequence[bytes]) -> dict[str, Counter[str]]:
     """The ledger summed by endpoint, dropped rows included."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, value in pairs(connection.command("HGETALL", connection.keys["totals"])).items():
+    for name, value in pairs(reply).items():
         endpoint, field = json.loads(name)
         sums[endpoint][field] = int(value)
     for total in sums.values():
@@ -353,7 +345,7 @@ def find_problems(connection: RedisConnection) -> tuple[str, ...]:
 
 
 def _damaged_answers(connection: RedisConnection) -> Iterator[str]:
-    for part in _every_entry(connection, "answers"):
+    for part in _every_entry(connection.command, connection.keys["answers"]):
         ids = [_id_of(fields) for _, fields in part]
         for (entry, _), answer_id, found in zip(part, ids, answer_hashes(connection, ids), strict=True):
             yield from _damage(entry, answer_id, found)

@@ -34,7 +34,7 @@ from focalroute.store.base import (
 from focalroute.store.engine import Job, QueuedStore, WriterQueue
 from focalroute.store.redis import reads
 from focalroute.store.redis.address import RedisAddress
-from focalroute.store.redis.connection import Keys, RedisConnection, RedisUnavailable
+from focalroute.store.redis.connection import RedisConnection, RedisUnavailable
 from focalroute.store.redis.journal import Journal
 from focalroute.store.redis.rows import pack_rows, read_balances, read_reservation, reservation_words
 from focalroute.store.redis.sender import ScriptJob, Sender, WriteJob
@@ -181,7 +181,11 @@ class RedisStore(QueuedStore[RedisConnection]):
 
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
         """See `Store.ledger`. Reads in parts, so that other jobs run in between."""
-        return self._read_now(lambda _: reads.ledger_sums(self, by))
+
+        def command(*words: Any) -> Any:
+            return self._read(lambda connection: connection.command(*words))
+
+        return self._read_now(lambda connection: reads.ledger_sums(connection, by, command))
 
     def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
         """See `Store.reconcile`."""
@@ -203,15 +207,6 @@ class RedisStore(QueuedStore[RedisConnection]):
             StoreError: Redis is unavailable.
         """
         return self._read(work)
-
-    @property
-    def keys(self) -> Keys:
-        """The names of its keys."""
-        return self._connection.keys
-
-    def command(self, *words: Any) -> Any:
-        """Run one command, after all queued jobs; return its reply."""
-        return self._read(lambda connection: connection.command(*words))
 
     def follow(self, on_version: Callable[[int], None]) -> None:
         """Call ``on_version`` with the version of the fleet's policy, now if there is one, and whenever it changes.

@@ -89,9 +89,7 @@ def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
         checked = (row.key, float(row.probed_at), json.dumps(dict(row.values)))
         _put(db, chain, "capabilities", checked, _replacing("capabilities", "key", newer="probed_at"))
     elif isinstance(row, HealthRow):
-        until = row.open_until
-        if until is not None:
-            until = float(until)
+        until = None if row.open_until is None else float(row.open_until)
         health = (row.key, until, row.ejections, float(row.changed_at))
         _put(db, chain, "health", health, _replacing("health", "key", newer="changed_at"))
 
