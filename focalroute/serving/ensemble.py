@@ -605,7 +605,10 @@ class AsyncEnsemble:
             self._recorder.join(headers)
 
     def stats(self) -> Stats:
-        """Return what was asked, paid and learned so far, by endpoint. Adds up the ledger: too slow for every ask."""
+        """Return what was asked, paid and learned so far, by endpoint.
+
+        Adds up the ledger, which takes seconds once that is long: in a coroutine call it through `asyncio.to_thread`.
+        """
         self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats
