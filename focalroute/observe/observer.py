@@ -242,7 +242,8 @@ class Observer:
                 self._changed.update(self._here(row))
             self._unseen += 1
             known = len(self._agreed)
-            if self._unseen >= max(_AGREED_AT_ONCE, known // _AGREED_SHARE) or known <= _FIRST_AGREED:
+            earlier = known + len(self._window) if again else known  # what is known already mostly has feedback
+            if self._unseen >= max(_AGREED_AT_ONCE, known // _AGREED_SHARE) or earlier <= _FIRST_AGREED:
                 self._unseen = 0
                 self._agreed_version = self._agreed.version
                 self._renew()  # the next verdict depends on it
