@@ -173,8 +173,8 @@ def test_acknowledged_transactions_that_are_lost_with_the_log_are_counted(
         with closing(SqliteStore(path)) as store:
             (problem,) = store.verify()
             lost = 20 - len(list(store.recent(99)))
-            assert problem.startswith(f"chain: {lost} acknowledged transactions are lost")
-    assert caplog.text.count("acknowledged transactions are lost") == 1
+            assert problem.startswith(f"chain: acknowledged transactions that are lost: {lost};")
+    assert caplog.text.count("acknowledged transactions that are lost") == 1
     with closing(SqliteStore(path)) as store:
         store.write(answer("b")).result(10)
         assert len(store.verify()) == 1
@@ -190,7 +190,7 @@ def test_an_older_copy_in_the_place_of_the_file_is_found(tmp_path: Path) -> None
     shutil.copy(tmp_path / "old.db", path)
     with closing(SqliteStore(path)) as store:
         (problem,) = store.verify()
-        assert problem.startswith("chain: 1 acknowledged transactions")
+        assert problem.startswith("chain: acknowledged transactions that are lost: 1;")
 
 
 def test_a_copy_without_the_file_of_commits_is_a_sound_store(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def _changed_chain(db: sqlite3.Connection) -> Iterator[str]:
         yield f"chain: {mark.rows} rows of answers, feedback, probes and ledger were written, {rows} others are there"
     if mark.lost:
         yield (
-            f"chain: {mark.lost} acknowledged transactions are lost: the end of the write-ahead log was "
+            f"chain: acknowledged transactions that are lost: {mark.lost}; the end of the write-ahead log was "
             "damaged, or an older file was put in the place of this one"
         )
 
@@ -355,7 +355,7 @@ def note_lost(db: sqlite3.Connection, name: str, log: CommitLog) -> int:
     mark = read_mark(db)
     lost = 0 if mark is None else max(log.latest(mark.store) - mark.commits, 0)
     if mark is not None and lost:
-        _log.error("%s: %d acknowledged transactions are lost; see `Store.verify`", name, lost)
+        _log.error("%s: acknowledged transactions that are lost: %d; see `Store.verify`", name, lost)
         write_mark(db, mark._replace(lost=mark.lost + lost))
     return lost
 
