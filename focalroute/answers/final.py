@@ -20,6 +20,8 @@ _END_TOKENS = re.compile(r"(?:\s*(?:<\|\w{1,20}\|>|</s>|<end_of_turn>))+\s*$")
 _LONGEST_END = 100  # characters
 _BOXED = re.compile(r"\\f?box(?:ed)?\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped character
+_LETTER = re.compile(r"[^\W\d_]")
+_LONGEST_OPENING = 60  # characters
 _TAGGED = re.compile(r"<answer>\s*((?:[^<]|<(?!/?answer>))*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
 _MARKER = re.compile(  # not of the verb, as in "to answer this question, we add: ..."
@@ -46,7 +48,7 @@ _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019
 _NAMES_OF_ANSWER = f"answer|{_SPACED}|{_UNSPACED}".split("|")
 #: "Wait, no", which takes back all before it. The pattern begins with "ait", as a fixed text is found quickly.
 TAKEN_BACK = re.compile(r"ait(?<=[Ww]ait)(?:,\s+no\b|(?:\s+no|(?<=[Nn]o wait)|(?<=[Nn]o, wait))(?=[,.:;!]))(?=\W+\w)")
-#: What says that there is no answer.
+#: Words by which a reply declines to answer.
 UNDECIDED = re.compile(  # not "I can't say for sure, but ..."
     r"(?:\b(?:(?:I|we)(?:\s+am|['\u2019]m)?\s+(?:cannot|can['\u2019]t|unable\s+to)|impossible\s+to|cannot\s+be)\s+"
     r"(?:determine|say|tell|answer|know|help)|(?:not|n['\u2019]t)\s+enough\s+information"
@@ -77,11 +79,12 @@ class FinalAnswer(NamedTuple):
 
     @property
     def opening(self) -> str | None:
-        """A first paragraph, or the first sentence of a single line, of at most 60 characters before an explanation."""
+        """The first paragraph, or the first sentence of a single line, if it is short and an explanation follows."""
         first, *others = self.reply.split("\n\n", 1)
         if not others and "\n" not in first:
             first, *others = _SENTENCE_END.split(first, maxsplit=1)
-        return first if others and len(first) <= 60 and re.search(r"[^\W\d_]", self.text) else None
+        explained = others and len(first) <= _LONGEST_OPENING and _LETTER.search(self.text)
+        return first if explained else None
 
 
 def find_final(text: str) -> FinalAnswer | None:

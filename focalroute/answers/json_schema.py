@@ -72,7 +72,9 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]
         try:
             draft = jsonschema.validators.validator_for(schema, default=newest)
         except ValueError:  # not an address
-            raise ConfigError("answer: the JSON schema is wrong at $.$schema: give a draft's address or none") from None
+            raise ConfigError(
+                "answer: the JSON schema is wrong at $.$schema: give the address of a draft, or leave it out"
+            ) from None
     check_schema(schema, tuples=draft is not newest)
     bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
     # at "$schema", jsonschema would switch to that draft's own keywords
@@ -321,6 +323,10 @@ def _names_by_name(value: Any) -> tuple[str, list[tuple[str, object]], int]:
     return "", [], sum(map(len, value.values()))
 
 
+def _is_count(value: Any) -> bool:
+    return is_number(value) and value >= 0 and value == int(value)
+
+
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
@@ -328,6 +334,10 @@ def _is_names(value: Any) -> bool:
 def _is_type(value: Any) -> bool:
     names = value if isinstance(value, list) else [value]
     return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
+
+
+def _is_local(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("#")
 
 
 def _pattern(value: Any) -> tuple[str, list[tuple[str, object]], int]:
@@ -358,17 +368,23 @@ def _compiled(pattern: str) -> Any:
         import re2
     except ImportError:
         raise ConfigError(f"answer: patterns in JSON schemas are matched by google-re2; {_INSTALL}") from None
-    options = re2.Options()
-    options.log_errors, options.max_mem = False, _PROGRAM_BYTES
     try:
-        return re2.compile(pattern, options)
+        return re2.compile(pattern, _options(re2))
     except re2.error as error:
         raise ValueError(str(error)) from None
 
 
-_text = _plain(lambda value: isinstance(value, str), "give a text")
+def _options(re2: Any) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _PROGRAM_BYTES
+    return options
+
+
 _number = _plain(is_number, "give a number")
-_count = _plain(lambda value: is_number(value) and value >= 0 and value == int(value), "give a whole number, 0 or more")
+_text = _plain(lambda value: isinstance(value, str), "give a text")
+_count = _plain(_is_count, "give a whole number, 0 or more")
+_names = _plain(_is_names, "give a list of names")
 
 _SHAPES: Mapping[str, Shape] = {
     **dict.fromkeys(("items", "additionalItems"), _schema_or_schemas),
@@ -382,13 +398,13 @@ _SHAPES: Mapping[str, Shape] = {
          "minProperties"),
         _count,
     ),
-    "$ref": _plain(lambda value: str(value).startswith("#"), 'refer to a part of the same schema, such as "#/$defs/x"'),
+    "$ref": _plain(_is_local, 'refer to a part of the same schema, such as "#/$defs/name"'),
     "dependentRequired": _names_by_name,
     "enum": _plain(lambda value: isinstance(value, list) and bool(value), "give a list of values"),
     "multipleOf": _plain(lambda value: is_number(value) and value > 0, "give a number above 0"),
     "pattern": _pattern,
     "patternProperties": _schemas_by_pattern,
-    "required": _plain(_is_names, "give a list of names"),
+    "required": _names,
     "type": _plain(_is_type, f"give one of {', '.join(sorted(_TYPES))}, or a list of them"),
     "uniqueItems": _plain(lambda value: isinstance(value, bool), "give true or false"),
 }  # fmt: skip

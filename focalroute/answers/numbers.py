@@ -121,15 +121,19 @@ _EMPHASIS = re.compile(
 )
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?:[ '\u2019]\d{3})+(?!\d|\s*/)")  # 12 345, 12'345
 _DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[{])(\d{1,3}(?:\.\d{3})+|\d+),(\d+)(?!\d|[.,]\d)")
-#: Minus signs, and points and commas; digits written as emoji lose their frames.
-_PLAIN = str.maketrans("\u2212\u2013\ufe63\uff0d\uff0e\u066b\u066c", "----..,", "\ufe0f\u20e3")
+_PLAIN = str.maketrans(
+    "\N{MINUS SIGN}\N{EN DASH}\N{SMALL HYPHEN-MINUS}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH FULL STOP}"
+    "\N{ARABIC DECIMAL SEPARATOR}\N{ARABIC THOUSANDS SEPARATOR}",
+    "----..,",
+    "\N{VARIATION SELECTOR-16}\N{COMBINING ENCLOSING KEYCAP}",  # of digits written as emoji
+)
 
 
 def read_number(text: str) -> str | None:
     """Return the number that a reply gives as its answer: the first in a marked answer, else the reply's last.
 
-    Numbers that the question gave, as in "the 3 friends" and "in 2020", count only if there is no other. A range,
-    several answers and a measure in two units ("5 feet 6") are unclear: None.
+    Numbers from the question, as in "the 3 friends" and "in 2020", count only if nothing else does. A range, several
+    answers and a measure in two units ("5 feet 6") are unclear: None.
 
     The form is plain decimal notation without trailing zeros, or a fraction in lowest terms where decimals would not
     end. Thousands separators, currencies, percent signs and units are ignored; "3/4", "3 1/2", ``\\frac{3}{4}``,

@@ -21,7 +21,7 @@ _HYPHEN = re.compile(r"(?<=[^\W\d_])[-\u2010\u2011](?=[^\W\d_])")
 _INITIALS = re.compile(r"\b[^\W\d_](?:\.\s?[^\W\d_]\b)+\.?")
 _ABBREVIATED = re.compile(r"(?<=[^\W\d_])\.(?=\s)")
 _CITED = re.compile(r"(?<=[\s.])(?:\[\d{1,2}\])+[\s.]*$")
-_LEADS_IN = re.compile(  # a first paragraph, or first sentence, that is no answer
+_LEADS_IN = re.compile(  # an opening that is not the answer
     r"\W*(?:sure|okay|let|here|i|we|step|question|solution)\b|#|.*(?:\b(?:is|are|was|were|has|have)\b|[:!?\u2026\n]|\.\.)|(?:\S+\s+){6}",
     re.IGNORECASE | re.DOTALL,
 )
@@ -153,7 +153,8 @@ def read_verdict(text: str) -> str | None:
     answer = find_final(text)
     if answer is None:
         return None
-    line = _EITHER.sub("", _EMPHASIS.sub("", without_commands("" if UNDECIDED.search(answer.text) else answer.text)))
+    stated = "" if UNDECIDED.search(answer.text) else answer.text
+    line = _EITHER.sub("", _EMPHASIS.sub("", without_commands(stated)))
     alone = _ITS.sub("", line.strip(_AROUND_VERDICT).casefold().replace("\u2019", "'"), count=1)
     if alone in _ALONE:
         return _ALONE[alone]

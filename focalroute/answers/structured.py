@@ -282,7 +282,9 @@ def checked_label(label: Any, value: object) -> Any:
             return TypeAdapter(type(value)).validate_python(label.strip('" '))
         except ValidationError:
             kind = type(value).__name__
-            raise BadLabel(f"label: is not a valid {kind}; give an instance, or text (a time as in ISO 8601)") from None
+            raise BadLabel(
+                f"label: is not a valid {kind}; give an instance, or text (of a time as in ISO 8601)"
+            ) from None
     if label is None or not _has_fields(value) or _has_fields(label):
         return label
     try:
@@ -397,7 +399,9 @@ class _Unfolded:
         """Return a part of the schema, references followed; empty if one leads outside or in a circle."""
         self._parts += 1
         if self._parts > MAX_NODES:
-            raise ConfigError(f"answer: the JSON schema's references unfold to over {MAX_NODES} parts; simplify it")
+            raise ConfigError(
+                f"answer: the JSON schema's references unfold to more than {MAX_NODES} parts; simplify it"
+            )
         found = as_object(schema)
         while isinstance(reference := found.get("$ref"), str):
             if reference in followed or not reference.startswith("#"):

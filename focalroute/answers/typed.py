@@ -108,4 +108,6 @@ def choice_text(choice: object) -> str:
             return str(choice)
         except ValueError:  # an integer of more digits than Python prints
             raise ConfigError("choices: a number is too long; give it as text") from None
-    raise ConfigError(f"choices: give strings, numbers, bools, dates or an Enum's members, got {type(choice).__name__}")
+    raise ConfigError(
+        f"choices: give strings, numbers, bools, dates or members of an Enum, got {type(choice).__name__}"
+    )

@@ -140,7 +140,7 @@ def test_types_that_are_not_names_are_refused(types: list[Any]) -> None:
         ({"unevaluatedProperties": False}, "not supported"),
         ({"items": [{}]}, r"\$\.items: .*prefixItems"),
         ({"$schema": []}, r"\$\.\$schema: give a text"),
-        ({"$schema": "http://[draft"}, r"\$\.\$schema: give a draft.s address"),
+        ({"$schema": "http://[draft"}, r"\$\.\$schema: give the address of a draft"),
         ({"$id": 5}, r"\$\.\$id: give a text"),
         ({"items": {"$schema": DRAFT_7}}, r"uses \$schema at \$\.items"),
     ],

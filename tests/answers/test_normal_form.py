@@ -29,7 +29,7 @@ ANY_TEXT = st.text(st.characters(), max_size=80)  # lone surrogates included
         ("+3", "3"),
         ("\N{MINUS SIGN}3", "-3"),
         ("x = -3.50", "-3.5"),
-        ("7-9 make 10-12, so 16", "16"),  # a hyphen between numbers is no sign
+        ("7-9 make 10-12, so 16", "16"),  # a hyphen between numbers is not a minus sign
         ("2024-05-13", None),  # a date
         ("10 - 3 = 7", "7"),
         (".5", "0.5"),
