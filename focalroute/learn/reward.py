@@ -255,7 +255,7 @@ def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
         masses = _masses(answer, _drawn(answer))
     answer = _with_probes(answer)
     outcome = Outcome(answer.id, answer.members, {}, masses=masses, **text)
-    if answer.kind in ("text", SYNTHESIS):
+    if answer.open_text:
         return outcome, None
     if answer.kind == "choice":
         return outcome, len(answer.keys)

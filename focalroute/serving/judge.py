@@ -39,7 +39,7 @@ from focalroute.observe.exploration import DisputedFirst
 from focalroute.serving.ask import Ask
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.query import LONGEST_DEADLINE_S
-from focalroute.store.base import JUDGE, SYNTHESIS, Store
+from focalroute.store.base import JUDGE, Store
 
 _log = logging.getLogger("focalroute")
 
@@ -187,7 +187,7 @@ class BackgroundJudge:
         if judge is not None and isinstance(judge.by, Endpoint):
             self._pool = Pool((judge.by,), store, guard, rules=Rules(_ATTEMPTS), samples=1)
         earlier = () if judge is None else store.recent(_EARLIER)
-        disputed = [answer.disputed for answer, _ in earlier if answer.kind not in ("text", SYNTHESIS)]
+        disputed = [answer.disputed for answer, _ in earlier if not answer.open_text]
         self._drawn = DisputedFirst(0.0 if judge is None else judge.share, disputed)
         self._stats = JudgeStats()
         self._lock = threading.Lock()

@@ -78,6 +78,11 @@ class StoredAnswer:
     probes: tuple[StoredProbe, ...] = ()
 
     @property
+    def open_text(self) -> bool:
+        """Whether it is open text, of which a difference does not show that a member is wrong."""
+        return self.kind in ("text", SYNTHESIS)
+
+    @property
     def disputed(self) -> bool:
         """Whether members, without those probed after the answer, gave different answers."""
         return differ(member.candidate for member in self.members.values())
