@@ -44,6 +44,11 @@ def named_folder(text: str) -> Path:
     return Path(text)
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    """Replace the characters that would control the terminal, but those to keep."""
+    return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def given(**settings: Any) -> dict[str, Any]:
     """Return only the settings that were given; the pool file has the others."""
     return {name: value for name, value in settings.items() if value is not None}

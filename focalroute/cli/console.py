@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from focalroute.cli import JsonOption, ParamOption, PolicyOption, PoolOption, StoreOption, SystemOption, given
+from focalroute.cli import (
+    JsonOption,
+    ParamOption,
+    PolicyOption,
+    PoolOption,
+    StoreOption,
+    SystemOption,
+    given,
+    printable,
+)
 from focalroute.core.dollars import dollars
 from focalroute.core.errors import ConfigError, FocalrouteError
 
@@ -61,7 +70,7 @@ def ask(
     if as_json:
         print(json.dumps(fused.to_dict(), indent=2))
         return
-    print(_shown(str(fused.value)))
+    print(_reply_text(str(fused.value)))
     _note(_line(fused))
     if verbose:
         for call in fused.receipt.calls:
@@ -185,7 +194,7 @@ class _Chat:
         with stream:
             for piece in stream:
                 if not self.as_json:
-                    sys.stdout.write(_shown(piece))
+                    sys.stdout.write(_reply_text(piece))
                     sys.stdout.flush()
             if not self.as_json:
                 print(flush=True)
@@ -237,8 +246,8 @@ def _params(given: list[str] | None) -> dict[str, Any]:
 
 def _said(answer: Answer, call: Call) -> str:
     if call.candidate is None:
-        return "no answer" if call.error is None else f"{call.error.kind}: {_shown(call.error.message)}"
-    return " ".join(_shown(answer.candidates[call.candidate]).split())
+        return "no answer" if call.error is None else f"{call.error.kind}: {_reply_text(call.error.message)}"
+    return " ".join(_reply_text(answer.candidates[call.candidate]).split())
 
 
 def _line(answer: Answer) -> str:
@@ -250,6 +259,5 @@ def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _shown(text: str) -> str:
-    """A reply's text without characters that would control the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+def _reply_text(text: str) -> str:
+    return printable(text, keep="\n\t")

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from focalroute.cli import printable
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from focalroute.core.pool import PoolFile
     from focalroute.core.records import Feedback
     from focalroute.money.cost import Saving
+    from focalroute.serving.settings import Settings
     from focalroute.store.base import BalanceDifference, LedgerSum, Store, StoredAnswer
 
 _HEADS = ("asks", "calls", "tokens in", "tokens out", "USD", "estimated", "held")
@@ -50,7 +51,7 @@ def ledger(
 
     Or compare the running balances of budgets with the ledger, and correct them.
     """
-    from focalroute.core.pool import load_pool
+    from focalroute.serving.settings import Settings, pool_settings
     from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:
@@ -65,7 +66,7 @@ def ledger(
         form = "csv"
     elif as_json:
         form = "json"
-    pool = None if saved is None else load_pool(saved)
+    settings = None if saved is None else Settings(**pool_settings(saved, {"embedder": None, "judge": None}))
     with closing(open_store(require_existing(store), to_read=not repair)) as opened:
         if reconcile or repair:
             found = opened.reconcile(repair=repair)
@@ -74,8 +75,8 @@ def ledger(
                 raise typer.Exit(1)
             if found:
                 typer.echo("repaired: these balances now equal the ledger's sums", err=True)
-        elif pool is not None:
-            typer.echo(show_savings(read_savings(pool, opened), form))
+        elif settings is not None:
+            typer.echo(show_savings(read_savings(settings, opened), form))
         else:
             typer.echo(show_spending(opened.ledger(by), by, form))
 
@@ -121,8 +122,7 @@ def _dollars(usd: Decimal | None) -> str:
 
 
 def _line(key: str, cells: Iterable[object]) -> str:
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in key)  # a tag may hold anything
-    return f"{shown:28} " + " ".join(f"{cell:>12}" for cell in cells)
+    return f"{printable(key):28} " + " ".join(f"{cell:>12}" for cell in cells)
 
 
 _DIFFERENCE = ("tag", "period_s", "spent", "reserved", "ledger_spent", "ledger_reserved")
@@ -150,29 +150,30 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
 # -- what was saved ----------------------------------------------------------------------------------------------------
 
 
-def read_savings(pool: PoolFile, store: Store) -> tuple[Saving, ...]:
+def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
     """Estimate savings from the store's ledger; the best single endpoint is that of an ensemble which starts now."""
+    from focalroute.core.pool import validate_pool
     from focalroute.learn.reward import credit, outranks, unjudged
     from focalroute.money.cost import savings
     from focalroute.observe.observer import Observer
 
-    window, agreement = pool.ensemble.get("window", 500), pool.ensemble.get("learn_from_agreement", True)
-    observer = Observer.of(pool.endpoints, window=window)
+    endpoints = validate_pool(settings.endpoints)
+    observer = Observer.of(endpoints, window=settings.window)
     sources: dict[str, str] = {}
 
     def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         for stored, feedback in rows:
             known = sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
-                if agreement:
+                if settings.learn_from_agreement:
                     observer.agree(*unjudged(stored), again=True)
                 observer.learn(credit(stored, feedback), feedback.created_at)
                 sources[stored.id] = feedback.source
 
-    store.subscribe(absorb, last=window)
-    for stored, _ in store.recent(window) if agreement else ():
+    store.subscribe(absorb, last=settings.window)
+    for stored, _ in store.recent(settings.window) if settings.learn_from_agreement else ():
         observer.agree(*unjudged(stored))
-    return savings(pool.endpoints, store, observer.accuracy())
+    return savings(endpoints, store, observer.accuracy())
 
 
 def show_savings(saved: Sequence[Saving], form: Form) -> str:

@@ -24,6 +24,7 @@ from focalroute.store.accounts import Account
 from focalroute.store.base import PROBE, LedgerRow, Reservation, StoredAnswer
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import until_checked
+from tests.serving.pool_files import pool_of
 
 DAY = 86_400.0
 
@@ -66,6 +67,17 @@ def test_by_tag_each_call_counts_once_for_each_of_its_tags(path: Path) -> None:
         "y": ("2", "0.000000000001", "0"),
         "z": ("0", "0", "0.125"),
     }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [('window = "abc"', "window: give a whole number"), ("windw = 5", "unknown key 'windw'")]
+)
+def test_savings_by_a_pool_file_with_a_wrong_setting_are_refused(tmp_path: Path, wrong: str, said: str) -> None:
+    SqliteStore(tmp_path / "s.db").close()
+    pool_file = pool_of(tmp_path, f"[ensemble]\n{wrong}")
+    result = CliRunner().invoke(app, ["ledger", "--store", str(tmp_path / "s.db"), "--saved", str(pool_file)])
+    assert isinstance(result.exception, ConfigError)
+    assert f"{pool_file}: ensemble: {said}" in str(result.exception)
 
 
 def test_a_tag_cannot_control_the_terminal(tmp_path: Path) -> None:
