@@ -151,7 +151,7 @@ def test_a_later_label_replaces_the_errors_by_an_earlier_one() -> None:
 
 
 def test_a_label_after_a_second_verdict_replaces_the_errors_by_the_first() -> None:
-    """As when an endpoint was probed so late that the first label is no longer in the window."""
+    """An endpoint may be probed after the first label has left the window."""
     twice, once = Referees(2, 100), Referees(2, 100)
     for right in (0.0, 1.0):
         twice.add("1", verdict([0, 0]))
