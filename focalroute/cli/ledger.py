@@ -51,7 +51,6 @@ def ledger(
 
     Or compare the running balances of budgets with the ledger, and correct them.
     """
-    from focalroute.serving.settings import Settings, pool_settings
     from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:
@@ -66,7 +65,7 @@ def ledger(
         form = "csv"
     elif as_json:
         form = "json"
-    settings = None if saved is None else Settings(**pool_settings(saved, {"embedder": None, "judge": None}))
+    settings = None if saved is None else read_settings(saved)
     with closing(open_store(require_existing(store), to_read=not repair)) as opened:
         if reconcile or repair:
             found = opened.reconcile(repair=repair)
@@ -148,6 +147,13 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
 
 
 # -- what was saved ----------------------------------------------------------------------------------------------------
+
+
+def read_settings(pool: Path) -> Settings:
+    """Return the settings of an ensemble of this pool file, without its judge and embedder."""
+    from focalroute.serving.settings import Settings, pool_settings
+
+    return Settings(**pool_settings(pool, {"embedder": None, "judge": None}))
 
 
 def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
