@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from focalroute.core import __version__
     from focalroute.core.config import Budget, Endpoint
     from focalroute.core.errors import (
         BadLabel,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from focalroute.serving.stats import EndpointStats, Stats
     from focalroute.serving.streaming import AsyncAnswerStream
     from focalroute.serving.sync import AnswerStream, Ensemble
-
-__version__ = "0.1.0"
 
 
 def _show_logs(level: str) -> None:
@@ -103,6 +102,7 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
+        "core": "__version__",
         "core.config": "Budget Endpoint",
         "core.errors": "BadLabel BudgetExceeded ConfigError DeadlineExceeded EnsembleClosed FeedbackError "
         "FocalrouteError PolicyError PoolError StoreError StreamBroken UnknownAnswer",

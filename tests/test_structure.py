@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -129,16 +130,16 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(node: ast.AST) -> Iterator[str]:
-    """Dotted names of all that is imported, inside functions too; what only the type checker sees is left out."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+def imports(node: ast.AST, *, for_types: bool = False) -> Iterator[str]:
+    """Dotted names of all that is imported, inside functions too; ``for_types``: also what only a type checker sees."""
+    if not for_types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     for child in ast.iter_child_nodes(node):
-        yield from imports(child)
+        yield from imports(child, for_types=for_types)
 
 
 @cache
@@ -171,8 +172,20 @@ def test_each_engine_lives_in_its_file(engine: str) -> None:
 
 @pytest.mark.parametrize("package", ORDER)
 def test_a_package_imports_only_what_stands_above_it(package: str) -> None:
-    """Imports run one way through the list; `__version__` is the one name that all may take from the top."""
-    assert used_by(package) <= {*ORDER[: ORDER.index(package)], "__version__"}
+    """Imports run one way through the list."""
+    assert used_by(package) <= set(ORDER[: ORDER.index(package)])
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not even for types, or inside a function. A package's face, which only hands names on, does not count."""
+    modules = {module_of(file): file for file in FILES if file.name != "__init__.py"}
+    used = {
+        module: {
+            found if found in modules else found.rpartition(".")[0] for found in imports(tree_of(file), for_types=True)
+        }
+        for module, file in modules.items()
+    }
+    TopologicalSorter({module: names & set(modules) for module, names in used.items()}).prepare()
 
 
 def test_the_list_names_every_package() -> None:

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from focalroute.sim import SimulatedModel
-from focalroute.sim.families import Family, Match, near, opposite
+from focalroute.sim.families import Family, Match, Options, near, opposite
 from focalroute.sim.questions import KNOWN, find
-from focalroute.sim.replies import Options, hop_options, seen_answer
+from focalroute.sim.replies import hop_options, seen_answer
 
 #: The topic of summaries.
 SUMMARY = "summary"

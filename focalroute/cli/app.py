@@ -25,6 +25,7 @@ from focalroute.cli.pool import pools
 from focalroute.cli.server import key, serve
 from focalroute.cli.train import train
 from focalroute.cli.update import update
+from focalroute.core import __version__
 from focalroute.core.errors import ConfigError, FocalrouteError
 
 _MAX_BYTES = 64 * 1024
@@ -75,8 +76,6 @@ app.command("import")(import_)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from focalroute import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 

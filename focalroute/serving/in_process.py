@@ -21,7 +21,7 @@ from focalroute.serving.openai_api.requests import parse_json, read_chat, read_f
 if TYPE_CHECKING:
     import openai
 
-    from focalroute.serving.ensemble import AsyncEnsemble
+    from focalroute.core.receipts import Answer
     from focalroute.serving.streaming import AsyncAnswerStream
 
 _CLIENT: dict[str, Any] = {
@@ -31,6 +31,19 @@ _CLIENT: dict[str, Any] = {
 }
 
 T = TypeVar("T")
+
+
+class EnsembleLike(Protocol):
+    """The methods of an `AsyncEnsemble` that the clients call."""
+
+    async def ask(self, *args: Any, **kwargs: Any) -> Answer:
+        """Answer a query."""
+
+    def stream(self, *args: Any, **kwargs: Any) -> AsyncAnswerStream:
+        """Stream the answer to a query."""
+
+    async def feedback(self, *args: Any, **kwargs: Any) -> object:
+        """Take feedback."""
 
 
 class Run(Protocol):
@@ -48,7 +61,7 @@ class RunAsync(Protocol):
 
 
 def openai_client(
-    ensemble: AsyncEnsemble, run: Run, close: Callable[[Callable[[], Awaitable[None]]], None]
+    ensemble: EnsembleLike, run: Run, close: Callable[[Callable[[], Awaitable[None]]], None]
 ) -> openai.OpenAI:
     """Make a client for code without ``await``; ``close`` runs the closing of a stream, and may be called anywhere."""
     import openai
@@ -81,7 +94,7 @@ def openai_client(
     return openai.OpenAI(http_client=httpx.Client(transport=transport, trust_env=False), **_CLIENT)
 
 
-def async_openai_client(ensemble: AsyncEnsemble, run: RunAsync) -> openai.AsyncOpenAI:
+def async_openai_client(ensemble: EnsembleLike, run: RunAsync) -> openai.AsyncOpenAI:
     """Make a client for code with ``await``."""
     import openai
 
@@ -142,7 +155,7 @@ async def _in_time(httpx: Any, request: Any, work: Callable[[], Awaitable[T]]) -
         raise httpx.ReadTimeout("no reply within the request's timeout", request=request) from None
 
 
-async def _reply(ensemble: AsyncEnsemble, request: Any) -> _Reply:
+async def _reply(ensemble: EnsembleLike, request: Any) -> _Reply:
     """Answer a request as `focalroute.server` does; its content has been read."""
     body = request.content
     try:
@@ -169,7 +182,7 @@ def _refusal(refused: Refused) -> _Reply:
     return _json(refused.status, refused.body, **refused.headers)
 
 
-async def _chat_completion(ensemble: AsyncEnsemble, body: bytes) -> _Reply:
+async def _chat_completion(ensemble: EnsembleLike, body: bytes) -> _Reply:
     chat = read_chat(parse_json(body), None)
     if not chat.stream:
         answer = await ensemble.ask(chat.query, **chat.options)

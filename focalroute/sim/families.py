@@ -15,11 +15,7 @@ from decimal import Decimal
 from itertools import pairwise
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from focalroute.sim.models import SimulatedModel
-    from focalroute.sim.replies import Options
+from typing import Any
 
 Match = re.Match[str]
 
@@ -45,6 +41,24 @@ _OPPOSITES = MappingProxyType({"Yes": "No", "No": "Yes", "positive": "negative",
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """A model's possible replies.
+
+    Attributes:
+        spoken: the text of each reply.
+        p: the probability of each.
+        right: index of a right one; None: there is none, or it is unknown.
+        seen: the earlier answer in the prompt, as found; empty without one. A reply depends only on this and the
+            question.
+    """
+
+    spoken: tuple[str, ...]
+    p: tuple[float, ...]
+    right: int | None
+    seen: str
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One topic.
 
@@ -54,8 +68,8 @@ class Family:
         solve: the right answer to the question found; None if it has none.
         wrong: yields plausible wrong answers, possibly repeated and without end.
         most: the most choices of a question.
-        options: a model's possible replies, from the question, the earlier answer in the prompt, and whether the skills
-            after the drift switch apply; None: plain answers.
+        options: a model's possible replies, from the `SimulatedModel`, the question, the earlier answer in the prompt
+            (None: there is none), and whether the skills after the drift switch apply; None: plain answers.
     """
 
     topic: str
@@ -64,7 +78,7 @@ class Family:
     solve: Callable[[Match], str | None]
     wrong: Callable[[Match, str, Random], Iterator[str]]
     most: int = 8
-    options: Callable[[SimulatedModel, str, str | None, bool], Options] | None = None
+    options: Callable[[Any, str, str | None, bool], Options] | None = None
 
 
 def _plain(value: Decimal) -> str:

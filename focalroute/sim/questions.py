@@ -16,15 +16,10 @@ from hashlib import blake2b
 from itertools import chain, islice
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from focalroute.core.errors import ConfigError
 from focalroute.sim.families import CLAIMS, FAMILIES, Family, Match, near, one_more
 from focalroute.sim.prose import GRADES, JUDGING, grade_in
-
-if TYPE_CHECKING:
-    from focalroute.sim.models import SimulatedModel
-    from focalroute.sim.replies import Options
 
 #: The families of first hops, whose answers are whole numbers.
 _FIRST = ("counting", "sequences")
@@ -77,14 +72,8 @@ def _wrong_two(match: Match, right: str, rng: Random) -> Iterator[str]:
         yield next(slipped)
 
 
-def _options_two(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
-    from focalroute.sim.replies import two_hops  # which imports this module
-
-    return two_hops(model, question, earlier, drifted)
-
-
 #: Searched before the plain families, whose questions they contain.
-TWO_HOPS = Family("multi-hop", _TWO, _make_two, _solve_two, _wrong_two, options=_options_two)
+TWO_HOPS = Family("multi-hop", _TWO, _make_two, _solve_two, _wrong_two)
 
 
 _NAMES = ("Ann", "Ben", "Cid", "Dora", "Eli", "Fay", "Gus", "Hana")

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from focalroute.sim.families import Options
 from focalroute.sim.models import SimulatedModel, distribution, sample, swayed, uniforms
 from focalroute.sim.prompt import Prompt, same
 from focalroute.sim.prose import Brief
-from focalroute.sim.questions import FoundQuestion, alternatives, find, hops
+from focalroute.sim.questions import TWO_HOPS, FoundQuestion, alternatives, find, hops
 
 _GREETING = "Hello! I am a simulated model. How can I help you?"
 _FREE_CHOICES = 4  # possible answers without choices
@@ -25,24 +26,6 @@ _HOP_CHOICES = 3  # possible answers in each part, such as a hop
 _STATED = re.compile(r"\banswer is:? +(.+?)[.\s]*$", re.IGNORECASE)
 _STATED_X = re.compile(r"\bX is (\S+?)[.,;]?(?=\s|$)")
 _LETTER = re.compile(r"\(?([A-Z])(?:[).:]|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The possible replies.
-
-    Attributes:
-        spoken: the text of each reply.
-        p: the probability of each.
-        right: index of a right one; None: there is none, or it is unknown.
-        seen: the earlier answer in the prompt, as found; empty without one. A reply depends only on this and the
-            question.
-    """
-
-    spoken: tuple[str, ...]
-    p: tuple[float, ...]
-    right: int | None
-    seen: str
 
 
 def options(
@@ -68,6 +51,8 @@ def options(
         spoken, texts = list(prompt.letters), list(prompt.texts)
     elif found and found.family and found.family.options:
         return found.family.options(model, found.question, prompt.earlier, drifted)
+    elif found and found.topic == TWO_HOPS.topic:
+        return two_hops(model, found.question, prompt.earlier, drifted)
     elif found:
         texts = list(alternatives(found, _FREE_CHOICES))
         spoken = [model.ending.replace("{}", text) for text in texts]

@@ -14,9 +14,10 @@ from focalroute.core.errors import ConfigError
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.elicit.messages import transfer
 from focalroute.sim import ALL_TOPICS, TOPICS, Question, SimulatedModel, SimulatedPool, generate, solve, stream
+from focalroute.sim.families import Options
 from focalroute.sim.prompt import read_prompt
 from focalroute.sim.questions import TWO_HOPS
-from focalroute.sim.replies import Options, options
+from focalroute.sim.replies import options
 from tests.sim.conftest import Client
 
 KNOWN = [

@@ -27,6 +27,7 @@ from opentelemetry.context import Context, attach
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from focalroute.core import __version__
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError, FocalrouteError
 from focalroute.core.receipts import Answer
@@ -105,8 +106,6 @@ class Recorder:
     """
 
     def __init__(self, telemetry: Telemetry, endpoints: Iterable[Endpoint]) -> None:
-        from focalroute import __version__
-
         for name, kind in _FIELDS.items():
             value = getattr(telemetry, name)
             if value is not None and not isinstance(value, kind):
