@@ -126,22 +126,22 @@ class TextRouter(Alone, ABC):
                 self._update(self._x[place], values)
 
     def order(self, text: F32, cost_weight: float) -> list[int]:
-        """Return all endpoints, most wanted first: those tried least while any needs tries, then by net value.
+        """Return all endpoints, most wanted first: those that need tries, the least tried first, then by net value.
 
         Args:
             text: (F,) features.
             cost_weight: lambda.
         """
         with self._lock:
-            tries = self._counts[0]
-            if (tries < _TRIES).any():
-                return _sorted(np.minimum(tries, _TRIES))
+            tries = np.minimum(self._counts[0], _TRIES)
             if self._fitted:
                 x = self._direction(text)
                 scores = self._worth(x) - cost_weight * self._shares(x)
             else:
                 scores = self._average() - cost_weight * self._cost() / self._total()
-        return _sorted(-scores)
+        # the first may be unavailable for ever: then the others still go by their value
+        places: list[int] = np.lexsort((np.where(tries < _TRIES, 0.0, -scores), tries)).tolist()
+        return places
 
     def _place(self, width: int) -> int:
         """Make room for one more query, and return its place."""
@@ -212,11 +212,6 @@ class TextRouter(Alone, ABC):
     def _shares(self, x: F32) -> F64:
         """Return c / C (N,)."""
         return self._cost() / self._total()
-
-
-def _sorted(keys: F64) -> list[int]:
-    places: list[int] = np.argsort(keys, kind="stable").tolist()
-    return places
 
 
 def _unit(vectors: F32) -> F32:

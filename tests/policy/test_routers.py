@@ -82,6 +82,19 @@ def test_it_begins_with_nothing_and_learns_from_those_it_asks(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ROUTERS)
+def test_others_go_by_their_value_while_one_is_never_known(name: str) -> None:
+    """As where a log lacks an endpoint of the pool, or one is down: it is first, and what replaces it is as ever."""
+    texts, values, usd = recorded(300)
+    values[:, 0] = usd[:, 0] = np.nan
+    router = ROUTERS[name](POOL, 0)
+    router.fit(texts, values, usd)
+    orders = [router.order(text(n), 0.003) for n in range(300, 360)]
+    assert {order[0] for order in orders} == {0}
+    right = [order[1] == n % 3 for n, order in enumerate(orders, 300) if n % 3]
+    assert np.mean(right) >= 0.9
+
+
+@pytest.mark.parametrize("name", ROUTERS)
 def test_equal_unknown_and_empty_inputs_are_no_trouble(name: str) -> None:
     """One text for all, half of the values unknown, nothing known of what calls cost; then a query without text."""
     texts, values, _ = recorded(100)
