@@ -119,10 +119,10 @@ class LogTable:
         return mean
 
     def cheapest(self, rows: I64) -> tuple[str, float]:
-        """The endpoint with the cheapest calls on these rows, and its `single_cost_ratios`."""
+        """The endpoint with the cheapest calls on these rows, and its `single_cost_ratios`, at most 1."""
         ratios = self.single_cost_ratios(rows)
         i = int(np.where(self.there[rows].any(axis=0), ratios, np.inf).argmin())
-        return self.names[i], float(ratios[i])
+        return self.names[i], min(float(ratios[i]), EVERYTHING)
 
     def single_cost_ratios(self, rows: I64) -> F64:
         """The cost of always asking each endpoint on these rows, (N,), as a share of asking all."""

@@ -180,6 +180,16 @@ def test_a_point_is_held_where_the_best_single_endpoint_lies(given: tuple[Path, 
     assert EvalOptions().targets(table, parts) == (0.15, 0.2, 0.286, 0.3, 0.5, 1.0)
 
 
+def test_where_most_outputs_are_missing_all_are_asked(tmp_path: Path) -> None:
+    """Then always asking one, reckoned for all rows, would cost more than all calls that the log has."""
+    lines = stream(60, {"a": 0.7})
+    for line in lines[::2]:
+        line["outputs"] = {}
+    log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", {"a": 1})
+    table = read_table(log, pool)
+    assert EvalOptions().targets(table, split(table, per_task=False, fraction=0.8)) == (1.0,)
+
+
 def test_without_any_cost_there_is_one_point(tmp_path: Path) -> None:
     """There were seven, trained for costs from 0.05 to 1, and each at a cost ratio of 0."""
     log = write_log(tmp_path / "log.jsonl", stream(50, SKILLS))
