@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import stat
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,22 @@ def refusing(path: Path, action: Literal["read", "written"]) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{path}: cannot be {action}: {error.strerror or error}") from None
+
+
+def replace_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: a full disk leaves what was there. A link stays a link, and a mode as it is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path.resolve()
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside, (Path(beside) / path.name).open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        if path.exists():
+            Path(file.name).chmod(path.stat().st_mode)
+        Path(file.name).replace(path)
 
 
 def hold_file(file: IO[bytes], path: Path) -> None:

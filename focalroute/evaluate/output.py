@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import refusing
+from focalroute.core.files import refusing, replace_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +57,7 @@ def check_folder(out: Path) -> None:
 
 
 def write_file(file: Path, content: str | bytes) -> None:
-    """Write a file, or text to standard output.
+    """Write a file, whole or not at all, or text to standard output.
 
     Raises:
         ConfigError: it cannot be written.
@@ -65,8 +65,12 @@ def write_file(file: Path, content: str | bytes) -> None:
     if isinstance(content, str) and file == STANDARD_OUTPUT:
         sys.stdout.write(content)
         return
+    data = content.encode() if isinstance(content, str) else content
     with refusing(file, "written"):
-        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        if file.exists() and not (file.is_file() and os.access(file.resolve().parent, os.W_OK)):
+            file.write_bytes(data)  # a pipe or a device, or a folder that takes no new file
+        else:
+            replace_whole(file, data)
 
 
 def write_and_show(

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from focalroute.core.config import Dialect, Endpoint, Price
 from focalroute.core.dollars import stated_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.event_loops import DaemonThreads
+from focalroute.core.files import replace_whole
 from focalroute.core.services import service_at
 from focalroute.core.shapes import as_object, objects_in
 from focalroute.money.price_library import installed, look_up
@@ -352,13 +351,7 @@ def _toml_values(listed: ListedPrice) -> tuple[str, ...]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    path = path.resolve()  # so that a link stays a link
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as beside, (Path(beside) / path.name).open("wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(path.stat().st_mode)
-            Path(file.name).replace(path)
+        replace_whole(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}; check its folder's permissions") from None
