@@ -330,9 +330,12 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically: readers see the old content or the new one."""
     new = temporary_path(path.parent)
-    new.write_bytes(data)
-    sync_path(new)
-    new.replace(path)
+    try:
+        new.write_bytes(data)
+        sync_path(new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
     sync_path(path.parent)
 
 

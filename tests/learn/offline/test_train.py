@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -373,6 +374,21 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     blocked = replace(checkpoint, path=checkpoint.path / "below" / "kept.npz")
     with pytest.raises(ConfigError, match="cannot be written"):
         blocked.write(_begun(log))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_no_part_of_the_next(tmp_path: Path) -> None:
+    log = random_history(60)
+    checkpoint = _checkpoint(tmp_path, log)
+    checkpoint.write(_begun(log))
+    before, there = resource.getrlimit(resource.RLIMIT_FSIZE), set(tmp_path.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(ConfigError, match="cannot be written: File too large"):
+            checkpoint.write(_begun(log))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert set(tmp_path.iterdir()) == there
+    assert checkpoint.read() is not None
 
 
 # --- the gradient, and the critic ------------------------------------------------------------------------
