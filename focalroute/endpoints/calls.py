@@ -167,13 +167,13 @@ def _count_retry(state: tenacity.RetryCallState) -> None:
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the wait in seconds: as the service asked, else exponential with full jitter.
+    """Return the wait in seconds: as the service asked, else (also if it asked for none) exponential with full jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
     error = _outcome(state)
     asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
-    if asked is not None:
+    if asked:
         return asked
     ceiling = min(_FIRST_WAIT_S * 2 ** (state.attempt_number - 1), _MAX_WAIT_S)
     return random.uniform(0, ceiling)  # noqa: S311 - jitter, no secret

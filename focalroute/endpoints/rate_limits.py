@@ -270,7 +270,7 @@ class Throttle:
             asked_s = failure.retry_after_s
             if failure.status == 429 and admitted.started > self._cut_at:
                 self._cut(admitted.gate.under_way)
-                if self.limit == 1.0 and asked_s is None:
+                if self.limit == 1.0 and not asked_s:
                     asked_s = _PAUSE_S
             if asked_s:
                 self.pause(asked_s, limited=failure.status == 429)

@@ -69,6 +69,14 @@ def test_a_service_is_not_called_again_before_its_retry_after(header: str) -> No
         assert answer.receipt.calls[0].latency_s > 0.4
 
 
+@pytest.mark.parametrize("header", ["0", "-1"])
+def test_a_service_at_its_limit_that_asks_for_no_wait_is_given_one(header: str) -> None:
+    """Some count in whole seconds, and round the wait down."""
+    with saying(*[(429, {"Retry-After": header})] * 2) as server, Ensemble(endpoints(server.url)) as ensemble:
+        answer = ensemble.ask("?", answer="number")
+    assert answer.receipt.calls[0].latency_s > 1.9
+
+
 @pytest.mark.parametrize(
     ("form", "seconds", "deadline_s"), [(str, 58, 45.0), (dated, 58, 45.0), (str, 61, 300.0)], ids=["s", "date", "long"]
 )

@@ -217,7 +217,7 @@ def test_no_call_passes_a_pause_for_a_rate_limit() -> None:
 def test_refused_again_and_again_it_is_down_to_one_and_no_further() -> None:
     async def work(throttle: Throttle) -> None:
         for _ in range(9):
-            throttle.leave(await throttle.enter(0, within_s=5), None, refused(429, 0.0))
+            throttle.leave(await throttle.enter(0, within_s=5), None, refused(429, 0.01))
         assert throttle.limit == 1
 
     turns(work, max_concurrency=8)
