@@ -78,6 +78,7 @@ _SIGMAS = 3.0
 _SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least this long
 _NEARLY_ALL, _LATE_FACTOR = 0.95, 1.5  # late: slower than 1.5 times the 95 % quantile of its own calls
 _FIRST_S, _LONGEST_S = 2.0, 30.0
+_TRIAL_S = 120.0  # more than a trial call takes, with its wait for a place
 _DOUBLINGS = 10  # enough to pass the longest; the ejections of hours of outage would overflow a float
 _RELAPSE_S = 60.0  # an endpoint ejected again this soon after its return is out for longer than the last time
 _MOST_OUT = 0.75
@@ -116,7 +117,7 @@ class Breaker:
         self._calls = 0
         self._waited_s = 0.0  # the longest wait for a call that timed out, since the latest successful one
         self._in_flight: dict[InFlightCall, None] = {}  # in the order in which they began
-        self._trial_running = False
+        self._trial_until = -math.inf  # a trial call that is under way has ended by then, unless its event loop has
         self._proven = False  # whether any call ever succeeded
 
     @property
@@ -268,18 +269,31 @@ class Breaker:
 
     def claim_trial(self) -> bool:
         """Claim the trial call; False: none is due, or another caller has it. `end_trial` must follow a claim."""
-        if self._open_until is None or self._trial_running or self._pool.clock() < self._open_until:
+        now = self._pool.clock()
+        if self._open_until is None or now < max(self._open_until, self._trial_until):
+            return False
+        if self._trial_until > -math.inf:
+            self.drop_trial()
             return False
         with self._lock:
-            claimed, self._trial_running = not self._trial_running, True
+            claimed = now >= self._trial_until
+            self._trial_until = now + _TRIAL_S
         return claimed
+
+    def drop_trial(self) -> None:
+        """Let asks find out, as the trial's event loop ended before it: the first failure ejects the endpoint again."""
+        with self._lock:
+            self._trial_until = -math.inf
+            if self._open_until is not None:
+                self._set(None, self._pool.clock())
+                self._failures = _IN_A_ROW - 1
 
     def end_trial(self, well: bool | None) -> None:
         """Apply a trial call's result: the endpoint is back (True), out for longer (False), or unknown (None).
 
         If it is back, the longest wait in vain counts as a latency: it answers, but takes longer than was waited.
         """
-        self._trial_running = False
+        self._trial_until = -math.inf
         if well:
             if self._waited_s:
                 self.latencies.add(self._waited_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -210,6 +211,9 @@ class PoolMember:
         except FocalrouteError as error:
             limited = isinstance(error, CallFailed) and error.failure.kind == "limited"
             well = None if limited else False
+        except asyncio.CancelledError:
+            self.breaker.drop_trial()
+            raise
         finally:
             self.breaker.end_trial(well)
 

@@ -239,6 +239,24 @@ def test_a_probe_from_which_nothing_was_learned_leaves_the_place_to_the_next() -
     assert bench.breaker.allows
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_probe_whose_event_loop_ends_leaves_it_to_the_next_call(cancelled: bool) -> None:
+    """Where every ask has a loop of its own, no probe may ever end. The other processes make probes of their own."""
+    bench = Bench()
+    bench.call(times=5)
+    bench.now += 2
+    assert bench.breaker.claim_trial()
+    if cancelled:
+        bench.breaker.drop_trial()
+    else:
+        bench.now += 120
+        assert not bench.breaker.claim_trial()
+    assert bench.breaker.allows
+    bench.call(times=1)
+    assert (bench.breaker.state, bench.out_s()) == ("open", 4)
+    assert bench.changes == [(0, "open"), (0, "open")]
+
+
 def test_calls_that_began_before_it_opened_do_not_prolong_it() -> None:
     """64 calls under way when an endpoint dies are one outage, not 61 failed probes."""
     bench = Bench()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from focalroute import Answer, Budget, Endpoint, Ensemble
+from focalroute import Answer, AsyncEnsemble, Budget, Endpoint, Ensemble
 from focalroute.endpoints.pool import health_key
 from focalroute.store import open_store
 from focalroute.store.base import HealthRow
@@ -26,10 +27,13 @@ class Service:
     def __init__(self) -> None:
         self.down: set[str] = set()
         self.calls: dict[str, int] = {}
+        self.slow_probes = False
 
     async def handle(self, _: web.Request, body: Any) -> web.StreamResponse:
         name = body["model"]
         self.calls[name] = self.calls.get(name, 0) + 1
+        if self.slow_probes and body["messages"][0]["content"] != "?":
+            await asyncio.sleep(60)
         return json_reply(completion("42"), 503 if name in self.down else 200)
 
 
@@ -93,6 +97,25 @@ def test_an_endpoint_that_fails_is_out_and_comes_back_by_a_probe_in_the_backgrou
         after = ask(ensemble)[0]
     assert asked(after) == ["first"]
     assert after.degraded == ()
+
+
+def test_an_endpoint_comes_back_where_every_ask_has_an_event_loop_of_its_own(
+    service: Service, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No probe is answered before its loop ends, so the next ask finds out."""
+    monkeypatch.setattr("focalroute.endpoints.breaker._FIRST_S", 60.0)
+    service.slow_probes = True
+    ensemble = AsyncEnsemble(**settings)
+
+    def ask() -> list[str]:
+        return asked(asyncio.run(ensemble.ask("?", answer="number")))
+
+    service.down.add("first")
+    assert [ask() for _ in range(6)][-2:] == [["first", "second"], ["second"]]
+    service.down.clear()
+    ensemble._pool._breakers.clock = lambda: time.monotonic() + 60
+    assert [ask(), ask()] == [["second"], ["first"]]
+    asyncio.run(ensemble.aclose())
 
 
 def test_a_probe_keeps_to_the_rate_limit(
