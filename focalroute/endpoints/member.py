@@ -321,27 +321,32 @@ class PoolMember:
         """Try the plan, then its fallback if the service refuses this schema or cannot score texts."""
         scored = bool(plan.request.scored)
         way = "scored" if scored else str(plan.request.params.get("response_format"))
-        if way in self._unsupported:
+        if self._unsupported.get(way, 0.0) > time.monotonic():
             return await self._pay(call, fallback)
         try:
-            return await self._pay(call, plan)
+            parsed = await self._pay(call, plan)
         except CallFailed as error:
-            if not capabilities.refuses(error.failure) and not (scored and _scores_none(error.failure)):
+            refusal = error.failure
+            if not capabilities.refuses(refusal) and not (scored and _scores_none(refusal)):
                 raise
+        else:
+            self._unsupported.pop(way, None)
+            return parsed
         try:
             parsed = await self._pay(call, fallback)
         except CallFailed as error:
             if error.failure.kind == "unusable":  # else the service may be out, which says nothing of the plan
-                self._give_up(way)
+                self._give_up(way, refusal)
             raise
-        self._give_up(way)
+        self._give_up(way, refusal)
         return parsed
 
-    def _give_up(self, way: str) -> None:
-        """Use the fallback from now on, as the service answers it alone."""
+    def _give_up(self, way: str, refusal: Failure) -> None:
+        """Use the fallback for an hour, as the service answers it alone; after status 500 only from the second on."""
+        certain = refusal.status != 500 or way in self._unsupported
         if len(self._unsupported) >= _MAX_UNSUPPORTED:
             self._unsupported.clear()
-        self._unsupported.add(way)
+        self._unsupported[way] = time.monotonic() + _LACK_BELIEVED_S if certain else 0.0
 
     async def _pay(self, call: MemberCall, plan: Plan) -> ParsedReply:
         """Make one paid call: reserved before and settled after, however it ends.

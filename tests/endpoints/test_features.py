@@ -184,9 +184,15 @@ def test_an_outage_does_not_teach_that_a_schema_is_refused() -> None:
             ensemble.ask("?", answer=schema)
             assert "response_format" in server.received[-1].body
             refusing = True
-            for _ in range(2):
+            ensemble.ask("?", answer=schema)
+            refusing = False
+            ensemble.ask("?", answer=schema)
+            assert "response_format" in server.received[-1].body
+            refusing = True
+            for _ in range(3):
                 ensemble.ask("?", answer=schema)
-        assert ["response_format" in received.body for received in server.received[-3:]] == [True, False, False]
+        with_schema = ["response_format" in received.body for received in server.received[-5:]]
+        assert with_schema == [True, False, True, False, False]
 
 
 def test_a_declared_feature_is_believed_over_a_refusal(pool: SimulatedPool) -> None:
