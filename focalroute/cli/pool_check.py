@@ -305,13 +305,15 @@ async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Prob
         latency = time.perf_counter() - began
         bills.append(bill_of(endpoint, completion.usage, None))
         try:
-            measured, usage = await capabilities.check_capabilities(client)
+            check = capabilities.CapabilityCheck(client)
+            measured = await check.run()
         except CallFailed as error:
             if not error.failure.cut:
                 raise
             bills.append(bill_of(endpoint, error.usage, None))
-            measured, usage = await capabilities.check_capabilities(client)  # with room for its thinking
-        bills.append(bill_of(endpoint, usage, None))
+            check = capabilities.CapabilityCheck(client)  # with room for its thinking
+            measured = await check.run()
+        bills.append(bill_of(endpoint, check.usage, None))
     except ConfigError as error:
         return Probed(endpoint.name, "failed", str(error), None, None, Decimal(0))
     except CallFailed as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import json
@@ -169,33 +170,23 @@ async def call_trial(client: EndpointClient) -> Completion:
     return await client.complete(trial, timeout_s=min(_TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
 
 
-async def check_capabilities(
-    client: EndpointClient, admitted: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-) -> tuple[Capabilities, Usage | None]:
-    """Measure the endpoint's capabilities: two calls if it accepts all features at once, up to seven if not.
+_THINKS = Failure("unusable", "the model thinks before it answers: it needs more room", cut=True)
+
+
+class CapabilityCheck:
+    """Measures an endpoint's capabilities: two calls if it accepts all features at once, up to seven if not.
 
     Args:
         admitted: entered for each call; waits until one may be made.
 
-    Returns:
-        The capabilities that the replies showed, and the tokens of all calls, None where any of them is unknown.
-
-    Raises:
-        CallFailed: the service cannot be used now, so nothing was learned; it has the tokens of the calls before. If
-            ``failure.cut``, the model needs room for thinking, which the client has now noted.
+    Attributes:
+        doubtful: whether a feature seems to be lacking only because a call had status 500, as it has in an outage, too.
     """
-    check = _CapabilityCheck(client, admitted)
-    try:
-        return await check.run(), check.usage
-    except CallFailed as error:
-        raise CallFailed(error.failure, check.usage, free=error.free and not check.billed) from None
 
-
-_THINKS = Failure("unusable", "the model thinks before it answers: it needs more room", cut=True)
-
-
-class _CapabilityCheck:
-    def __init__(self, client: EndpointClient, admitted: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+    def __init__(
+        self, client: EndpointClient, admitted: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    ) -> None:
+        self.doubtful = False
         self._client = client
         self._admitted = admitted
         self._usages: list[Usage | None] = []
@@ -203,15 +194,26 @@ class _CapabilityCheck:
 
     @property
     def usage(self) -> Usage | None:
+        """The tokens of all calls so far; None where any of them is unknown."""
         known = [usage for usage in self._usages if usage is not None]
         return functools.reduce(operator.add, known) if known and len(known) == len(self._usages) else None
 
-    @property
-    def billed(self) -> bool:
-        """Whether any call was not refused."""
-        return bool(self._usages)
-
     async def run(self) -> Capabilities:
+        """Make the calls, once; return the capabilities that the replies showed.
+
+        Raises:
+            CallFailed: the service cannot be used now, so nothing was learned; it has the tokens of the calls before.
+                If ``failure.cut``, the model needs room for thinking, which the client has now noted.
+        """
+        try:
+            return await self._run()
+        except CallFailed as error:
+            raise CallFailed(error.failure, self.usage, free=error.free and not self._usages) from None
+        except asyncio.CancelledError:
+            self._usages += self._usages[-1:]  # the call that was cancelled counts as much as the one before it
+            raise
+
+    async def _run(self) -> Capabilities:
         whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_CONSTRAINED)
         if whole:
             found = _measured(whole, whole, whole, _MAX_TOP)
@@ -236,6 +238,7 @@ class _CapabilityCheck:
         except CallFailed as error:
             if not _refused(error):
                 raise
+            self.doubtful = self.doubtful or error.failure.status == 500
             self._lacking.add(error.failure.lacks)
             return None
 

@@ -88,32 +88,41 @@ class PoolMember:
         self._settlement = Settlement(self._client)
         self._store = store
         self._guard = guard
-        self._capabilities = capabilities.declared(endpoint) or self._remembered()
+        self._check_at = -math.inf  # no check before this time (`time.monotonic`)
+        self._capabilities = self._known()
         self._assumed = capabilities.override(endpoint, capabilities.ALL)  # until they are known
         if self._capabilities is not None and self._capabilities.thinks:
             self._quirks.thinks = True
         self._checks = PerLoop(Background)
-        self._check_at = -math.inf  # no check before this time (`time.monotonic`)
         self._trials = Background()
         self._lacks: dict[str, float] = {}  # features it reported to lack -> until when that is believed
-        self._unsupported: set[str] = set()  # schemas that it refuses, and "scored" if it cannot score choices
+        #: Schemas that it refuses, and "scored" if it cannot score choices -> until when that is believed.
+        self._unsupported: dict[str, float] = {}
 
     @property
     def _quirks(self) -> Quirks:
         return self._client.quirks
 
-    def _remembered(self) -> Capabilities | None:
+    def _known(self) -> Capabilities | None:
+        """Return the capabilities by the pool file, which then need no check, or by an earlier check."""
+        declared = capabilities.declared(self.endpoint)
+        if declared is not None:
+            self._check_at = math.inf
+            return declared
         row = self._store.capabilities(capabilities.key(self.endpoint))
-        if row is None or abs(time.time() - row.probed_at) > _CHECK_AGAIN_S:  # a wrong clock may have been ahead
+        age_s = math.inf if row is None else time.time() - row.probed_at
+        if row is None or abs(age_s) > _CHECK_AGAIN_S:  # a wrong clock may have been ahead
             return None
+        self._check_at = time.monotonic() + _CHECK_AGAIN_S - max(age_s, 0.0)
         return capabilities.override(self.endpoint, Capabilities.from_dict(row.values))
 
     # -- capabilities ------------------------------------------------------------------------------------------------
 
     def _plan(self, call: MemberCall) -> Plan:
         """Return the best plan for the query; until the capabilities are known, the best are assumed."""
-        able = self._capabilities if call.needs_capabilities else capabilities.NONE
-        if able is None:
+        able = capabilities.NONE
+        if call.needs_capabilities:
+            able = self._capabilities
             self._begin_check()
         known = able or self._assumed
         if known.thinks != self._quirks.thinks:
@@ -122,29 +131,38 @@ class PoolMember:
         return plan if able is not None else plan.with_optional_logprobs()
 
     def _begin_check(self) -> None:
-        """Check the capabilities in the background, one check at a time per loop, and not soon after a failure."""
-        checks = self._checks.here()
-        if not len(checks) and time.monotonic() >= self._check_at:
+        """Check the capabilities in the background if that is due, one check at a time per loop."""
+        if time.monotonic() >= self._check_at and not len(checks := self._checks.here()):
             checks.start(self._check_capabilities())
 
     async def _check_capabilities(self) -> None:
+        self._check_at = time.monotonic() + _CHECK_PAUSE_S  # if it fails, or is cancelled as its loop ends
         with suppress(Exception):  # asks report what is wrong
-            while self._capabilities is None:
+            measured: Capabilities | None = None
+            while measured is None:
                 room = self._quirks.room
                 try:
-                    self._capabilities = await self._measured_capabilities()
+                    measured = await self._measured_capabilities()
                 except CallFailed:
                     if self._quirks.room <= room:  # else the check is repeated with more room, reserved anew
                         raise
-        self._check_at = time.monotonic() + _CHECK_PAUSE_S
+            self._capabilities = capabilities.override(self.endpoint, measured)
 
     async def _measured_capabilities(self) -> Capabilities:
+        """Make a check; note and store how long it is believed."""
+        check = capabilities.CapabilityCheck(self._client, self._admitted)
         async with self._reserved(with_room(capabilities.CHECK, 7 * self._quirks.room)) as paid_call:
             if paid_call is None:
                 raise _not_affordable()
-            measured, paid_call.usage = await capabilities.check_capabilities(self._client, self._admitted)
-        self._store.write(CapabilityRow(capabilities.key(self.endpoint), time.time(), measured.to_dict()))
-        return capabilities.override(self.endpoint, measured)
+            try:
+                measured = await check.run()
+            finally:
+                paid_call.usage = check.usage
+        believed_s = _LACK_BELIEVED_S if check.doubtful else _CHECK_AGAIN_S
+        self._check_at = time.monotonic() + believed_s
+        made_at = time.time() - _CHECK_AGAIN_S + believed_s
+        self._store.write(CapabilityRow(capabilities.key(self.endpoint), made_at, measured.to_dict()))
+        return measured
 
     @asynccontextmanager
     async def _admitted(self) -> AsyncIterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ import openai
 import pytest
 from aiohttp import web
 
-from focalroute import Budget, Ensemble
+from focalroute import AsyncEnsemble, Budget, Ensemble
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, PoolError
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
-from focalroute.endpoints.capabilities import NONE, Capabilities
+from focalroute.endpoints.capabilities import NONE, Capabilities, CapabilityCheck
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.sim import SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
@@ -80,9 +82,8 @@ def probe(server: Server) -> tuple[Capabilities, Usage | None]:
     async def run() -> tuple[Capabilities, Usage | None]:
         clients = HttpClients()
         try:
-            return await capabilities.check_capabilities(
-                EndpointClient(Endpoint("e", model="m", base_url=server.url), clients)
-            )
+            check = CapabilityCheck(EndpointClient(Endpoint("e", model="m", base_url=server.url), clients))
+            return await check.run(), check.usage
         finally:
             await clients.aclose()
 
@@ -292,6 +293,64 @@ def test_checks_keep_to_the_limits_and_are_not_repeated_at_once_where_they_fail(
                 ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
         assert len(server.received) == 5 + 1
     assert most == 1
+
+
+def test_a_check_that_is_cancelled_is_paid_and_not_repeated_by_the_next_ask() -> None:
+    """As an event loop for each ask ends before the check: its first call is paid, the second counts as much."""
+
+    async def handle(request: web.Request, body: Any) -> web.StreamResponse:
+        if body.get("stream"):
+            await asyncio.sleep(60)
+        elif "Which planet" in str(body["messages"]):
+            await asyncio.sleep(0.2)
+        return await Service(ALL)(request, body)
+
+    with serving(handle) as server:
+        one = Endpoint("e", model="m", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        ensemble = AsyncEnsemble([one], budget=Budget(usd_total=1))
+        for _ in range(3):
+            answer = asyncio.run(ensemble.ask("Which planet?", choices=["Mars", "Saturn"]))
+        assert len(server.received) == 3 + 2
+        assert ensemble.stats().cost == (3 + 2) * answer.cost
+        asyncio.run(ensemble.aclose())
+
+
+def test_a_feature_that_met_a_breakdown_is_tried_again_an_hour_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal is believed for a week, also by the next process, and by one that runs for longer."""
+    status, clock = 500, time.monotonic
+
+    async def handle(request: web.Request, body: Any) -> web.StreamResponse:
+        refused = status != 200 and "n" in body and "Which planet" not in str(body["messages"])
+        return json_reply({}, status) if refused else await Service(ALL)(request, body)
+
+    def checks() -> int:
+        return sum("stream" in received.body for received in server.received)
+
+    def ask(ensemble: Ensemble) -> Capabilities | None:
+        ensemble.ask("Which planet?", choices=["Mars", "Saturn"])
+        until_checked(ensemble)
+        return ensemble._async._pool._members[0]._capabilities
+
+    with serving(handle) as server:
+        settings: Any = {"endpoints": [Endpoint("e", model="m", base_url=server.url)], "store": tmp_path / "s.db"}
+        with Ensemble(**settings) as ensemble:
+            assert ask(ensemble) == ask(ensemble) == replace(ALL, n=False)
+        with Ensemble(**settings) as ensemble:
+            assert ask(ensemble) == replace(ALL, n=False)
+            assert checks() == 1
+            status = 400
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + 3601)
+            ask(ensemble)
+            assert checks() == 2
+            status = 200
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + 6 * 24 * 3600)
+            ask(ensemble)
+            assert checks() == 2
+            monkeypatch.setattr(time, "monotonic", lambda: clock() + 8 * 24 * 3600)
+            assert ask(ensemble) == ALL
+            assert checks() == 3
 
 
 def test_a_check_in_an_outage_costs_no_more_than_was_reserved(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
 from focalroute.endpoints import capabilities, elicit
-from focalroute.endpoints.capabilities import Capabilities
+from focalroute.endpoints.capabilities import Capabilities, CapabilityCheck
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import ParsedReply
 from focalroute.endpoints.wire import Completion, Request
@@ -79,7 +79,7 @@ def ask(
 @pytest.mark.parametrize("dialect", [d for d in DIALECTS if d != "openrouter"])
 def test_a_probe_finds_what_the_dialect_can_do(endpoints: dict[str, Endpoint], dialect: str) -> None:
     """Log-probabilities, alternatives, samples, structured choices, usage in a stream: as documented."""
-    assert with_client(endpoints[dialect], capabilities.check_capabilities)[0] == ABLE[dialect]
+    assert with_client(endpoints[dialect], lambda client: CapabilityCheck(client).run()) == ABLE[dialect]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

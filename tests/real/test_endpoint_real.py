@@ -17,8 +17,8 @@ from openai import AsyncOpenAI
 from focalroute import Answer, AsyncEnsemble, Budget
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
-from focalroute.core.records import Query
-from focalroute.endpoints.capabilities import NONE, Capabilities, check_capabilities
+from focalroute.core.records import Query, Usage
+from focalroute.endpoints.capabilities import NONE, Capabilities, CapabilityCheck
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.elicit import ParsedReply, plan
 from focalroute.endpoints.wire import Completion, Request
@@ -78,7 +78,12 @@ def read(endpoint: Endpoint, capabilities: Capabilities) -> ParsedReply:
 
 def test_the_probe_finds_all_that_they_can_do(endpoint: Endpoint) -> None:
     """Log-probabilities with alternatives, samples, held answers and streamed usage are found, as is what it took."""
-    found, usage = with_client(endpoint, check_capabilities)
+
+    async def checked(client: EndpointClient) -> tuple[Capabilities, Usage | None]:
+        check = CapabilityCheck(client)
+        return await check.run(), check.usage
+
+    found, usage = with_client(endpoint, checked)
     assert found == Capabilities(True, found.top_logprobs, n=True, structured_choice=True, stream_usage=True)
     assert 10 <= found.top_logprobs <= 20  # of 20 asked for, those that are parts of letters look the same
     assert usage is not None
