@@ -184,6 +184,8 @@ class _Connector(aiohttp.TCPConnector):
     """
 
     async def connect(self, req: Any, *more: Any, **settings: Any) -> Connection:
+        for _ in range(2):  # a loop that stood still learns only now which connections the services have closed
+            await asyncio.sleep(0)
         for _ in range(_MOST_CLOSED):
             found = await super().connect(req, *more, **settings)
             if found.protocol is None or not found.protocol.should_close:

@@ -120,9 +120,8 @@ class PoolMember:
 
     def _plan(self, call: MemberCall) -> Plan:
         """Return the best plan for the query; until the capabilities are known, the best are assumed."""
-        able = capabilities.NONE
+        able = self._capabilities if call.needs_capabilities else capabilities.NONE
         if call.needs_capabilities:
-            able = self._capabilities
             self._begin_check()
         known = able or self._assumed
         if known.thinks != self._quirks.thinks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, suppress
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from aiohttp import web
 
 from focalroute import Answer, AsyncEnsemble, Endpoint, Ensemble, PoolError, Reply
 from focalroute.core.errors import CallFailed
@@ -21,6 +23,7 @@ from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.faults import KINDS
+from tests.loopback import completion, json_reply, serving
 from tests.policies import ask_all
 
 QUESTION = "What is 17 + 25?"
@@ -273,6 +276,27 @@ def test_a_reply_that_was_not_asked_for_is_not_the_next_calls() -> None:
 
     assert asyncio.run(run()) == ["mine"] * 3
     assert len(kept) == 2  # the third call's connection is the second's
+
+
+def test_a_connection_that_was_closed_while_the_event_loop_stood_still_is_not_used() -> None:
+    """Services close idle connections after seconds; a program may compute for longer between two asks."""
+
+    async def serve(request: web.Request, _: Any) -> web.StreamResponse:
+        assert request.transport is not None
+        asyncio.get_running_loop().call_later(0.05, request.transport.close)
+        return json_reply(completion())
+
+    async def run(url: str) -> None:
+        clients = HttpClients()
+        caller = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+        for _ in range(3):
+            await caller.complete(STREAMED)
+            time.sleep(0.2)  # noqa: ASYNC251 - the loop stands still
+        await clients.aclose()
+
+    with serving(serve) as server:
+        asyncio.run(run(server.url))
+        assert len(server.received) == 3
 
 
 def test_a_service_that_sends_before_it_is_asked_is_not_connected_to_for_ever(
