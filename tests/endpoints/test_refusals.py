@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble, PoolError
-from focalroute.endpoints.wire.refusals import refusal_of
+from focalroute.endpoints.wire.refusals import located, refusal_of
 from tests.loopback import json_reply, serving, speaking, sse
 
 KEY = "sk-planted0KEY1never2to3be4seen"
@@ -415,6 +415,22 @@ def test_refused_fields_are_read_from_the_services_message(message: str, lacks: 
     for status in (400, 403, 404, 422):
         assert refusal_of(status, {}, body, ()).lacks == lacks
     assert refusal_of(500, {}, body, ()).lacks is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "Invalid schema for function 'get_balance': array schema missing items.",
+         "param": "tools[0].function.parameters", "code": "invalid_function_parameters"},
+        {"message": "tools.0.custom.input_schema: property billing_address: JSON schema is invalid"},
+        {"message": "Invalid 'messages[1].content': the model found no text", "param": "messages[1].content"},
+        {"message": "Invalid image: its source cannot be authenticated"},
+    ],
+)  # fmt: skip
+def test_a_name_that_the_caller_chose_is_not_taken_for_the_account_key_or_model(error: dict[str, str]) -> None:
+    failure = located(refusal_of(400, {}, {"error": error}, ()), Endpoint("e", model="m", base_url="http://h/v1"))
+    assert failure.hint == "check the parameters: the service does not take the request as it is"
+    assert failure.of_request
 
 
 def test_an_error_does_not_repeat_what_was_sent() -> None:

@@ -308,6 +308,8 @@ def unsupported(message: str) -> Feature | None:
 _CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
 _WRONG_KEY = re.compile(r"api.?key|authenticat|unauthori[sz]ed|credentials", re.IGNORECASE)
 _MODEL = re.compile(r"\bmodel|deployment", re.IGNORECASE)
+#: What only the caller gives, and may name as they like: a tool may be called get_balance.
+_CONTENT = re.compile(r"\b(?:tools?|functions?|messages|schema|images?)\b", re.IGNORECASE)
 _LONG = re.compile(
     r"context.?length|context.?window|maximum context|too long|input tokens|reduce the length", re.IGNORECASE
 )
@@ -372,15 +374,17 @@ def _unusable_hint(failure: Failure) -> str:
 def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     status, message = failure.status or 0, f"{failure.code} {failure.provider_message}"
     variable = endpoint.api_key_env or "the key"
+    named = status == 400 and (failure.param not in (None, "model") or _CONTENT.search(message) is not None)
     if 300 <= status < 400 and status != 304:
         return f"check base_url {endpoint.base_url or host}: it redirects, and redirects are not followed"
     if status < 400:
         return f"check base_url: is {host} an OpenAI-compatible service?"
     if status == 407:
         return PROXY_LOGIN
-    if status == 402 or (status in (400, 403, 429) and _CREDIT.search(message) and "per" not in message.split()):
+    spent = status in (400, 403, 429) and not named and _CREDIT.search(message) and "per" not in message.split()
+    if status == 402 or spent:
         return f"add credit to the account at {host}"
-    if status == 401 or (status in (400, 403) and _WRONG_KEY.search(message)):
+    if status == 401 or (status in (400, 403) and not named and _WRONG_KEY.search(message)):
         if endpoint.api_key_env is None and endpoint.api_key is None and endpoint.client is None:
             return f"name the variable of its key in api_key_env: {host} asks for one"
         return f"set {variable} to a key that {host} accepts"
@@ -392,7 +396,8 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         path = urlsplit(_address(endpoint)).path
         likely = "is /v1 missing" if "/v1" not in path else "is its path right"
         return f"check base_url {endpoint.base_url or host}: {likely}?"
-    if status in (400, 404) and _MODEL.search(message) and re.search("exist|found|access|invalid|know", message):
+    unknown = _MODEL.search(message) and re.search("exist|found|access|invalid|know", message)
+    if status in (400, 404) and not named and unknown:
         return f"correct the model {endpoint.model!r}: focalroute pool check says what {host} lists"
     if status == 413 or _LONG.search(message):
         return _SHORTEN
