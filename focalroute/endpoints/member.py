@@ -25,7 +25,7 @@ from focalroute.endpoints.quirks import Quirks, with_room
 from focalroute.endpoints.rate_limits import Health, Throttle
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.fields import protocol_error
-from focalroute.endpoints.wire.refusals import ROOM, host_of
+from focalroute.endpoints.wire.refusals import ROOM, host_of, located
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.cost import Bill
@@ -401,7 +401,8 @@ class PoolMember:
         finally:
             refused = failure is not None and failure.status == 429 and self.throttle.limit > 1.0
             lacking = failure is not None and (failure.lacks is not None or failure.cut)
-            self.breaker.leave(in_flight, failure, blameless=refused or lacking)
+            flagged = failure is not None and failure.status == 403 and located(failure, self.endpoint).of_request
+            self.breaker.leave(in_flight, failure, blameless=refused or lacking or flagged)
             call.bills.append(paid_call.settle())
             self._settlement.begin(paid_call)
             if _log.isEnabledFor(logging.DEBUG):

@@ -28,13 +28,16 @@ class Service:
         self.down: set[str] = set()
         self.calls: dict[str, int] = {}
         self.slow_probes = False
+        self.status, self.error = 503, "busy"
 
     async def handle(self, _: web.Request, body: Any) -> web.StreamResponse:
         name = body["model"]
         self.calls[name] = self.calls.get(name, 0) + 1
         if self.slow_probes and body["messages"][0]["content"] != "?":
             await asyncio.sleep(60)
-        return json_reply(completion("42"), 503 if name in self.down else 200)
+        if name in self.down:
+            return json_reply({"error": {"message": self.error}}, self.status)
+        return json_reply(completion("42"))
 
 
 @pytest.fixture
@@ -116,6 +119,17 @@ def test_an_endpoint_comes_back_where_every_ask_has_an_event_loop_of_its_own(
     ensemble._pool._breakers.clock = lambda: time.monotonic() + 60
     assert [ask(), ask()] == [["second"], ["first"]]
     asyncio.run(ensemble.aclose())
+
+
+def test_prompts_that_a_filter_withholds_do_not_put_an_endpoint_out(service: Service, settings: dict[str, Any]) -> None:
+    """OpenRouter refuses them with the status that a wrong key has; one caller could put it out for all."""
+    service.status, service.error = 403, "Your input was flagged by moderation"
+    with Ensemble(**settings) as ensemble:
+        service.down.add("first")
+        assert [asked(answer) for answer in ask(ensemble, 7)] == [["first", "second"]] * 7
+        service.error = "Access denied"
+        ask(ensemble, 5)
+        assert breaker(ensemble) == "open"
 
 
 def test_a_probe_keeps_to_the_rate_limit(
