@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -431,6 +432,27 @@ def test_a_name_that_the_caller_chose_is_not_taken_for_the_account_key_or_model(
     failure = located(refusal_of(400, {}, {"error": error}, ()), Endpoint("e", model="m", base_url="http://h/v1"))
     assert failure.hint == "check the parameters: the service does not take the request as it is"
     assert failure.of_request
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Invalid schema for function 'unsupported-tools': schema must be an object.", None),
+        ('Invalid schema for function "unknown-max_tokens": schema must be an object.', None),
+        ("In context=('properties', 'temperature'), `deg` is not a supported type", None),
+        ("tools.0.custom.input_schema.properties.temperature.unit: Extra inputs are not permitted", None),
+        ("Unknown type of the temperature", "tools[0].function.parameters"),
+    ],
+)
+def test_what_the_caller_named_is_not_taken_for_a_field_or_feature(message: str, param: str | None) -> None:
+    """One caller's tool would take a parameter, or all tools, from the others."""
+    properties = {"temperature": {"type": "deg"}}
+    functions = [{"name": name, "parameters": properties} for name in ("unsupported-tools", "unknown-max_tokens")]
+    sent = {"model": "m", "temperature": 0.5, "tools": [{"type": "function", "function": one} for one in functions]}
+    assert refusal_of(400, {}, {"error": {"message": message, "param": param}}, (json.dumps(sent),)).lacks is None
+    sent["tools"] = []
+    told = refusal_of(400, {}, {"error": {"message": "'temperature' is not supported"}}, (json.dumps(sent),))
+    assert told.lacks == "temperature"
 
 
 def test_an_error_does_not_repeat_what_was_sent() -> None:

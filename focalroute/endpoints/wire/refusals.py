@@ -68,6 +68,11 @@ _FIELD = re.compile(rf"(?<![a-z_])(?:{'|'.join(sorted(FIELDS, key=len, reverse=T
 _TOO_MUCH = re.compile(
     r"too (?:large|high)|at most|(?:great|less)er? than|exceeds?\b|maximum|valid range", re.IGNORECASE
 )
+#: Fields of a request within which the caller names things, a path into them, and what is quoted of them.
+_CALLERS_OWN = ("messages", "tools", "response_format")
+_PATH = re.compile(r"\b(?:messages|tools|response_format)[.\[][\w.\[\]-]*")
+_QUOTATION = re.compile(r"(?<!\w)(['\"`])(.{1,100}?)\1(?!\w)")
+_OF_THE_API = {"image_url", "json_schema", "tool"}
 _CAMEL = re.compile(r"(?<=[a-z])[A-Z]")
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEY = re.compile(
@@ -101,7 +106,10 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
     message = _message(payload)[:_LONGEST]
     private = ["\n".join(_texts(secrets[0])), *secrets[1:]] if secrets else []
     code, param = _name(payload, ("code", "type", "status"), private), _name(payload, ("param",), private)
-    lacks = unsupported(message) or (_refused(param, code, message) if status in REFUSING else None)
+    told = _without_names(message, secrets[0]) if secrets else message
+    lacks: str | None = unsupported(told)
+    if lacks is None and status in REFUSING and not any(_PATH.match(str(one.get("param"))) for one in _errors(payload)):
+        lacks = _refused(param, code, told)
     short = ", ".join(filter(None, (code, param))) if lacks in (None, ROOM) else f"takes no {lacks}"
     shown = _redacted(message[:_MOST_SHOWN], private)
     return Failure(
@@ -174,6 +182,25 @@ def _refused(param: str | None, code: str | None, message: str) -> str | None:
     if _REFUSED.search(message) or (code or "").startswith("unsupported"):
         return field
     return ROOM if field in ("max_tokens", "max_completion_tokens") and _TOO_MUCH.search(message) else None
+
+
+def _without_names(message: str, sent: str) -> str:
+    """Leave out what the caller named in the JSON that was sent: a tool may be called unknown-max_tokens."""
+    message = _PATH.sub("", message)
+    names: set[str] = set()
+    with suppress(ValueError):
+        body = as_object(json.loads(sent))
+        inner = [body.get(field) for field in _CALLERS_OWN]
+        while inner:
+            one = inner.pop()
+            if isinstance(one, str):
+                names.add(one)
+            elif isinstance(one, dict):
+                inner += [*one, *one.values()]
+            elif isinstance(one, list):
+                inner += one
+    names -= _OF_THE_API
+    return _QUOTATION.sub(lambda quoted: "" if quoted[2] in names else quoted[0], message)
 
 
 def _errors(payload: object) -> Iterator[Mapping[str, Any]]:
