@@ -1,11 +1,11 @@
 """What the change detector and probing are worth when an endpoint silently changes: Markdown tables.
 
-    python -m tests.benchmarks.drift [detector] [synthetic] [exchanged] [recorded] [trained]
+    python -m tests.benchmarks.drift [detector] [synthetic] [exchanged] [trained]
 
 ``detector``: its false alarms and delays; ``synthetic``: streams of independent outcomes; ``exchanged``: a policy
-trained on two endpoints that are then both exchanged; ``recorded``: 4,000 queries of mmlupro12, if ../shared/data has
-it; ``trained``: a policy trained on half of them, beside one that was trained on the pool as it is after the change.
-Without an argument all five.
+trained on two endpoints that are then both exchanged; ``trained``: one trained on 2,000 queries of mmlupro12, if
+../shared/data has it, that serves 2,000 more, beside one that was trained on the pool as it is after the change.
+Without an argument all four.
 
 Everything is played prequentially, by the cold start where no policy is named; half of each stream comes before the
 change and half after. Differences are in points of accuracy, paired with what has no detector on the same stream, or
@@ -102,21 +102,6 @@ def _output(skill: float, label: int, rng: random.Random) -> Output:
 @cache
 def _recorded() -> tuple[tuple[LoggedQuery, ...], PoolFile]:
     return read_log(DATA / "mmlupro12.jsonl.gz")[:RECORDED], load_pool(DATA / "mmlupro12.pool.toml")
-
-
-def swapped(_: int) -> tuple[LogTable, int]:
-    """mmlupro12; from half-way on the endpoint that was best and a middling one give each other's answers."""
-    queries, pool = _recorded()
-    half = len(queries) // 2
-    whole = join(queries, pool, "mmlupro12")
-    rank = whole.rank(np.arange(half))
-    best, middling = (whole.names[rank[place]] for place in (0, 6))
-    other = {best: middling, middling: best}
-    later = [
-        replace(query, outputs={name: query.outputs[other.get(name, name)] for name in query.outputs})
-        for query in queries[half:]
-    ]
-    return join([*queries[:half], *later], pool, "mmlupro12"), rank[0]
 
 
 def table(title: str, make: Callable[[int], tuple[LogTable, int]], explore: bool) -> None:
@@ -234,10 +219,10 @@ def trained_before() -> None:
     print("| change | held at | " + " | ".join(parts) + " |\n|" + "---|" * (len(parts) + 2))
     every: dict[tuple[str, float], tuple[list[ReplayResult], list[ReplayResult]]] = {}
     for change, (before, after) in changes.items():
-        old, new = _with(queries, before), _with(queries, after)
+        old, new = with_outputs(queries, before), with_outputs(queries, after)
         stream = join([*old[:changed_at], *new[changed_at:]], pool, "mmlupro12")
-        changed = join(new, pool, "after")
-        sides = ((stream, join(old, _without(pool, before), "before")), (changed, changed))
+        later = join(new, pool, "after")
+        sides = ((stream, join(old, _without(pool, before), "before")), (later, later))
         found = {cost: every.setdefault((change, cost), ([], [])) for cost in HELD}
         for seed in RECORDED_SEEDS:
             for side, (served, taught) in enumerate(sides):
@@ -255,7 +240,7 @@ def trained_before() -> None:
         print(f"| {change} | {cost:g} | {' | '.join(cells)} |", flush=True)
 
 
-def _with(queries: Sequence[LoggedQuery], change: PoolChange) -> list[LoggedQuery]:
+def with_outputs(queries: Sequence[LoggedQuery], change: PoolChange) -> list[LoggedQuery]:
     """The queries with the outputs of each changed endpoint taken from another one, or left out (None)."""
 
     def outputs(query: LoggedQuery) -> dict[str, Output]:
@@ -303,17 +288,10 @@ def _primes(seed: int) -> LogTable:
     return join(queries, PoolFile(endpoints, {}, None), "primes")
 
 
-def recorded() -> None:
-    """Print the recorded stream, if it is there."""
-    if (DATA / "mmlupro12.jsonl.gz").exists():
-        table("mmlupro12, two endpoints swapped half-way", swapped, explore=True)
-
-
 PARTS: Mapping[str, Callable[[], None]] = {
     "detector": detector,
     "synthetic": every_scenario,
     "exchanged": exchanged,
-    "recorded": recorded,
     "trained": trained_before,
 }
 

@@ -23,11 +23,8 @@ from examples.tiny_pool.training import ready
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.replay import ReplayResult
 from tests.benchmarks.harness import Table, markdown_table, student_points
+from tests.benchmarks.simulated_pools import LEARNED, OURS, RIVALS, SINGLE
 
-SINGLE = "best-single-hindsight"
-RIVALS = (SINGLE, "plurality", "carrot-knn", "cascade")
-OURS = ("warm", "cold")
-LEARNED = 300  # questions after which no cold start should be surely below the best single model
 _STEPS = (250, 950)  # of logic alone; added for counting alone, which is harder to learn
 
 

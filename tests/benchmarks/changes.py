@@ -1,0 +1,193 @@
+"""Plays the cold start through changes of every kind on recorded answers, as a Markdown table.
+
+    python -m tests.benchmarks.changes [--data ../shared/data] [--seeds 10]
+
+Default settings and, where a row does not say otherwise, a label for every answer. 2,000 queries of a log, the change
+in the middle. Net value is accuracy - 0.1 x cost, the cost as a share of asking all. It is compared with a cold start
+on the same queries whose pool (or mix of topics, or prices) was always as it is after the change, and with the one
+endpoint that has the most after the change (its regret). Intervals as in `focalroute.evaluate.metrics`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from focalroute.core.config import Endpoint
+from focalroute.core.pool import PoolFile, load_pool
+from focalroute.evaluate.metrics import compare
+from focalroute.evaluate.outcomes import LoggedQuery, read_log
+from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackPlan, FeedbackStream, ReplayResult, play
+from focalroute.evaluate.serving import Serving
+from focalroute.evaluate.table import LogTable, join
+from focalroute.policy.bundle import cold
+from tests.benchmarks.drift import PoolChange, with_outputs
+from tests.benchmarks.harness import Table, markdown_table
+
+LOGS = ("mmlupro12", "mmlu9")
+HALF = 1000
+PARTS = {"first 100 after": slice(0, 100), "next 300": slice(100, 400), "the rest": slice(400, None)}
+_MOSTLY = 0.8  # share of the queries of half of the topics, before they are reversed
+_NEAR = 0.03  # of net value: recovered
+_AHEAD = 200  # queries over which that is a mean
+
+
+EVERY_LABEL = FeedbackPlan()
+
+StreamHalf: TypeAlias = Sequence[LoggedQuery]
+
+
+class Played(NamedTuple):
+    """What happened after the change, ``worth`` being the net value.
+
+    Attributes:
+        ours: with the change.
+        knew: where it has always been so.
+        best: the net value of the best endpoint, a mean.
+    """
+
+    ours: ReplayResult
+    knew: ReplayResult
+    best: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What changes.
+
+    Attributes:
+        before: what the pool is like before the change; endpoints are "best", "middling" and "worst".
+        after: and after it.
+        price: of the best endpoint after the change, in multiples of that before.
+        topics: whether the topics that were rare become frequent.
+        feedback: the feedback on every answer, before the change and after it.
+    """
+
+    before: PoolChange = field(default_factory=dict)
+    after: PoolChange = field(default_factory=dict)
+    price: float = 1.0
+    topics: bool = False
+    feedback: FeedbackPlan = EVERY_LABEL
+
+
+_WORSE: PoolChange = {"best": "worst"}
+CASES: Mapping[str, Case] = {
+    "the best gets worse": Case(after=_WORSE),
+    "the worst gets good": Case(after={"worst": "best"}),
+    "two are exchanged": Case(after={"best": "middling", "middling": "best"}),
+    "the best joins": Case(before={"best": None}),
+    "the best leaves": Case(after={"best": None}),
+    "the best costs half": Case(price=0.5),
+    "the best costs twice as much": Case(price=2.0),
+    "the best costs ten times as much": Case(price=10.0),
+    "topics are reversed": Case(topics=True),
+    "the best gets worse, labels 500 queries late": Case(after=_WORSE, feedback=FeedbackPlan(delay=500)),
+    "the best gets worse, bare rewards": Case(after=_WORSE, feedback=FeedbackPlan("reward")),
+    "the best gets worse, no feedback": Case(after=_WORSE, feedback=FeedbackPlan("none")),
+}
+
+
+def streams(data: Path, log: str, case: Case) -> tuple[LogTable, LogTable]:
+    """The stream with the change, and the one in which it has always been so; both have the same second half."""
+    every, pool = read_log(data / f"{log}.jsonl.gz"), load_pool(data / f"{log}.pool.toml")
+    first, usual, second = _reversed(every) if case.topics else (every[:HALF], every[:HALF], every[HALF : 2 * HALF])
+    names = [endpoint.name for endpoint in pool.endpoints]
+    rank = [names[i] for i in join(every[: 2 * HALF], pool, log).rank(np.arange(2 * HALF))]
+    called = {"best": rank[0], "middling": rank[len(rank) // 2], "worst": rank[-1]}
+    before, after = (
+        {called[name]: source and called[source] for name, source in change.items()}
+        for change in (case.before, case.after)
+    )
+    later = with_outputs(second, after)
+    stream = join([*with_outputs(first, before), *later], pool, log)
+    best = names.index(rank[0])
+    dearer = np.ones(stream.usd.shape)
+    dearer[HALF:, best] = case.price
+    knew = join([*with_outputs(usual, after), *later], _priced(pool, best, case.price), log)
+    return replace(stream, usd=stream.usd * dearer), knew
+
+
+def _reversed(every: StreamHalf) -> tuple[StreamHalf, StreamHalf, StreamHalf]:
+    """A first half with mostly one half of the topics; one with mostly the other, as the second has."""
+    topics = sorted({str(query.task) for query in every})
+    frequent = set(random.Random(0).sample(topics, len(topics) // 2))
+    kinds = [[query for query in every if (str(query.task) in frequent) is one] for one in (True, False)]
+    many, few = round(_MOSTLY * HALF), HALF - round(_MOSTLY * HALF)
+    order = random.Random(1)
+
+    def mixed(counts: Sequence[int]) -> list[LoggedQuery]:
+        half = [kind.pop(0) for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+        order.shuffle(half)
+        return half
+
+    return mixed((many, few)), mixed((few, many)), mixed((few, many))
+
+
+def _priced(pool: PoolFile, place: int, factor: float) -> PoolFile:
+    """The pool, with another price of one endpoint."""
+    endpoints = list(pool.endpoints)
+    one: Endpoint = endpoints[place]
+    prices: dict[str, Any] = {
+        name: float(getattr(one, name)) * factor for name in ("input_usd_per_1m", "output_usd_per_1m")
+    }
+    endpoints[place] = replace(one, **prices)
+    return replace(pool, endpoints=tuple(endpoints))
+
+
+def played(data: Path, log: str, name: str, seed: int) -> Played:
+    """Play both sides of a case."""
+    case = CASES[name]
+    sides = streams(data, log, case)
+    rows = np.arange(2 * HALF)
+    late, after = rows[HALF:], sides[1]
+    ask_all_usd = float(after.usd[late].sum(axis=1).mean())
+    runs = []
+    for side in sides:
+        serving = Serving(cold(), side.endpoints, seed=seed)
+        run = play(serving, side, rows, feedback=FeedbackStream(replace(case.feedback, seed=seed)))
+        net = run.worth - PRICE_OF_MONEY * run.usd / ask_all_usd
+        runs.append(replace(run, worth=net).part(slice(HALF, None)))
+    singles = after.accuracy(late) - PRICE_OF_MONEY * after.single_cost_ratios(late)
+    return Played(runs[0], runs[1], float(singles.max()))
+
+
+def _recovered(runs: Sequence[Played]) -> str:
+    """The number of queries after which the next `_AHEAD` are near those of the side that knew."""
+    behind = np.mean([run.knew.worth - run.ours.worth for run in runs], axis=0)
+    ahead = np.convolve(behind, np.ones(_AHEAD) / _AHEAD, "valid")
+    near = np.flatnonzero(ahead <= _NEAR)
+    return str(near[0]) if len(near) else f"> {len(ahead)}"
+
+
+def main() -> None:
+    """Play and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--seeds", type=int, default=10)
+    given = parser.parse_args()
+    cells = [(log, name) for log in LOGS for name in CASES]
+    with ProcessPoolExecutor(2) as pool:
+        jobs = {cell: [pool.submit(played, given.data, *cell, seed) for seed in range(given.seeds)] for cell in cells}
+        found = {cell: [job.result() for job in each] for cell, each in jobs.items()}
+    minus = compare({
+        (cell, part): ([run.ours.part(rows) for run in runs], [run.knew.part(rows) for run in runs])
+        for cell, runs in found.items()
+        for part, rows in PARTS.items()
+    })  # fmt: skip
+    table = []
+    for cell, runs in found.items():
+        differences = [minus[cell, part].in_points() for part in PARTS]
+        regret = 100 * np.mean([run.best - run.ours.worth.mean() for run in runs])
+        table.append([*cell, *differences, _recovered(runs), f"{regret:+.1f}"])
+    print(markdown_table(Table(["log", "change", *PARTS, "near after", "regret"], table)))
+
+
+if __name__ == "__main__":
+    main()
