@@ -172,13 +172,16 @@ def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
             known = sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
                 if settings.learn_from_agreement:
-                    observer.agree(*unjudged(stored), again=True)
+                    observer.agree(*unjudged(stored), new="nothing")
                 observer.learn(credit(stored, feedback), feedback.created_at)
                 sources[stored.id] = feedback.source
 
+    latest = [unjudged(stored) for stored, _ in store.recent(settings.window)] if settings.learn_from_agreement else []
+    observer.meet(latest)
     store.subscribe(absorb, last=settings.window)
-    for stored, _ in store.recent(settings.window) if settings.learn_from_agreement else ():
-        observer.agree(*unjudged(stored))
+    observer.meet(())
+    for outcome, choices in latest:
+        observer.agree(outcome, choices)
     return savings(endpoints, store, observer.accuracy())
 
 

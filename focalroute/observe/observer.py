@@ -15,7 +15,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import combinations
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from focalroute.observe.pool_stats import PoolStats, PoolTotals, relative_skills
 from focalroute.observe.recalibration import Recalibration
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
+
+#: What of an answer has not been given before, see `Observer.agree`.
+New = Literal["answer", "probes", "nothing"]
 
 _log = logging.getLogger("focalroute")
 
@@ -219,7 +222,7 @@ class Observer:
             self._renew_if_begun()
         return changes
 
-    def agree(self, outcome: Outcome, choices: int | None, *, again: bool = False) -> None:
+    def agree(self, outcome: Outcome, choices: int | None, *, new: New = "answer") -> None:
         """Learn from an answer without feedback: infer from agreement how likely each member was right.
 
         Later feedback replaces it; it is ignored if the answer already has feedback.
@@ -228,11 +231,12 @@ class Observer:
             outcome: with an empty ``right``.
             choices: of a closed question; `OPEN_CHOICES` of a free-form one; None if its answers cannot be compared:
                 only costs, latencies and lengths are learned.
-            again: whether the answer is known already: how often members differ is not counted again.
+            new: what of it was not given before, and counts towards how often members differ: the whole answer, the
+                endpoints that were probed with it, or nothing.
         """
         with self._lock:
-            if choices is not None and not again:
-                self._meet(outcome)
+            if choices is not None and new != "nothing":
+                self._meet(outcome, only_probed=new == "probes")
             if outcome.answer_id in self._window:
                 return
             here = [name for name in outcome.members if name in self._index]
@@ -242,11 +246,20 @@ class Observer:
                 self._changed.update(self._here(row))
             self._unseen += 1
             known = len(self._agreed)
-            earlier = known + len(self._window) if again else known  # what is known already mostly has feedback
+            # what was given before mostly has feedback
+            earlier = known if new == "answer" else known + len(self._window)
             if self._unseen >= max(_AGREED_AT_ONCE, known // _AGREED_SHARE) or earlier <= _FIRST_AGREED:
                 self._unseen = 0
                 self._agreed_version = self._agreed.version
                 self._renew()  # the next verdict depends on it
+
+    def meet(self, outcomes: Iterable[tuple[Outcome, int | None]]) -> None:
+        """Count anew how often members differ, in these answers, labelled or not; each as for `agree`."""
+        with self._lock:
+            self._met[:] = 0
+            for outcome, choices in outcomes:
+                if choices is not None:
+                    self._meet(outcome)
 
     def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
         """Return the outcome with each of these members' probability of being right, judged by the others."""
@@ -482,12 +495,19 @@ class Observer:
             self._totals.update(i, self._window.counts(name), self._agreed.counts(name), disputed)
         self._changed.clear()
 
-    def _meet(self, outcome: Outcome) -> None:
-        """Count an answer's pairs of replies."""
-        here = np.array(self._here(outcome.members), np.intp)
-        if len(here) > 1:
+    def _meet(self, outcome: Outcome, *, only_probed: bool = False) -> None:
+        """Count an answer's pairs of replies, or only those with a reply of an endpoint that was probed."""
+        names = [name for name in outcome.members if name in self._index]
+        if len(names) < 2:
+            return
+        here, pairs = np.array(self._here(names)), np.ones((len(names), len(names)))
+        if only_probed:
+            earlier = np.array([outcome.members[name].round > 0 for name in names])
+            if earlier.sum() > 1:  # a reply that came alone was not counted
+                pairs -= np.outer(earlier, earlier)
+        else:
             self._met *= _KEPT
-            self._met[: 1 + outcome.disputed, here[:, None], here] += 1
+        self._met[: 1 + outcome.disputed, here[:, None], here] += pairs
 
     def _compared(self) -> F64:
         """Return for each pair how many rows its labels compare, (N, N).
@@ -505,7 +525,7 @@ class Observer:
     def _known(self) -> F64:
         """Return the totals of labels and of agreement, see `PoolTotals.known`."""
         replies, disputed = self._met.trace(axis1=1, axis2=2).tolist()
-        return self._totals.known(self._bias, disputed / max(replies, 1.0))
+        return self._totals.known(self._bias, disputed / replies if replies else None)
 
     def _compare(self) -> None:
         """Compute relative skills and biases again from the present labels and agreement."""

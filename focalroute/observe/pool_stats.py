@@ -292,7 +292,7 @@ class PoolTotals:
         self._known[1, ..., index] = _values(agreed), _values(disputed[1])
         self._counts[index] = c.known + c.inferred, c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
 
-    def known(self, bias: F64 | None = None, disputed_share: float = 0.0) -> F64:
+    def known(self, bias: F64 | None = None, disputed_share: float | None = None) -> F64:
         """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
 
         A value is 1 right, 0 wrong, or a fraction if it is inferred. Where disputed answers get labels more often than
@@ -301,10 +301,11 @@ class PoolTotals:
 
         Args:
             bias: (2, N) by how much values inferred from agreement are too low, see `Referees.bias`; None: 0.
-            disputed_share: of all replies that did not come alone, the share that belong to disputed answers.
+            disputed_share: of all replies that did not come alone, the share that belong to disputed answers; None: it
+                is unknown, and all labels count alike.
         """
         known = self._known[:, 0].copy()
-        weight = self._weight_of_disputed(disputed_share)
+        weight = 1.0 if disputed_share is None else self._weight_of_disputed(disputed_share)
         if weight < 1:
             known[0] -= (1 - weight) * self._known[0, 1]
         if bias is not None:

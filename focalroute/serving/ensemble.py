@@ -188,7 +188,7 @@ class AsyncEnsemble:
             share,
             agreement=settings.learn_from_agreement,
             deadline_s=settings.deadline_s,
-            on_probe=partial(self._feedback.learn_agreement, again=True),
+            on_probe=partial(self._feedback.learn_agreement, new="probes"),
         )
         closers = (
             self._judge.aclose,  # while its feedback can still be learned from

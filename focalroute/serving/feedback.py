@@ -14,7 +14,7 @@ from focalroute.core.errors import FeedbackError
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
-from focalroute.observe.observer import Observer
+from focalroute.observe.observer import New, Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.openai_api import answer_id_of
 from focalroute.serving.updates import Updater
@@ -60,10 +60,13 @@ class FeedbackHandler:
         self._on_feedback = on_feedback
         self._sources: OrderedDict[str, str] = OrderedDict()
         self._started = False  # feedback from before is learned, but not news
+        latest = [unjudged(answer) for answer, _ in store.recent(window)] if learn_from_agreement else []
+        observer.meet(latest)  # how often members differ tells how much a label counts
         store.subscribe(self._on_commit, last=window)
         self._started = True
-        for answer, _ in store.recent(window) if learn_from_agreement else ():
-            observer.agree(*unjudged(answer))
+        observer.meet(())  # each is counted again below
+        for outcome, choices in latest:
+            observer.agree(outcome, choices)
 
     async def submit(self, answer_id: str, *, source: str, **said: Unpack[Said]) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
@@ -95,10 +98,10 @@ class FeedbackHandler:
         if len(self._answers) > _REMEMBERED:
             self._answers.popitem(last=False)  # atomic, as threads of several loops may be here
 
-    def learn_agreement(self, answer: StoredAnswer, *, again: bool = False) -> None:
+    def learn_agreement(self, answer: StoredAnswer, *, new: New = "answer") -> None:
         """Learn from the agreement of an answer's members, until feedback replaces that; see `Observer.agree`."""
         if self._learn_from_agreement:
-            self._observer.agree(*unjudged(answer), again=again)
+            self._observer.agree(*unjudged(answer), new=new)
 
     def _on_commit(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         """Learn from feedback that was committed, here or by another process."""
@@ -107,7 +110,7 @@ class FeedbackHandler:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
                 if stored.id not in self._answers:  # so that the label shows how far agreement was off
-                    self.learn_agreement(stored, again=True)
+                    self.learn_agreement(stored, new="nothing")
                 changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
                 if known != feedback.source and self._slot.name is not None:
                     self._slot.learn(credit(replace(stored, probes=()), feedback), len(stored.keys))

@@ -281,6 +281,23 @@ def test_labels_that_come_late_do_not_make_members_seem_to_differ_more_often() -
     assert late.accuracy() == pytest.approx((0.9, 0.8), abs=0.03)
 
 
+def test_probed_endpoints_count_towards_how_often_members_differ_as_if_known_at_once() -> None:
+    """In service they are given later, in replays and after a restart with the answer itself."""
+    at_once, later = observer(4), observer(4)
+    answers: list[list[int | None]] = [[0, None, 1, 0], [0, None, 1, None], [0, 0, None, None], [1, 1, 1, 1]]
+    for n, backed in enumerate(answers):
+        whole = outcome(str(n), backed)
+        asked = [name for name, member in whole.members.items() if name in ("m0", "m1") or (n == 3 and member)]
+        probed = {name: replace(member, round=int(name in asked)) for name, member in whole.members.items()}
+        first = replace(whole, members={name: probed[name] for name in asked})
+        at_once.agree(replace(whole, members=probed), CHOICES)
+        later.agree(first, CHOICES)
+        if len(asked) < len(probed):
+            later.agree(replace(whole, members=probed), CHOICES, new="probes")
+        later.agree(replace(whole, members=probed), CHOICES, new="nothing")
+    assert later._met == pytest.approx(at_once._met, abs=0.01)
+
+
 def test_an_endpoint_that_changed_is_not_taken_for_as_good_as_others_once_they_agree() -> None:
     """How often they differed is then forgotten; until they do again, labels count as they are."""
     learned = Observer(["m0", "m1", "m2"], [None] * 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from focalroute import Ensemble
+from focalroute.core.records import Query
+from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from tests.loopback import until
 
@@ -89,6 +92,28 @@ def test_labels_where_members_differ_leave_accuracy_as_right_after_a_restart_as_
     for name, (_, labelled, accuracy) in known.items():
         assert labelled == after[name][1] == 50
         assert after[name][2] == pytest.approx(accuracy, abs=0.06)
+
+
+def test_labels_count_the_same_after_a_restart_for_endpoints_with_an_expected_accuracy(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    """Those of disputed answers did not count while the store was read, so that the shortest window seemed the best."""
+    endpoints = [replace(endpoint, expected_accuracy=0.7) for endpoint in pool.endpoints]
+    options = settings(pool, tmp_path / "s.db") | {"policy": "plurality", "endpoints": endpoints}
+    with Ensemble(**options) as ensemble:
+        for question in stream(200, seed=9):
+            answer = ensemble.ask(question.text, choices=question.choices)
+            ensemble.feedback(answer, label_index=question.label)
+        known = seen_by_policies(ensemble)
+    with Ensemble(**options) as again:
+        assert seen_by_policies(again) == pytest.approx(known, abs=0.01)
+
+
+def seen_by_policies(ensemble: Ensemble) -> list[float]:
+    ask = ensemble._async._observer.begin(Query("q", ({"role": "user", "content": "?"},), ("a", "b")))
+    rows = ask.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints
+    found: list[float] = (rows[:, slices(ENDPOINT)["accuracy"].start] / 4).tolist()
+    return found
 
 
 def test_another_process_learns_from_labels_how_far_agreement_is_off(pool: SimulatedPool, tmp_path: Path) -> None:
