@@ -32,7 +32,6 @@ from focalroute.learn.trajectory import (
     StepBatch,
     batch,
     episode,
-    feedback_weights,
     rewarded,
     vocabulary,
 )
@@ -142,12 +141,11 @@ def compare_policies(
     """
     if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
         raise ConfigError("policies: both are the same; give two that differ")
-    answers = list(answers)
-    judged, counts = rewarded(answers), feedback_weights(answers)
+    judged = rewarded(answers)
     if not judged:
         raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
-    costs = Costs.of(answer for answer, _ in judged)
-    read = [(answer, said, one) for answer, said in judged if (one := episode(answer, said, costs, counts))]
+    costs = Costs.of(answer for answer, *_ in judged)
+    read = [(answer, said, one) for answer, said, weight in judged if (one := episode(answer, said, costs, weight))]
     sampled = [found for found in read if all(step.log_mu is not None for _, step in found[2].trajectory.decisions)]
     if not sampled:
         raise ConfigError(
@@ -181,7 +179,7 @@ class _Log:
         worth: (B, K) u if this candidate had been the answer.
         known: (B, K) whether that is exact.
         part: (B,) the episode's part for cross-fitting.
-        weight: (B,) see `focalroute.learn.trajectory.feedback_weights`.
+        weight: (B,) see `focalroute.learn.trajectory.feedback_weights`; mean 1.
     """
 
     batch: Batch
@@ -203,6 +201,7 @@ class _Log:
             shares[row, shares.shape[1] - 1 - len(one.shares) : -1] = one.shares
             known = answer.probabilities[: posterior.shape[1]]
             posterior[row, : len(known)] = known
+        weight = np.array([one.weight for one in episodes])
         fusions = made.fusions
         answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
         answered |= fusions.answered[:, None] < 0  # written from the candidates, whichever the Fusion prefers
@@ -216,7 +215,7 @@ class _Log:
             worth=worth(fusions, np.log(np.maximum(posterior, 1e-12))),
             known=answered | told[:, None],
             part=np.random.default_rng(seed).permutation(len(episodes)) % PARTS,
-            weight=np.array([one.weight for one in episodes]),
+            weight=weight / weight.mean(),
         )
 
 

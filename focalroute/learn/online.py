@@ -21,16 +21,7 @@ from focalroute.learn.export import decider_model, decider_net, fusion_model, fu
 from focalroute.learn.gate import Nets
 from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
 from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, parameters, restored
-from focalroute.learn.trajectory import (
-    Costs,
-    Episode,
-    batch,
-    episode,
-    feedback_weights,
-    grown,
-    rewarded,
-    vocabulary,
-)
+from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown, rewarded, vocabulary
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
 from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
 from focalroute.policy import bundle
@@ -79,10 +70,9 @@ def _updated(
     store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None, share: float
 ) -> UpdateReport:
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
-    answers = list(store.recent(REACH))
-    rows, counts = rewarded(answers), feedback_weights(answers)
-    costs = Costs.of(answer for answer, _ in rows[-WINDOW:])
-    episodes = [found for answer, said in rows if (found := episode(answer, said, costs, counts))]
+    rows = rewarded(store.recent(REACH))
+    costs = Costs.of(row.answer for row in rows[-WINDOW:])
+    episodes = [found for row in rows if (found := episode(row.answer, row.feedback, costs, row.weight))]
     trial = read_trial(root, policy.version, bundle.challenger(root))
 
     if trial.parent in bundle.versions(root):

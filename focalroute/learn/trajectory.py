@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +21,18 @@ from focalroute.learn.reward import outranks
 from focalroute.observe import layout
 from focalroute.store.base import StoredAnswer
 
-#: See `feedback_weights`: by kind of answer, and whether it is disputed.
-Weights = Mapping[tuple[str, bool], float]
+#: The policies of a trial, or the only one; the kind of answer; whether it is disputed.
+Stratum = tuple[frozenset[int | None], str, bool]
 
 _MOST_WEIGHT = 5.0  # so that a few answers do not decide a trial
+
+
+class Rewarded(NamedTuple):
+    """An answer, the feedback on it that counts, and how much that counts, see `feedback_weights`."""
+
+    answer: StoredAnswer
+    feedback: Feedback
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Episode:
         reward: u in [-1, 1], of the answer given.
         right: index of the right candidate, from a label; None: no label, or no candidate is right.
         labelled: whether there was a label, so that every candidate is known to be right or wrong.
-        weight: how much it counts in a trial, see `feedback_weights`.
+        weight: how much it counts in a trial, see `rewarded`.
     """
 
     id: str
@@ -105,37 +112,44 @@ def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
     return found
 
 
-def rewarded(
-    answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]],
-) -> list[tuple[StoredAnswer, Feedback]]:
-    """Return the answers that a policy decided and that have feedback, in order, each with the feedback that counts."""
-    return [
-        (answer, said)
+def rewarded(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> list[Rewarded]:
+    """Return the answers that a policy decided and that have feedback, in order."""
+    decided = [
+        (answer, deciding(feedback), _stratum(answer, answer.trajectory))
         for answer, feedback in answers
-        if answer.trajectory is not None and (said := deciding(feedback)) is not None
+        if answer.trajectory is not None
     ]
+    every = Counter(stratum for *_, stratum in decided)
+    weights = feedback_weights(every, Counter(stratum for _, said, stratum in decided if said is not None))
+    return [Rewarded(answer, said, weights[stratum]) for answer, said, stratum in decided if said is not None]
 
 
-def feedback_weights(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> Weights:
-    """Return how much feedback counts by kind of answer and whether members differed, at most 5; 1 in the mean.
+def _stratum(answer: StoredAnswer, trajectory: Trajectory) -> Stratum:
+    return frozenset((trajectory.version, trajectory.rival)), answer.kind, answer.disputed
+
+
+def feedback_weights(every: Mapping[Stratum, int], told: Mapping[Stratum, int]) -> dict[Stratum, float]:
+    """Return how much feedback counts by stratum: at most 5, and 1 in the mean over the feedback on the same policies.
 
     It is inverse to the share of such answers that have feedback (post-stratification), which a judge mostly gives
     where members differ.
+
+    Args:
+        every: number of answers, of all strata in ``told``.
+        told: number of answers with feedback, positive.
     """
-    every: Counter[tuple[str, bool]] = Counter()
-    told: Counter[tuple[str, bool]] = Counter()
-    for answer, feedback in answers:
-        if answer.trajectory is not None:
-            every[answer.kind, answer.disputed] += 1
-            told[answer.kind, answer.disputed] += bool(feedback)
-    told = +told  # those with feedback
-    share = told.total() / max(sum(every[stratum] for stratum in told), 1)
-    return {stratum: min(share * every[stratum] / number, _MOST_WEIGHT) for stratum, number in told.items()}
+    weights: dict[Stratum, float] = {}
+    for policies in {policies for policies, *_ in told}:
+        rarest_first = sorted((one for one in told if one[0] == policies), key=lambda one: told[one] / every[one])
+        answers = sum(every[one] for one in rarest_first)
+        due = float(sum(told[one] for one in rarest_first))  # the weights of all feedback together
+        for one in rarest_first:  # what a bounded weight lacks goes to the others
+            weights[one] = min(due / answers * every[one] / told[one], _MOST_WEIGHT)
+            due, answers = due - weights[one] * told[one], answers - every[one]
+    return weights
 
 
-def episode(
-    answer: StoredAnswer, feedback: Feedback, costs: Costs, weights: Weights = MappingProxyType({})
-) -> Episode | None:
+def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs, weight: float = 1.0) -> Episode | None:
     """Return the episode of an answer and its feedback.
 
     None if no policy decided it, or if another version of this package stored it with another layout.
@@ -153,7 +167,7 @@ def episode(
         reward=feedback.reward,
         right=right,
         labelled=label is not None,
-        weight=weights.get((answer.kind, answer.disputed), 1.0),
+        weight=weight,
     )
 
 

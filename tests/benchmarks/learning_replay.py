@@ -115,7 +115,8 @@ class Refitted(_Learning):
     def _improve(self, store: Store, root: Path, rng: np.random.Generator) -> None:
         judged = rewarded(store.recent(self._heard))
         costs = Costs({})
-        episodes = [one for answer, said in judged if (one := episode(answer, said, costs)) and one.right is not None]
+        read = (episode(row.answer, row.feedback, costs) for row in judged)
+        episodes = [one for one in read if one is not None and one.right is not None]
         if not episodes:
             return
         first = self._first

@@ -229,6 +229,18 @@ def test_greedy_and_foreign_answers_are_counted_and_left_out(old: Learner, polic
     assert one.b.effective_sample_size == pytest.approx(alone.b.effective_sample_size, rel=0.02)
 
 
+def test_answers_that_are_left_out_do_not_scale_the_values_of_the_others(
+    old: Learner, policies: tuple[Policy, Policy]
+) -> None:
+    """With feedback mostly where members differ, greedy answers changed how much the sampled ones counted."""
+    rng = random.Random(0)
+    log = [
+        (answer, said * (not answer.disputed or rng.random() < 0.2))
+        for answer, said in [*log_of(old, 400, 8), *log_of(old, 400, 9, explore=False)]
+    ]
+    assert compare_policies(log, *policies).a.mean_ratio == pytest.approx(1, rel=1e-6)
+
+
 def test_too_little_evidence_is_refused(
     old: Learner, new: Learner, policies: tuple[Policy, Policy], tmp_path: Path
 ) -> None:

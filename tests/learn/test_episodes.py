@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import Feedback, Member, Observation
-from focalroute.learn.trajectory import Costs, deciding, episode, feedback_weights
+from focalroute.learn.trajectory import Costs, Stratum, deciding, episode, feedback_weights, rewarded
 from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 
@@ -82,14 +82,30 @@ def test_feedback_counts_the_more_the_fewer_answers_of_its_kind_have_any() -> No
     disputed, other = replace(ANSWER, members=differing), replace(ANSWER, members={"left": differing["left"]})
     open_text = replace(ANSWER, kind="text")
     rows = [(disputed, [SAID])] * 10 + [(other, [SAID])] * 10 + [(other, [])] * 20
-    rows += [(open_text, [])] * 7 + [(replace(disputed, trajectory=None), [])] * 9
-    assert feedback_weights(rows) == {("choice", True): 0.5, ("choice", False): 1.5}
-    assert feedback_weights(rows[:20]) == {("choice", True): 1.0, ("choice", False): 1.0}
-    assert feedback_weights([*[(disputed, [SAID])] * 99, (other, [SAID]), *[(other, [])] * 900])["choice", False] == 5
-    assert feedback_weights([(disputed, [])]) == feedback_weights([]) == {}
-    found = episode(other, SAID, Costs(USD), feedback_weights(rows))
+    rows += [(open_text, [])] * 7 + [(replace(disputed, trajectory=None), [SAID])] * 9
+    assert [weight for *_, weight in rewarded(rows)] == [0.5] * 10 + [1.5] * 10
+    assert [weight for *_, weight in rewarded(rows[:20])] == [1.0] * 20
+    assert rewarded([(disputed, [])]) == rewarded([]) == []
+    found = episode(other, SAID, Costs(USD), 1.5)
     assert found is not None
     assert found.weight == 1.5
+
+
+def test_no_feedback_counts_more_than_five_times_and_the_mean_stays_one() -> None:
+    """What it lacked was lost: all gains of a trial came out seven times too small."""
+    disputed: Stratum = frozenset((1, None)), "choice", True
+    other: Stratum = frozenset((1, None)), "choice", False
+    found = feedback_weights({disputed: 99, other: 901}, {disputed: 99, other: 1})
+    assert found == pytest.approx({disputed: 95 / 99, other: 5})
+
+
+def test_feedback_on_a_trial_counts_the_same_whatever_the_answers_before_it_were() -> None:
+    """Its gains came out too small if members had differed less often, so that fewer answers had feedback."""
+    alone: dict[Stratum, int] = {(frozenset((1, 2)), "choice", True): 40, (frozenset((1, 2)), "choice", False): 60}
+    before: dict[Stratum, int] = {(frozenset((1, None)), "choice", False): 900}
+    told = {stratum: number // 10 for stratum, number in alone.items()}
+    found = feedback_weights(alone | before, told | dict.fromkeys(before, 9))
+    assert found == feedback_weights(alone, told) | dict.fromkeys(before, 1.0)
 
 
 def test_a_label_names_the_right_candidate_if_one_is_right() -> None:

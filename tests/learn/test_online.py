@@ -89,7 +89,7 @@ def test_feedback_mostly_where_members_differ_does_not_favour_a_challenger_that_
     store: Store, tmp_path: Path
 ) -> None:
     """As a judge gives it. Its answers are disputed more often: it seemed to gain 11 points (8 to 15) instead of 2."""
-    more, rng = learned(3, 0), random.Random(0)
+    more, rng = learned(3, 0), random.Random("not the seed of the trial's draws")
     champion = replace(more, decider=replace(more.decider, bias=more.decider.bias - 9))  # asks one
     put(tmp_path, champion)
     put(tmp_path, more, on_trial=True)
