@@ -73,7 +73,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("temperature", "max_tokens", "top_p", "seed"), _IN_PARAMS),
         **dict.fromkeys(("price", "cost", "prices"), "give input_usd_per_1m and output_usd_per_1m"),
         **dict.fromkeys(("retries", "max_retries"), "give attempts to the Ensemble"),
-        **dict.fromkeys(("client", "http_client"), "a file cannot hold one; give the pool in Python"),
         **dict.fromkeys(("organization", "project"), 'give headers, such as {"OpenAI-Organization": "..."}'),
         **dict.fromkeys(("tags", "metadata"), "give it to ask()"),
         **dict.fromkeys(("weight", "order", "priority"), "leave it out; the policy chooses the endpoints"),

@@ -27,6 +27,7 @@ _C = TypeVar("_C")
 _NAMES = "|".join(name.upper() for name, one in SERVICES.items() if one.domains)
 #: Names of a service's key variable.
 _VARIABLE = re.compile(rf"({_NAMES})(?:_?AI)?_(?:API_)?(?:KEY|TOKEN)(?:_.*)?")
+_ONLY_IN_PYTHON = {"client", "http_client", "api_key"}
 _OWN_DOMAINS = ("internal", "invalid", "lan", "local", "localhost", "test")
 
 
@@ -145,18 +146,21 @@ def endpoint_in_table(table: Mapping[str, Any], name: str) -> Endpoint:
     Raises:
         ConfigError: a key is unknown or wrong.
     """
-    for key in sorted({"client", "http_client", "api_key"} & table.keys()):
-        raise ConfigError(f"{key}: a pool file cannot hold one; give base_url, and the key's variable in api_key_env")
+    _refuse_objects(table)
     return Endpoint(**{"name": name, **table})
 
 
+def _refuse_objects(table: Mapping[str, Any]) -> None:
+    for key in sorted(_ONLY_IN_PYTHON & table.keys()):
+        raise ConfigError(f"{key}: a pool file cannot hold one; give base_url, and the key's variable in api_key_env")
+
+
 def _table(where: str, make: Callable[..., _C], table: object) -> _C:
-    known = {f.name for f in fields(make)} - {"client", "http_client", "api_key"}  # type: ignore[arg-type]
+    known = {f.name for f in fields(make)} - _ONLY_IN_PYTHON  # type: ignore[arg-type]
     with locating(where, f"{make.__name__}: "):
         if not isinstance(table, dict):
             raise ConfigError("write it as a table of keys and values")
-        if "api_key" in table:
-            raise ConfigError("api_key: a file must not hold a key; name its variable in api_key_env")
+        _refuse_objects(table)
         unknown = sorted(set(table) - known)
         if unknown:
             meant = did_you_mean(unknown[0], known, INSTEAD.get(make.__name__))

@@ -85,7 +85,7 @@ def test_without_a_budget_table_there_is_no_budget(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (f'{ONE}baseurl = "https://x/v1"\n', r"endpoint\[0\]: unknown key 'baseurl'; did you mean 'base_url'\?"),
-        (f'{ONE}client = "x"\n', r"endpoint\[0\]: unknown key 'client'"),
+        (f'{ONE}client = "x"\n', r"endpoint\[0\]: client: a pool file"),
         (
             f"{ONE}[budget]\nusd_per_day = 1\n",
             "budget: unknown key 'usd_per_day'; did you mean 'usd_per_period'",
@@ -107,7 +107,7 @@ def test_without_a_budget_table_there_is_no_budget(tmp_path: Path) -> None:
         (f"{ONE}[budget]\nusd_total = -1\n", "budget: usd_total: .*positive amount"),
         (f"{ONE}timeout_s = 0\n", r"endpoint\[0\]: timeout_s: give more than 0$"),
         (f"{ONE}prices_as_of = '2026-11-30'\n", "prices_as_of: give a date, in a file without quotes"),
-        (f"{ONE}client = 'openai'\n", "unknown key 'client'; a file cannot hold one"),
+        (f"{ONE}client = 'openai'\n", "client: a pool file cannot hold one"),
         (f"{ONE}rpm = 60\n", "did you mean 'requests_per_minute'"),
         (f"{ONE}[budget]\ndaily = 5\n", "unknown key 'daily'; give usd_per_period"),
         ("[[endpoint]]\nname = ''\n", "name: is empty; give a text"),

@@ -307,7 +307,7 @@ def test_a_setting_that_is_not_there_is_named(
     ("line", "says"),
     [
         ('baseurl = "http://h/v1"', "did you mean 'base_url'?"),
-        (f'api_key = "{KEY}"', "a file must not hold a key; name its variable in api_key_env"),
+        (f'api_key = "{KEY}"', "api_key: a pool file cannot hold one; give base_url, and the key's variable in"),
         ('[ensemble]\npolcy = "mean"', "did you mean 'policy'?"),
         ("[budget]\nusd_per_day = 5", "did you mean 'usd_per_period'?"),
         ("price = 3", "unknown key 'price'; give input_usd_per_1m and output_usd_per_1m"),

@@ -420,6 +420,16 @@ def test_a_damaged_value_is_a_store_error(tmp_path: Path) -> None:
         store.totals()
 
 
+def test_a_store_is_not_called_damaged_where_memory_is_short(tmp_path: Path) -> None:
+    """SQLite's own lack of memory is a MemoryError, too; a user was told to restore the store from a copy."""
+
+    def short(_: sqlite3.Connection) -> None:
+        raise MemoryError
+
+    with closing(SqliteStore(tmp_path / "s.db")) as store, pytest.raises(StoreError, match="out of memory; free some"):
+        store._read(short)
+
+
 def test_a_damaged_probe_counts_as_none(tmp_path: Path) -> None:
     """The endpoint is probed again, and the new probe replaces it."""
     path = filled(tmp_path / "s.db")

@@ -46,6 +46,7 @@ _COPY_PAUSE_S = 0.001  # between two parts of a copy
 
 _NOT_WRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 _ADVICE = {
+    sqlite3.SQLITE_NOMEM: "free some memory, and try again",
     sqlite3.SQLITE_BUSY: "another process keeps it locked; end that process or try again",
     sqlite3.SQLITE_FULL: "make room on the disk",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable",
@@ -57,11 +58,14 @@ _ADVICE = {
 
 def store_error(name: str, error: Exception) -> StoreError:
     """Make an error that names the database, the failure and the remedy."""
-    return StoreError(f"{name}: {error}; {_ADVICE.get(_code(error), 'check the file, its folder and its disk')}")
+    what = "out of memory" if isinstance(error, MemoryError) else error
+    return StoreError(f"{name}: {what}; {_ADVICE.get(_code(error), 'check the file, its folder and its disk')}")
 
 
 def _code(error: Exception) -> int:
     """SQLite's primary result code; 0 if there is none."""
+    if isinstance(error, MemoryError):
+        return sqlite3.SQLITE_NOMEM
     if not isinstance(error, sqlite3.Error | OSError):  # a damaged value may raise anything
         return sqlite3.SQLITE_CORRUPT
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
