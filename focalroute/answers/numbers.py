@@ -44,49 +44,65 @@ _BOUNDED = r"(?:\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})"
 _TIMES = r"\s*(?:\*|x|\u00d7|·|⋅|\\times|\\cdot)\s*"
 _TO_THE = r"\s*(?:\^|\*\*)\s*\{?\s*"
 _GAP = r"(?:[\s~$-]|\\[,;: ]|\\(?:text|mathrm)\s*\{)*"
-# What makes another number of the one before it, which is then not read.
-_UNCLEAR = (
+_CURRENCY = "[$€£¥₹]"
+# What is not a number, but has digits
+_EXPONENT = r"(?:\^|_|\*\*)\s*\{?\s*[-+]?\d+"  # or an index
+_DATE = r"(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+(?:\.\d+)?"  # or a time or version
+_RATIO = r"(?<![\d.,])\d++:\d++"
+_IN_BITS = r"0[xb][\da-f]+\b"
+_ROOT = rf"(?:{_NUMBER}\s*)?(?:\\?sqrt\s*(?:\[\d+\])?\s*[{{(]?|√\s*\(?)\s*\d[\d.]*(?:[)}}]?\s*/\s*\d+)?"
+_TIMES_PI = rf"{_NUMBER}\s*(?:\\pi|π|pi\b)"
+_RANGE_START = rf"\bfrom\s+{_CURRENCY}?{_NUMBER}(?=%?\s*(?:-|to\s)\s*{_CURRENCY}?\d)"
+# The forms of a number, in the order in which they are tried
+_SIGN = r"(?<![\w)\]}])[-+]|(?<=[=≈]\ )-\ |(?<![\d)\]}]\ )\b(?:minus|negative)\s+"
+_SCIENTIFIC = rf"(?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})"
+_POWER = rf"(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>-?\d{{1,2}})(?!\d)"
+_QUOTIENT = (
+    rf"(?:(?P<whole>\d{{1,18}})(?:\s+|-))?(?P<over>{_BOUNDED})\s*/\s*(?P<under>-?{_BOUNDED})(?!\d)"
+    rf"(?:(?:\s+of)?\s+an?(?=\s+{_SCALE}))?"
+)
+_IN_DIGITS = rf"(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)"
+_BY_CHARACTER = f"[{''.join(_CHARACTERS)}]"
+_SCALES_AFTER = rf"(?:{_GAP}{_SCALE}){{1,3}}|\s*{_BY_CHARACTER}{{1,4}}(?![米克瓦分])"
+# What makes another number of the one before it, which is then not read: more digits ("2 million 5 hundred"), a scale
+# that is unclear or in another language, a second half
+_MORE_DIGITS = rf"(?<=[a-z])\s+\d[\d.,]*\s*{_SCALE}|(?<={_BY_CHARACTER})(?:\d|{_BY_CHARACTER})"
+_OTHER_SCALE = (
     rf"(?-i:[KMBT]\b)|{_GAP}(?:(?:m|b|tr)il{{1,2}}[ij]?(?:o|ó|oe)n\w*|mill?[ij]ar\w+|m(?:io|rd|ld|il|ila)\b|milh[ãõ]\w+"
     r"|тыс\w*|миллион\w*|миллиард\w*|млн|млрд|[a-z]{1,12}illions?\b|(?:ten|hundred|thousand|million)th(?:s|\b)|and\s+(?:a\s+half\b|\d+\s*/\s*\d))"
 )
-# What makes a range of it (3-5, 3 to 5, between 3 and 5), several answers (x = 3 or x = -2), or the greater part of a
-# measure (5 feet 6).
-_JOINED = (
-    r"(?:\s?(?:-|\bto\b(?!\s\d\s+decimal)|['\u2032])\s?|(?(between)\s+and\s+|(?!))"
-    r"|\s?(?:feet|foot|ft|hours?|hrs?|h|minutes?|min|pounds?|dollars?)\s+(?:and\s+)?"
-    r"|[$\s]*\b(?:or|and)\s+[$]?[a-z]\s*=\s*-?)[$€£¥₹]?\d[\d.,]*"
+_RANGE = r"\s?(?:-|\bto\b(?!\s\d\s+decimal)|['\u2032])\s?|(?(between)\s+and\s+|(?!))"  # "3-5", "between 3 and 5"; 5'6
+_MEASURE = r"\s?(?:feet|foot|ft|hours?|hrs?|h|minutes?|min|pounds?|dollars?)\s+(?:and\s+)?"  # "5 feet 6"
+_SMALLER_UNIT = (
+    r"(?![\d.,]|\s+(?!(?:in|inch\w*|min\w*|sec\w*|s|o\w*|cents?|pence)\b)[^\W\d_])"  # not "3 hours 45 litres"
 )
-# Tried in this order. Dates, times, ratios, versions, exponents, indices, roots and multiples of pi do not count as
-# numbers.
+_SECOND_ANSWER = r"[$\s]*\b(?:or|and)\s+[$]?[a-z]\s*=\s*-?"  # "x = 3 or x = -2"
+_ANOTHER = (
+    rf"{_MORE_DIGITS}|{_OTHER_SCALE}|(?:{_RANGE}|{_SECOND_ANSWER}){_CURRENCY}?\d[\d.,]*"
+    rf"|{_MEASURE}{_CURRENCY}?\d[\d.,]*{_SMALLER_UNIT}"
+)
 _TOKEN = re.compile(
     rf"""(?=[-+$€£¥₹\d.^_*mns\\√]|between|from)(?:
-    (?P<none>(?:\^|_|\*\*)\s*\{{?\s*[-+]?\d+
-      |(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+(?:\.\d+)?
-      |(?<![\d.,])\d++:\d++|0[xb][\da-f]+\b
-      |(?:{_NUMBER}\s*)?(?:\\?sqrt\s*(?:\[\d+\])?\s*[{{(]?|√\s*\(?)\s*\d[\d.]*(?:[)}}]?\s*/\s*\d+)?
-      |{_NUMBER}\s*(?:\\pi|π|pi\b)
-      |\bfrom\s+[$€£¥₹]?{_NUMBER}(?=%?\s*(?:-|to\s)\s*[$€£¥₹]?\d))
-    |(?P<between>\bbetween\s+)?
-     (?P<sign>(?<![\w)\]}}])[-+]|(?<=[=≈]\ )-\ |(?<![\d)\]}}]\ )\b(?:minus|negative)\s+)?[$€£¥₹]?(?:
-      (?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})
-      |(?P<base>{_BOUNDED}){_TO_THE}(?P<exponent>-?\d{{1,2}})(?!\d)
-      |(?:(?P<whole>\d{{1,18}})(?:\s+|-))?(?P<over>{_BOUNDED})\s*/\s*(?P<under>-?{_BOUNDED})(?!\d)
-       (?:(?:\s+of)?\s+an?(?=\s+{_SCALE}))?
-      |(?P<plain>{_NUMBER})(?P<e>(?:[eE][-+]?\d+)?)
-    )(?:{_AND_PART})?
-    (?P<scales>(?:{_GAP}{_SCALE}){{1,3}}|\s*[{"".join(_CHARACTERS)}]{{1,4}}(?![米克瓦分]))?
-    (?P<unclear>(?<=[a-z])\s+\d[\d.,]*\s*{_SCALE}|(?<=[{"".join(_CHARACTERS)}])[\d{"".join(_CHARACTERS)}]|{_UNCLEAR}|{_JOINED})?)""",
+    (?P<none>{_EXPONENT}|{_DATE}|{_RATIO}|{_IN_BITS}|{_ROOT}|{_TIMES_PI}|{_RANGE_START})
+    |(?P<between>\bbetween\s+)?(?P<sign>{_SIGN})?{_CURRENCY}?(?:{_SCIENTIFIC}|{_POWER}|{_QUOTIENT}|{_IN_DIGITS})
+     (?:{_AND_PART})?(?P<scales>{_SCALES_AFTER})?(?P<unclear>{_ANOTHER})?)""",
     re.VERBOSE | re.IGNORECASE,
 )
 _LARGEST_WITH_PART = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
-# "10th", "to 1 decimal"; "the 3 friends", "in 2020", "after 3 h", "Tom's 20", "42 of 100", "4, not 5", "2 h (120 min)"
-_ORDINAL = re.compile(r"(?:st|nd|rd|th|\s+decimals?)\b", re.IGNORECASE)
+_ORDINAL = re.compile(r"(?:st|nd|rd|th|\s+decimals?|\s+times\s+as)\b", re.IGNORECASE)  # "10th", "to 1 decimal"
+_PRONOUN = r"(?<!\bit)(?<!\bthat)(?<!\bhe)(?<!\bshe)(?<!\bthere)(?<!\bhere)"
+# "result in 42", "is done in 8 days"
+_OUTCOME = r"(?P<outcome>\b(?:result\w*|finish(?:es|ed)?|done|ready|completed?)\s+)"
+# "the 3 friends", "after 3 h", "in 2020", "in 2 weeks", "World War 2", "Tom's 20", "42 of 100", "4, not 5", "(120 min)"
 _GIVEN = re.compile(
-    r"(?:\b(?:the|after|not|rather\s+than|(?:as|out|instead)\s+of(?:\s+[a-z]+)?|from\s\S{1,8}\s+to)|\w['\u2019]s|\d%?\s+of"
-    r"|(?<!results )(?<!resulting )\bin|,\s+or(?:\s+(?:about|roughly))?)\s+$|\[$|(?<!\S)\([^()]*$",
+    r"(?:\b(?:the|after|not|per|rather\s+than|(?:as|out|instead)\s+of(?:\s+[a-z]+)?|from\s\S{1,8}\s+to"
+    r"|nach|apr[eè]s|despu[eé]s\s+de|depois\s+de|dopo)"
+    rf"|\w{_PRONOUN}['\u2019]s|\d%?\s+of|{_OUTCOME}?\b(?P<in>in|en|em)|,\s+or(?:\s+(?:about|roughly))?"
+    r"|(?-i:(?<=[a-z]\ )[A-Z][a-z]{2,}))\s+$|(?<=[a-z])-$|\[$|(?<!\S)\([^()]*$",
     re.IGNORECASE,
 )
+_WAYS = re.compile(r"\s+(?:[a-z]+\s+)?(?:ways|orders|arrangements)\b", re.IGNORECASE)  # "in 24 different ways"
 _DOTTED = re.compile(  # 1.234.567; 1.234 €
     r"(?<![\w.,])\d{1,3}(?:(?:\.\d{3}){2,}(?![\w]|[.,]\d)|\.\d{3}(?=\s?(?:€|Euro\b)))"
 )
@@ -270,8 +286,13 @@ def _number_in_digits(texts: Iterable[str], which: int) -> str | None:
 
 
 def _is_given(match: re.Match[str]) -> bool:
-    text, begin = match.string, match.start()
-    return bool(_ORDINAL.match(text, match.end()) or (begin and _GIVEN.search(text, max(0, begin - 60), begin)))
+    text, begin, end = match.string, match.start(), match.end()
+    if _ORDINAL.match(text, end):
+        return True
+    before = _GIVEN.search(text, max(0, begin - 60), begin)
+    if before is None or before["outcome"]:
+        return False
+    return before["in"] is None or _WAYS.match(text, end) is None
 
 
 def _form(match: re.Match[str]) -> str:

@@ -31,15 +31,16 @@ _MOST_WORDS = 4  # of a date; an explanation has more
 _APPOSED = re.compile(r"(?<=\w)(?:,\s+|\s+[\u2013\u2014-]\s+)(?:the|an?)\s+\w+\s+(?:of|in|for|that)\b")
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
 _ROLE = r"of|for|most|first|\w+est|von|des|de|du|della|di|d[ao]"  # "The red car is German" does not name one
-# "It is Paris.", "The capital of France is Paris.", "**Capital:** Paris"; others may name it at the beginning, as does
-# "The Nile is the longest river"
-_STATED = re.compile(
-    r"\s*(?:(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s(?:called\s)?"
-    r"|\*\*[^*\n]+(?::\*\*|\*\*\s*:)\s+(?!The\s|An?\s)(?=\W*[A-Z\d])"
-    rf"|(?:The(?=\s+[a-z])|D(?:ie|er|as)|L[ae]|El|Il|[AO])(?=(?:\s+\S+){{0,6}}?\s+(?:{_ROLE})\s)"
+_SUBJECT = r"(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)"
+_IT_IS = rf"{_SUBJECT}(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s(?:called\s)?"
+_LABELLED = r"\*\*[^*\n]+(?::\*\*|\*\*\s*:)\s+(?!The\s|An?\s)(?=\W*[A-Z\d])"
+_DESCRIBED = (  # others may name it at the beginning, as does "The Nile is the longest river"
+    rf"(?:The(?=\s+[a-z])|D(?:ie|er|as)|L[ae]|El|Il|[AO])(?=(?:\s+\S+){{0,6}}?\s+(?:{_ROLE})\s)"
     r"(?:\s+[^\s.!?:;]+){2,12}?(?<! no)(?<! non)(?<! não)\s+(?:is|was|are|were|ist|est|es|è|é)\s(?=\W*[A-Z\d])"
-    r"|[^\W\d_]{1,12}的[^\W\d_]{1,8}?(?<!不)是)"
 )
+_DESCRIBED_IN_CHINESE = r"[^\W\d_]{1,12}的[^\W\d_]{1,8}?(?<!不)是"
+# "It is Paris.", "**Capital:** Paris", "The capital of France is Paris."
+_STATED = re.compile(rf"\s*(?:{_IT_IS}|{_LABELLED}|{_DESCRIBED}|{_DESCRIBED_IN_CHINESE})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BULLET = re.compile(r"[-+*>#\u2022]+\s+(?=[^\W\d_])")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-z)])_\{?(\d{1,3})\}?")

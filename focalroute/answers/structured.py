@@ -43,6 +43,8 @@ _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _LOOSE = re.compile(
     r"""(?s)("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|\b(True|False|None)\b|//[^\n]*|,(?=(?:\s|//[^\n]*+)*+[}\]])"""
 )
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)  # or anything else with a backslash before it
+_QUOTES = {"\\'": "'", '"': '\\"'}  # in Python's 'text' -> in JSON's
 _OPENING = re.compile(r"[{\[]")
 _MOST_BRACKETS = 64  # a bracket may be read to the text's end
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
@@ -232,7 +234,7 @@ def _values(text: str) -> Iterator[object]:
 def _as_json(match: re.Match[str]) -> str:
     if match[2] is None:
         return match[1] or {"True": "true", "False": "false", "None": "null"}.get(match[3], "")
-    return '"' + match[2].replace("\\'", "'").replace('"', '\\"') + '"'
+    return '"' + _QUOTE.sub(lambda quote: _QUOTES.get(quote[0], quote[0]), match[2]) + '"'
 
 
 def _scattered(text: str) -> Iterator[object]:

@@ -35,6 +35,10 @@ NUMBERS = {
         "42 of the 100 passed.", "They get 42 each for the 3 friends.", "Each of the 3 friends gets 42.",
         "She reads 42 pages in 3 days.", "They went 42 km after 3 hours.", "In 2020, there were 42 of them.",
         "There were 42 in 2019.", "In 2020, forty-two people came.", "It was 42 m (138 ft) tall.",
+        "6 groups of 7 result in 42.", "The 4 of them can sit in 42 different ways.", "That's 42 in 6 rows.",
+        "If 3 people take 84 days, 6 will finish in 42 days.", "After 3 hours 42 litres remain.",
+        "World War 2 ended 42 years ago in 1945.", "COVID-19 cost 42 lives in 2020.", "It costs $42 per 8 hours.",
+        "She has 42, 3 times as many.", "Elle lit 42 pages en 3 jours.", "Quedan 42 litros después de 3 horas.",
         "6 * 7 = 42 with Tom's 20.", "It is 42 m³, or 42,000 L.", "The answer is 42 when x = 2.",
         "It rose by 42, from 10 to 52.", "Not 7 but 42.", "After 42 days, the two met.", "It grew from $10 to $42.",
         # an explanation, a check or a correction after it

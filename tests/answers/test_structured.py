@@ -191,6 +191,7 @@ def test_a_dict_as_python_writes_it_is_read() -> None:
     wanted = structure({"type": "object", "required": ["sure", "why", "by"]})
     form = r"""{"by":null,"sure":true,"why":"it's \"so\""}"""
     assert wanted(r"""{'sure': True, 'why': 'it\'s "so"', 'by': None}""") == form
+    assert wanted(r"""{'sure': True, 'why': 'it\'s \"so\"', 'by': None}""") == form
     assert wanted("{'sure': True, 'why': 'it's so', 'by': None}") is None
 
 
