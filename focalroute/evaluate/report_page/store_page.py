@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 
 import numpy as np
 
@@ -193,17 +192,18 @@ def _over_time(history: History) -> Section:
     unknown = drawings.rolling_means(np.isnan(paid).astype(np.float64), width) > 0
     cost = np.where(unknown, np.nan, drawings.rolling_means(np.nan_to_num(paid), width))
     changes = [drawings.StreamEvent(row + 1.0, f"{name} was {change}") for row, name, change in history.changes]
+    numbers, rows = np.unique(history.version, return_index=True)  # in a trial two versions answer by turns
     swaps = [
-        drawings.StreamEvent(row + 1.0, f"{_version(after)} began to serve", found=False)
-        for row, (before, after) in enumerate(pairwise(history.version.tolist()), 1)
-        if before != after
+        drawings.StreamEvent(row + 1.0, f"{_version(number)} began to answer", found=False)
+        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)
+        if row
     ]
     found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(changes, 1)]
     noticed, dotted = "No endpoint changed.", ""
     if found:
         noticed = f"Solid lines mark where an endpoint changed. {'; '.join(found)}."
     if swaps:
-        dotted = " Dotted lines: another version of the policy answers from there on."
+        dotted = " Dotted lines: the first answer of another version of the policy."
     return Section(
         f"Means over {width} consecutive answers with feedback. Above: {scored}; below: what an answer costs, and its "
         f"seconds. {noticed}{dotted}",

@@ -184,6 +184,14 @@ def test_changes_and_versions_are_marked_where_they_came() -> None:
     assert section.drawing.axis == "calls"
 
 
+def test_versions_that_answer_by_turns_are_marked_once() -> None:
+    """As in a trial, where a line at every answer was a grey wall."""
+    rows = [_answer(n, {"a": True}, version=n % 2 + (n >= 50)) for n in range(100)]
+    drawn = store_page(read_history(rows), "s").sections["over-time"].drawing
+    assert isinstance(drawn, OverTime)
+    assert [mark.at for mark in drawn.marks] == [2, 52]
+
+
 def test_a_vote_shares_ties() -> None:
     history = read_history([_answer(0, {"a": True, "b": False}), _answer(1, {"a": True, "b": False, "c": False})])
     assert history.vote.tolist() == [0.5, 0]
