@@ -191,9 +191,9 @@ class Stage:
 
     def steps(self, targets: int, *, training: bool) -> int:
         """The total units of progress, with this many operating points."""
-        test = len(self.parts.test)
-        each = (len(self.presets) + len(BY_CHANCE) + 1) * test + (targets + 1) * (len(self.warm) + test)
-        once = (len(baselines(self.first)) - len(BY_CHANCE)) * test
+        test, names = len(self.parts.test), baselines(self.first).keys()
+        each = (len(self.presets) + len(names & BY_CHANCE) + 1) * test + (targets + 1) * (len(self.warm) + test)
+        once = len(names - BY_CHANCE) * test
         return len(self.seeds) * (each + training * self.settings.steps) + once
 
     def trained(self, engine: Engine, advance: Advance) -> list[Policy]:

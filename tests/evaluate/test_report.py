@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,25 @@ def test_without_any_cost_there_is_one_point(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", stream(50, SKILLS))
     table = read_table(log, write_pool(tmp_path / "pool.toml", dict.fromkeys(SKILLS, 0.0)))
     assert EvalOptions().targets(table, split(table, per_task=False, fraction=0.8)) == (1.0,)
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_progress_ends_at_its_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool) -> None:
+    """Without text some of the random baselines do not play."""
+    told: list[int] = []
+
+    @contextlib.contextmanager
+    def noted(_: str, total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
+        yield told.append
+        assert sum(told) == total
+
+    monkeypatch.setattr("focalroute.evaluate.report.progress_bar", noted)
+    lines = stream(40, SKILLS)
+    for line in lines:
+        line["prompt"] = text * "a question"
+    log, pool = write_log(tmp_path / "log.jsonl", lines), write_pool(tmp_path / "pool.toml", dict.fromkeys(SKILLS, 1.0))
+    evaluate(log, pool, policy=cold(), seeds=2)
+    assert told
 
 
 def test_tasks_are_cut_each_and_rewards_suffice(given: tuple[Path, Path]) -> None:
