@@ -140,10 +140,10 @@ class _Answers:
     """
 
     def __init__(self, path: Path, digests: list[str], *, resume: bool) -> None:
-        if path.exists() and not resume:
-            raise ConfigError(f"{path}: is there already; give --resume to go on with it, or another name")
         if path.exists() and not path.is_file():  # such as /dev/null, which would be replaced
             raise ConfigError(f"{path}: is not a file; give another name")
+        if path.exists() and not resume:
+            raise ConfigError(f"{path}: is there already; give --resume to go on with it, or another name")
         self._path, self._digests = path, digests
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0
