@@ -50,10 +50,13 @@ def check_folder(out: Path) -> None:
     """Check, before the long work, that policies can be published to a folder, which may be new.
 
     Raises:
-        ConfigError: it is a file.
+        ConfigError: it is a file, or may not be written or made.
     """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out: {out} is a file; give a folder of policy bundles, or the name of a new one")
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise ConfigError(f"out: {out} cannot be written; give a folder that you may write")
 
 
 def write_file(file: Path, content: str | bytes) -> None:

@@ -18,6 +18,7 @@ from focalroute.cli.train import train
 from focalroute.core.errors import ConfigError
 from focalroute.evaluate.eval_page import eval_page
 from focalroute.evaluate.eval_result import read_eval
+from focalroute.evaluate.live import LiveOptions
 from focalroute.evaluate.report import evaluate_command
 from focalroute.evaluate.table import SplitKind
 from focalroute.policy.bundle import load, versions
@@ -134,6 +135,20 @@ def test_wrong_options_are_named_before_anything_is_done(given: tuple[Path, Path
     with pytest.raises(ConfigError, match=r"\.training-0\.npz: is damaged"):
         train([log], [pool], out, iterations=1, resume=True)
     assert versions(out) == ()
+
+
+@pytest.mark.parametrize("out", ["locked", "locked/new/policy"])
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    """Neither the log nor the questions, which are missing, are even looked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "locked")
+    Path("locked").mkdir()
+    with pytest.raises(ConfigError, match=f"out: {out} cannot be written; give a folder that you may write"):
+        train([Path("log.jsonl")], [Path("pool.toml")], Path(out))
+    with pytest.raises(ConfigError, match=f"out: {out} cannot be written"):
+        LiveOptions(publish_to=Path(out))
 
 
 @pytest.mark.parametrize("arguments", [["train", "log.jsonl", "--pool", "p.toml"], ["eval", "--live", "sim"]])
