@@ -75,7 +75,7 @@ class Turn:
         self.available: tuple[int, ...] = tuple(np.flatnonzero(table.there[row]).tolist())
         self.replies: dict[int, RecordedReply] = {}
         self.memo: Any = None
-        self._given: set[int] = set()  # candidates of the replies that were waited for
+        self._given: dict[int, int] = {}  # endpoint -> candidate, of the replies that were waited for
         self.seconds = self._slowest = 0.0
 
     def wait(self, at_most: float = math.inf) -> None:
@@ -85,8 +85,12 @@ class Turn:
 
     @property
     def disputed(self) -> bool:
-        """Whether the members, without those only probed, gave different answers."""
-        return len(self._given - {-1}) > 1
+        """Whether the members, without those only probed or given up, gave different answers."""
+        return len({*self._given.values()} - {-1}) > 1
+
+    def give_up(self, endpoint: int) -> None:
+        """Wait no longer for the reply of an endpoint."""
+        self._given.pop(endpoint, None)
 
     def takes(self, endpoint: int) -> float:
         """Seconds until an endpoint replies."""
@@ -109,7 +113,7 @@ class Turn:
                 int(table.candidate[row, endpoint]), output, float(table.usd[row, endpoint])
             )
             if waited_for:
-                self._given.add(self.replies[endpoint].candidate)
+                self._given[endpoint] = self.replies[endpoint].candidate
         return self.replies[endpoint]
 
 

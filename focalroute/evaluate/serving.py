@@ -140,6 +140,7 @@ class Serving:
                 at += max(WEIGH_AGAIN * at, LOOK_AGAIN_S)
             if ended < math.inf:
                 for late in pending:
+                    turn.give_up(late)
                     latencies[late].give_up(ended)
                     replies[late] = replace(replies[late], error=_NOT_NEEDED, text=None, choice=None, latency_s=ended)
                 break

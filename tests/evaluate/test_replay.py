@@ -202,7 +202,7 @@ def test_biased_feedback_is_of_wrong_answers_five_times_as_often(long: LogTable,
 
 def test_only_members_that_were_waited_for_and_answered_make_an_answer_disputed(tmp_path: Path) -> None:
     lines = [closed(0, {"a": 0, "b": 0, "c": 1}), closed(1, {"a": 0, "b": 1}), closed(2, {"a": 0, "b": None})]
-    seen = {}
+    seen, given_up = {}, {}
 
     class Probes(Scripted):
         def answer(self, turn: Turn) -> int:
@@ -210,10 +210,13 @@ def test_only_members_that_were_waited_for_and_answered_make_an_answer_disputed(
                 turn.ask(2, waited_for=False)
             answer = super().answer(turn)
             seen[turn.query.id] = turn.disputed
+            turn.give_up(1)
+            given_up[turn.query.id] = turn.disputed
             return answer
 
     play(Probes(0, 1), table_of(tmp_path, lines, PRICES), np.arange(3))
     assert seen == {"q0": False, "q1": True, "q2": False}
+    assert not any(given_up.values())
 
 
 def test_feedback_comes_mostly_where_members_differ(long: LogTable) -> None:

@@ -49,7 +49,7 @@ class History:
 
     Attributes:
         answers: number of answers read, rated or not.
-        disputed: the share of the rated and of all answers whose members gave different answers.
+        disputed: the share of the rated and of all answers whose members gave different answers; open texts aside.
         names: the endpoints in the latest pool's order, then those that left it.
         endpoints: one record for each name.
         tasks: for each answer with a task: the task, and the indices of the endpoints asked.
@@ -126,7 +126,8 @@ def _receipt(answer: StoredAnswer) -> _Receipt | None:
 
 
 def _disputed(rows: Sequence[tuple[StoredAnswer, object]]) -> float:
-    return sum(answer.disputed for answer, _ in rows) / max(len(rows), 1)
+    compared = [answer.disputed for answer, _ in rows if not answer.open_text]
+    return sum(compared) / max(len(compared), 1)
 
 
 def _asked(receipt: _Receipt) -> list[_Receipt]:

@@ -106,7 +106,7 @@ def _lead(history: History) -> str:
     rated, every = history.disputed
     harder = ""
     if rated > every + _MORE_DISPUTED:
-        harder = f" Members differ on {rated:.0%} of these, on {every:.0%} of all: all answers are better than these."
+        harder = f" Members differ on {rated:.0%} of these, on {every:.0%} of all: all answers are probably better."
     return (
         f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
         f"{history.worth.mean():.3f} ({span(interval([history.worth]))}), {paid} and with "

@@ -230,11 +230,15 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
         **checks(fresh_schema()),
         "balances": lambda db: map(str, reconcile(db)),
     }
-    for what, check in every.items():
-        try:
-            found.extend(check(db))
-        except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # a damaged value may be anything
-            found.append(f"{what}: could not all be read ({type(error).__name__}: {error})")
+    usual, db.text_factory = db.text_factory, partial(str, encoding="utf-8", errors="backslashreplace")
+    try:
+        for what, check in every.items():
+            try:
+                found.extend(check(db))
+            except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # a damaged value may be any
+                found.append(f"{what}: could not all be read ({type(error).__name__}: {error})")
+    finally:
+        db.text_factory = usual
     return tuple(found)
 
 
