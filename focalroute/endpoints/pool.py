@@ -159,7 +159,8 @@ class Pool:
                 raise ConfigError(f"{reason} under a budget")
             bounds.append(bound)
             await asyncio.sleep(0)  # a prompt of many parts takes a while to count
-        ask_budget.needed = min(bounds)
+        least = min(bounds)
+        ask_budget.needed = None if least == _UNPRICED else least
         await ask_budget.make_room(bounds)
         return tuple(bounds)
 

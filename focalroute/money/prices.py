@@ -216,7 +216,8 @@ class _Shape:
         prompt, completion, cached = (self._per_million(model.get(name)) for name in self.names)
         if prompt is None or completion is None or (prompt == completion == 0 and not self.free):
             return None
-        if self._per_million(model.get("request")):  # OpenRouter: a fee for each call, such as for a search
+        fee = model.get("request")  # OpenRouter: for each call, such as for a search
+        if fee is not None and self._per_million(fee) != 0:
             return None
         if cached is None:
             cached = prompt

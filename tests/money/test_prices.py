@@ -59,6 +59,7 @@ OPENROUTER = {
         {"id": "openrouter/auto", "pricing": {"prompt": "-1", "completion": "-1"}},
         {"id": "org/odd", "pricing": {"prompt": "cheap", "completion": None}},
         {"id": "org/searches", "pricing": {"prompt": "0.000001", "completion": "0.000001", "request": "0.005"}},
+        {"id": "org/researches", "pricing": {"prompt": "0.000001", "completion": "0.000001", "request": "0.5"}},
     ]
 }  # fmt: skip
 

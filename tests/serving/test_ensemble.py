@@ -547,6 +547,20 @@ def test_an_endpoint_of_unknown_price_may_be_allowed_and_its_cost_stays_unknown(
         until(lambda: ensemble.stats().endpoints["free"].unpriced == 2)  # the check and the call
 
 
+def test_once_a_limit_is_used_up_an_endpoint_of_unknown_price_is_not_asked(pool: SimulatedPool, tmp_path: Path) -> None:
+    """The error said that its call has to reserve $0.000000000001."""
+    unpriced = Endpoint("free", base_url=pool.endpoints[0].base_url, model="small")
+    with Ensemble(pool.endpoints, store=tmp_path / "s.db") as ensemble:
+        ensemble.ask(QUESTION, choices=CHOICES)
+    budget = Budget(usd_total="0.000000001", allow_unpriced=True)
+    with (
+        Ensemble([unpriced], store=tmp_path / "s.db", budget=budget) as ensemble,
+        pytest.raises(BudgetExceeded, match=r"held for calls under way$") as caught,
+    ):
+        ensemble.ask(QUESTION, choices=CHOICES)
+    assert caught.value.needed is None
+
+
 def test_a_tag_that_is_used_up_is_refused_while_others_go_on(pool: SimulatedPool) -> None:
     budget = Budget(usd_per_tag={"poor": {"day": "0.0000001"}}, usd_total=1)
     with Ensemble(pool.endpoints, budget=budget) as ensemble:
