@@ -61,6 +61,9 @@ _SMALL_TALK = re.compile(
     r"|If\s+you(?:\s+(?:have|need|want|would)\b|['\u2019]d)|Do\s+you\s+(?:want|need)|Is\s+there\s+anything"
     r"|(?:Check|Verification|Explanation|Note|Reason)\W*:(?!.*(?:answer|boxed)))"
 )
+_EXPLANATION = re.compile(
+    r"[#*_\s]*(?:(?:Explanation|Verification|Check)\b|Here['\u2019]s\s+(?:how|why)\b)", re.IGNORECASE
+)
 _MOST_PASSES = 8
 
 
@@ -83,8 +86,14 @@ class FinalAnswer(NamedTuple):
         first, *others = self.reply.split("\n\n", 1)
         if not others and "\n" not in first:
             first, *others = _SENTENCE_END.split(first, maxsplit=1)
-        explained = others and len(first) <= _LONGEST_OPENING and _LETTER.search(self.text)
-        return first if explained else None
+        explanation = others and len(first) <= _LONGEST_OPENING and _LETTER.search(self.text)
+        return first if explanation else None
+
+    @property
+    def explained(self) -> bool:
+        """Whether a heading such as "Explanation:" follows the first paragraph, which is then the answer."""
+        _, _, rest = self.reply.partition("\n\n")
+        return _EXPLANATION.match(rest) is not None
 
 
 def find_final(text: str) -> FinalAnswer | None:

@@ -172,9 +172,10 @@ def read_number(text: str) -> str | None:
             form = _number_in_words(marked, _FIRST)
         if form is not None or any(character.isdigit() for character in marked):
             return form or None
-    opening = answer.opening
-    lines = [opening] if opening and _BARE.fullmatch(opening) else answer.reply.splitlines()
-    form = _number_in_digits(map(_plain_digits, reversed(lines)), _LAST)
+    opening, lines = answer.opening, [*reversed(answer.reply.splitlines())]
+    if opening and (_BARE.fullmatch(opening) or answer.explained):
+        lines.insert(0, opening)
+    form = _number_in_digits(map(_plain_digits, lines), _LAST)
     return (_number_in_words(answer.text, _LAST) if form is None else form) or None
 
 

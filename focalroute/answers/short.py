@@ -94,8 +94,8 @@ def _likeliest(answer: FinalAnswer) -> str:
     """
     text = (None if answer.marked else only_bold(answer.reply)) or answer.text
     stated = _STATED.match(text)
-    explains = text == answer.text and len(text.split()) > _MOST_WORDS and (not stated or _EXPLAINS.match(text))
-    opening = answer.opening if explains and not answer.marked else None
+    explains = answer.explained or (len(text.split()) > _MOST_WORDS and (not stated or _EXPLAINS.match(text)))
+    opening = answer.opening if explains and text == answer.text and not answer.marked else None
     if opening and not _LEADS_IN.match(opening):
         return opening
     return _APPOSED.split(first_sentence(text[stated.end() :]) if stated else text, maxsplit=1)[0]

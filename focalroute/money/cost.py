@@ -85,8 +85,10 @@ class Bill:
     doubt: Decimal | None = None
 
     def __post_init__(self) -> None:
-        if self.cost is not None and self.cost != (rounded := self.cost.quantize(_FINEST, context=MONEY)):
-            self.cost = rounded
+        if self.cost is not None:
+            rounded = self.cost.quantize(_FINEST, context=MONEY)
+            if rounded != self.cost:  # else it keeps its form
+                self.cost = rounded
 
     @staticmethod
     def total(bills: Sequence[Bill]) -> tuple[Usage | None, Decimal | None, CostSource]:

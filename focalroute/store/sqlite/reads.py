@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# Texts are read as bytes: one that is no UTF-8 is then damage to its row, and not an error of the whole query.
+# Texts are read as bytes: one that is not UTF-8 then damages its row only, and the query goes on.
 _ANSWER = (
     "a.id, a.created_at, CAST(a.record AS BLOB), a.trajectory, CAST(a.receipt AS BLOB), CAST(a.texts AS BLOB), "
     "(SELECT CAST('[' || group_concat(p.record) || ']' AS BLOB) FROM probes p WHERE p.answer_id = a.id) "

@@ -15,7 +15,11 @@ for i = 1, #ARGV, 3 do
         new[#new + 1] = {tag, period_s, period_at(period_s, at)}
     end
 end
-for i, sum in ipairs(#new > 0 and added_up(new) or new) do
+local sums = {}
+if #new > 0 then
+    sums = added_up(new)
+end
+for i, sum in ipairs(sums) do
     local tag, period_s = new[i][1], new[i][2]
     local periods = {period_s}
     for _, one in ipairs(periods_of(tag)) do
