@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 
 # OpenSSL's numbers of what is wrong with a certificate.
@@ -11,7 +12,10 @@ _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_IP = 9, 10, 62, 64
 def innermost(error: BaseException) -> BaseException:
     """Return the root cause, such as a name that was not found or an untrusted certificate."""
     for _ in range(8):
-        error = error.__cause__ or error.__context__ or error
+        inner = error.__cause__ or error.__context__
+        if inner is None or isinstance(inner, asyncio.CancelledError):  # by which asyncio keeps a time limit
+            break
+        error = inner
     return error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -429,6 +430,17 @@ def test_a_service_without_tls_is_told_from_one_that_is_down() -> None:
     with serving(ok) as server:
         found = failed(endpoint(base_url=server.url.replace("http:", "https:"))).failure
     assert "is it http instead of https" in found.hint
+
+
+def test_a_service_that_does_not_take_up_the_connection_was_waited_for_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It listens, and is silent where TLS begins."""
+    monkeypatch.setattr("focalroute.endpoints.http._CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        error = failed(endpoint(base_url=f"https://127.0.0.1:{silent.getsockname()[1]}/v1"))
+    assert error.failure.message == "could not reach the service (TimeoutError)"
+    assert error.free
 
 
 def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path) -> None:
