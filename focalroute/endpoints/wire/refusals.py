@@ -106,10 +106,11 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
     message = _message(payload)[:_LONGEST]
     private = ["\n".join(_texts(secrets[0])), *secrets[1:]] if secrets else []
     code, param = _name(payload, ("code", "type", "status"), private), _name(payload, ("param",), private)
-    told = _without_names(message, secrets[0]) if secrets else message
-    lacks: str | None = unsupported(told)
-    if lacks is None and status in REFUSING and not any(_PATH.match(str(one.get("param"))) for one in _errors(payload)):
-        lacks = _refused(param, code, told)
+    about_own = any(_PATH.match(str(one.get("param"))) for one in _errors(payload))
+    refusing = status in REFUSING and not about_own
+    lacks = _lacking(message, param, code, refusing=refusing)
+    if lacks is not None and secrets:  # reading what was sent takes a while
+        lacks = _lacking(_without_names(message, secrets[0]), param, code, refusing=refusing)
     short = ", ".join(filter(None, (code, param))) if lacks in (None, ROOM) else f"takes no {lacks}"
     shown = _redacted(message[:_MOST_SHOWN], private)
     return Failure(
@@ -170,6 +171,11 @@ def _within(text: str, depth: int) -> str:
         return _message(json.loads(text[: 4 * _LONGEST]), depth - 1)
     except (ValueError, RecursionError):
         return ""
+
+
+def _lacking(message: str, param: str | None, code: str | None, *, refusing: bool) -> str | None:
+    """Return the feature that is not supported or, if the status is ``refusing``, the field that is refused."""
+    return unsupported(message) or (_refused(param, code, message) if refusing else None)
 
 
 def _refused(param: str | None, code: str | None, message: str) -> str | None:
