@@ -36,7 +36,8 @@ CHECK = Request(14 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 _CONSTRAINED = ("Q", "Z")
 #: The smallest useful call, which shows that the endpoint answers.
 TRIAL = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
-_TRIAL_TIMEOUT_S = 10.0
+#: Time limit of that call, seconds.
+TRIAL_TIMEOUT_S = 10.0
 
 
 _IMAGES = frozenset(("image_url", "input_image", "image"))
@@ -167,7 +168,7 @@ async def call_trial(client: EndpointClient) -> Completion:
         CallFailed: it failed.
     """
     trial = with_room(TRIAL, client.quirks.room)
-    return await client.complete(trial, timeout_s=min(_TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
+    return await client.complete(trial, timeout_s=min(TRIAL_TIMEOUT_S, client.endpoint.timeout_s))
 
 
 _THINKS = Failure("unusable", "the model thinks before it answers: it needs more room", cut=True)

@@ -39,6 +39,7 @@ _LACK_BELIEVED_S = 3600.0  # how long an endpoint's report that it lacks a featu
 _MAX_UNSUPPORTED = 256  # schemas; beyond that all are forgotten
 _UNBOUNDED_TOKENS = 1024  # counted towards a rate for a reply of unbounded length, until it has come
 _EVIDENCE_S = 5.0  # a call that the deadline ends sooner does not count against its endpoint, unless it is late
+_STANDSTILL_S = 1.0  # a time limit that ends so late was held up by the event loop
 _GIVEN_UP = Failure("cancelled", "given up before it answered")
 
 
@@ -219,15 +220,19 @@ class PoolMember:
     async def _run_trial(self) -> None:
         """Make the breaker's trial call, within the limits; if it is not affordable, the next ask is the trial."""
         well: bool | None = None
+        sent = math.inf
         try:
             async with self._reserved(with_room(capabilities.TRIAL, self._quirks.room)) as paid_call:
                 if paid_call is not None:
                     async with self._admitted():
+                        sent = time.monotonic()
                         paid_call.usage = (await capabilities.call_trial(self._client)).usage
             well = True
         except FocalrouteError as error:
             limited = isinstance(error, CallFailed) and error.failure.kind == "limited"
             well = None if limited else False
+            if time.monotonic() - sent > capabilities.TRIAL_TIMEOUT_S + _STANDSTILL_S:
+                self.breaker.drop_trial()  # the event loop stood still meanwhile, so the time limit proves nothing
         except asyncio.CancelledError:
             self.breaker.drop_trial()
             raise
