@@ -420,7 +420,7 @@ class PoolMember:
 
     def _given_up(self, call: MemberCall, silent_s: float) -> Failure:
         """Return how a cancelled call counts: as a timeout if it was silent for too long."""
-        overran = call.context.left_s <= 0 and silent_s >= _EVIDENCE_S
+        overran = -_STANDSTILL_S < call.context.left_s <= 0 and silent_s >= _EVIDENCE_S
         if call.outrun or overran or self.breaker.late(silent_s, call.context.slowest_s):
             return Failure("timeout", "silent for too long")
         return _GIVEN_UP

@@ -280,6 +280,25 @@ def test_a_member_is_not_raced_for_time_in_which_the_event_loop_was_blocked(
     assert kinds(asyncio.run(ask())) == {"a": "ok"}
 
 
+def test_an_event_loop_that_was_blocked_beyond_the_deadline_is_not_held_against_the_member(
+    service: Service, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether it would have answered in time."""
+    monkeypatch.setattr("focalroute.endpoints.member._EVIDENCE_S", 0.1)
+    service.hanging.add("a")
+
+    async def ask() -> float:
+        async with AsyncEnsemble(pool(server, "a"), attempts=1) as ensemble:
+            asking = asyncio.create_task(ensemble.ask("?", answer="number", deadline_s=1.0))
+            await asyncio.sleep(0.2)
+            time.sleep(2.5)  # noqa: ASYNC251 - the loop stands still
+            with pytest.raises(DeadlineExceeded):
+                await asking
+            return ensemble.stats().endpoints["a"].health.failure_share
+
+    assert asyncio.run(ask()) == 0
+
+
 def test_a_member_that_hangs_while_another_answers_is_given_up(
     service: Service, server: Server, tmp_path: Path, impatient: Callable[[], None]
 ) -> None:
