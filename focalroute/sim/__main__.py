@@ -14,6 +14,7 @@ import json
 import sys
 from typing import get_args
 
+from focalroute.core.errors import ConfigError
 from focalroute.sim.models import SimulatedModel, default_models
 from focalroute.sim.process import DialectName, pool_endpoints, pool_toml
 from focalroute.sim.questions import ALL_TOPICS, TOPICS, stream
@@ -34,11 +35,14 @@ def main() -> None:
     parser.add_argument("--free-form", action="store_true", help="print questions without choices")
     parser.add_argument("--from-stdin", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.queries is not None:
-        _print_queries(options)
-        return
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve_parent() if options.from_stdin else _serve_person(options))
+    try:
+        if options.queries is not None:
+            _print_queries(options)
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_serve_parent() if options.from_stdin else _serve_person(options))
+    except (ConfigError, OSError, OverflowError) as error:  # such as a port that is taken, or too large
+        parser.error(str(error))
 
 
 def _print_queries(options: argparse.Namespace) -> None:

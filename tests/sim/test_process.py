@@ -21,6 +21,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.sim import Fault, ModelStats, SimulatedModel, SimulatedPool, default_models, stream
+from focalroute.sim.__main__ import main
 from focalroute.sim.process import pool_toml
 from tests.forked_pools import FROM_NOTHING
 from tests.interruptible import heed_interrupts
@@ -251,6 +252,22 @@ def test_by_hand_it_prints_a_pool_file_and_serves_it(tmp_path: Path, http: httpx
             assert server.wait(60) == 0
         finally:
             server.kill()  # or leaving the block would wait for ever
+
+
+def test_by_hand_a_wrong_argument_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option, value, said in (
+            ("--queries", "-3", "give a whole number of questions, got -3"),
+            ("--port", "99999", "port must be 0-65535"),
+            ("--port", port, "address already in use"),
+        ):
+            monkeypatch.setattr(sys, "argv", ["focalroute.sim", option, value])
+            with pytest.raises(SystemExit, match="2"):
+                main()
+            assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_printed_pool_file_is_toml_with_exact_prices() -> None:
