@@ -46,8 +46,12 @@ _REASON = re.compile(
 )
 _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019]s)\b)", re.IGNORECASE)
 _NAMES_OF_ANSWER = f"answer|{_SPACED}|{_UNSPACED}".split("|")
-#: "Wait, no", which takes back all before it. The pattern begins with "ait", as a fixed text is found quickly.
-TAKEN_BACK = re.compile(r"ait(?<=[Ww]ait)(?:,\s+no\b|(?:\s+no|(?<=[Nn]o wait)|(?<=[Nn]o, wait))(?=[,.:;!]))(?=\W+\w)")
+#: "Wait, no", which takes back all before it, but not "Wait, no other ...". The pattern begins with "ait", as a fixed
+#: text is found quickly.
+TAKEN_BACK = re.compile(
+    r"ait(?<=[Ww]ait)(?:,\s+no\b(?!\s+(?:other|more|longer|one|such|need)\b)"
+    r"|(?:\s+no|(?<=[Nn]o wait)|(?<=[Nn]o, wait))(?=[,.:;!]))(?=\W+\w)"
+)
 #: Words by which a reply declines to answer.
 UNDECIDED = re.compile(  # not "I can't say for sure, but ..."
     r"(?:\b(?:(?:I|we)(?:\s+am|['\u2019]m)?\s+(?:cannot|can['\u2019]t|unable\s+to)|impossible\s+to|cannot\s+be)\s+"

@@ -114,18 +114,19 @@ def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
 
 def rewarded(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> list[Rewarded]:
     """Return the answers that a policy decided and that have feedback, in order."""
-    decided = [
-        (answer, deciding(feedback), _stratum(answer, answer.trajectory))
-        for answer, feedback in answers
-        if answer.trajectory is not None
-    ]
-    every = Counter(stratum for *_, stratum in decided)
-    weights = feedback_weights(every, Counter(stratum for _, said, stratum in decided if said is not None))
-    return [Rewarded(answer, said, weights[stratum]) for answer, said, stratum in decided if said is not None]
-
-
-def _stratum(answer: StoredAnswer, trajectory: Trajectory) -> Stratum:
-    return frozenset((trajectory.version, trajectory.rival)), answer.kind, answer.disputed
+    every: Counter[Stratum] = Counter()
+    told: list[tuple[StoredAnswer, Feedback, Stratum]] = []  # the others, which may be many, are only counted
+    for answer, feedback in answers:
+        if answer.trajectory is None:
+            continue
+        policies = frozenset((answer.trajectory.version, answer.trajectory.rival))
+        stratum = policies, answer.kind, answer.disputed
+        every[stratum] += 1
+        said = deciding(feedback)
+        if said is not None:
+            told.append((answer, said, stratum))
+    weights = feedback_weights(every, Counter(stratum for *_, stratum in told))
+    return [Rewarded(answer, said, weights[stratum]) for answer, said, stratum in told]
 
 
 def feedback_weights(every: Mapping[Stratum, int], told: Mapping[Stratum, int]) -> dict[Stratum, float]:
