@@ -56,6 +56,7 @@ _AGREED_SHARE = 16
 _FIRST_AGREED = 32
 _KEPT = 0.999  # share of the count of pairs that is left after another answer
 _LEAST_MET = 1e-9  # below this too few pairs that differed are left to tell how often they do
+_MOST_UNMET = 20  # answers of other processes, from whose labels it is also told how often members differ
 _UNSETTLED = 200  # outcomes after a change during which the pool counts as unsettled
 
 
@@ -106,6 +107,7 @@ class Observer:
         self._together, self._ahead = np.zeros((2, n, n)), np.zeros((n, n))
         # the first two of the latest queries, labelled or not; the diagonals count the replies that did not come alone
         self._met = np.zeros((2, n, n))
+        self._unmet = 0  # replies to labelled queries that another process asked, so that `_met` does not count them
         self._expected = np.array(expected or [None] * n, np.float64)  # minus their mean; NaN where not stated
         if not np.isnan(self._expected).all():
             self._expected -= np.nanmean(self._expected)
@@ -240,6 +242,8 @@ class Observer:
             if outcome.answer_id in self._window:
                 return
             here = [name for name in outcome.members if name in self._index]
+            if new == "nothing":
+                self._unmet += len(here)
             if choices is not None and len(here) > 1:
                 outcome = self._judged(outcome, here, choices)
             for row in self._agreed.push(outcome):
@@ -256,7 +260,7 @@ class Observer:
     def meet(self, outcomes: Iterable[tuple[Outcome, int | None]]) -> None:
         """Count anew how often members differ, in these answers, labelled or not; each as for `agree`."""
         with self._lock:
-            self._met[:] = 0
+            self._met[:], self._unmet = 0, 0
             for outcome, choices in outcomes:
                 if choices is not None:
                     self._meet(outcome)
@@ -519,12 +523,16 @@ class Observer:
         if not len(self._agreed):
             return together
         met, differed = self._met
+        unmet = min(self._unmet / len(together), _MOST_UNMET)
+        met, differed = met + unmet, differed + unmet * disputed / np.maximum(together, 1)
         known = differed > _LEAST_MET
         return np.maximum(together, np.divide(disputed * met, differed, out=np.zeros(met.shape), where=known))
 
     def _known(self) -> F64:
         """Return the totals of labels and of agreement, see `PoolTotals.known`."""
         replies, disputed = self._met.trace(axis1=1, axis2=2).tolist()
+        unmet = min(self._unmet, _MOST_UNMET * len(self.endpoints))
+        replies, disputed = replies + unmet, disputed + unmet * self._totals.disputed_share()
         return self._totals.known(self._bias, disputed / replies if replies else None)
 
     def _compare(self) -> None:

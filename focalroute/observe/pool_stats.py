@@ -324,6 +324,11 @@ class PoolTotals:
         due = undisputed * share / max(1 - share, _LEAST)
         return float(min(max((due - disputed_inferred) / disputed, 0.0), 1.0))
 
+    def disputed_share(self) -> float:
+        """Return the share that belong to disputed answers of all replies known or inferred to be right or wrong."""
+        n, disputed = self._known[:, :, 0].sum(axis=(0, 2)).tolist()
+        return float(disputed / max(n, 1.0))
+
     def inferred(self) -> F64:
         """Return how many rows are inferred from agreement, (2, N): of undisputed and of disputed answers."""
         inferred, disputed = self._known[1, :, 0]

@@ -132,6 +132,25 @@ def test_another_process_learns_from_labels_how_far_agreement_is_off(pool: Simul
         assert most - least < high - low
 
 
+def test_labels_from_another_process_are_not_forgotten_with_the_first_own_answers(
+    pool: SimulatedPool, tmp_path: Path
+) -> None:
+    """All were of disputed answers. With few own answers, hardly any of them disputed, these labels hardly counted."""
+    options = settings(pool, tmp_path / "s.db") | {"policy": "plurality"}
+    with Ensemble(**options) as other, Ensemble(**options) as ensemble:
+        for question in stream(120, seed=8):
+            answer = other.ask(question.text, choices=question.choices)
+            if answer.disputed:
+                other.feedback(answer, label_index=question.label)
+        known = told(other)
+        until(lambda: all(told(ensemble)[name][1] == labelled for name, (_, labelled, _) in known.items()))
+        for question in stream(6, seed=12):
+            ensemble.ask(question.text, choices=question.choices)
+        after = told(ensemble)
+    for name, (_, _, accuracy) in known.items():
+        assert after[name][2] == pytest.approx(accuracy, abs=0.1)
+
+
 def test_it_can_be_turned_off(pool: SimulatedPool) -> None:
     with Ensemble(**settings(pool), learn_from_agreement=False) as ensemble:
         for question in stream(5, seed=3):
