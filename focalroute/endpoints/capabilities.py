@@ -261,7 +261,7 @@ class CapabilityCheck:
                 completion = await self._client.complete(request)
         except CallFailed as error:
             self._count(error, request)
-            quirks.thinks = quirks.thinks or error.failure.cut
+            quirks.certain = quirks.certain or error.failure.cut
             if quirks.room > room:
                 raise CallFailed(_THINKS, error.usage, free=error.free) from None
             raise

@@ -107,7 +107,7 @@ class EndpointClient:
         while True:
             body = self._body(request)
             try:
-                return self.quirks.see(await self._complete(body, headers, len(request.scored), timeout_s))
+                return self.quirks.see(await self._complete(body, headers, len(request.scored), timeout_s), body)
             except CallFailed as error:
                 if not self._adapts(error.failure, request, body):
                     raise
@@ -203,7 +203,7 @@ class EndpointClient:
             if not decoder.whole or error.failure.kind != "protocol" or error.reported is not None:
                 error.usage = error.usage or decoder.usage
                 raise self._with_service_message(error, body) from None
-        yield self.quirks.see(decoder.finish())
+        yield self.quirks.see(decoder.finish(), body)
 
     def _with_service_message(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
         """Add the service's own words to the failure of a successful response that reports an error."""

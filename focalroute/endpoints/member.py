@@ -93,7 +93,7 @@ class PoolMember:
         self._capabilities = self._known()
         self._assumed = capabilities.override(endpoint, capabilities.ALL)  # until they are known
         if self._capabilities is not None and self._capabilities.thinks:
-            self._quirks.thinks = True
+            self._quirks.certain = True
         self._checks = PerLoop(Background)
         self._trials = Background()
         self._lacks: dict[str, float] = {}  # features it reported to lack -> until when that is believed

@@ -24,6 +24,11 @@ _GROWTH = 4
 #: More tokens after a reply that was cut and shows no thinking: some models give their reasons first.
 _TALKING_TOKENS = 512
 
+#: Replies without marks of thinking after which marks that were seen are forgotten.
+_REMEMBERED = 4
+#: Fields of a request that keep thinking out of the reply; with the last, it echoes a prompt.
+_CONSTRAINING = ("response_format", "structured_outputs", "echo")
+
 _CAPS = ("max_tokens", "max_completion_tokens")
 #: A field that comes with tool calls -> the services that expect it back; others may refuse it.
 #: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens,
@@ -43,15 +48,17 @@ _OPTIONAL = frozenset(
 class Quirks:
     """The known quirks of one endpoint.
 
+    Marks of thinking within a text may be a quotation of them, so what they show is forgotten after a few replies
+    without any: one caller's text must not change how all others are asked.
+
     Attributes:
-        thinks: whether the model thinks before it answers.
-        unopened: whether its text begins within the thinking, without an opening mark.
+        certain: whether the model is known by something else than such marks to think before it answers.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         tokens = endpoint.thinking_tokens
-        self.thinks = endpoint.reasoning_effort != "none" and (bool(tokens) or thinks(endpoint.model))
-        self.unopened = False
+        self.certain = endpoint.reasoning_effort != "none" and (bool(tokens) or thinks(endpoint.model))
+        self._marked = self._unopened = 0  # replies without marks of thinking until those that were seen are forgotten
         self._name = endpoint.name
         self._room = tokens
         self._fixed = tokens is not None or not endpoint.params.keys().isdisjoint(_CAPS)
@@ -60,6 +67,16 @@ class Quirks:
         service = endpoint.service or service_at(endpoint.base_url)
         self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", *wanted)}
         self._wants_thinking = service in _WANTED["reasoning_content"]
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks before it answers."""
+        return self.certain or self._marked > 0
+
+    @property
+    def unopened(self) -> bool:
+        """Whether its text begins within the thinking, without an opening mark."""
+        return self._unopened > 0
 
     @property
     def room(self) -> int:
@@ -104,13 +121,18 @@ class Quirks:
             _log.info("%s takes no %s: it is left out from now on", self._name, field)
         return True
 
-    def see(self, completion: Completion) -> Completion:
-        """Learn from a reply; return it without thinking that was cut and looks like an answer."""
-        if completion.usage is not None and completion.usage.reasoning_tokens:
-            self.thinks = True
-        for sample in completion.choices:
-            self.thinks = self.thinks or bool(sample.reasoning)
-            self.unopened = self.unopened or sample.unopened
+    def see(self, completion: Completion, sent: Mapping[str, Any]) -> Completion:
+        """Learn from a reply to a body that was sent; return it without thinking that was cut and looks like an answer.
+
+        A reply that was cut, or constrained, may lack the marks although the model thinks.
+        """
+        samples = completion.choices
+        counted = completion.usage is not None and completion.usage.reasoning_tokens > 0
+        self.certain = self.certain or counted or any(sample.reasoning and not sample.marked for sample in samples)
+        free = sent.keys().isdisjoint(_CONSTRAINING)
+        plain = free and all(sample.text and sample.finish_reason != "length" for sample in samples)
+        self._marked = _left(self._marked, any(sample.marked for sample in samples), plain=plain)
+        self._unopened = _left(self._unopened, any(sample.unopened for sample in samples), plain=plain)
         if not self.unopened:
             return completion
         return replace(completion, choices=tuple(map(_without_cut_thinking, completion.choices)))
@@ -132,6 +154,13 @@ class Quirks:
         if had >= self.room or not had:  # without any it was not known to think
             self._room = min(max(self.room, _LEAST) * _GROWTH, _MOST)
         return self.room if self.room > had else None
+
+
+def _left(before: int, seen: bool, *, plain: bool) -> int:
+    """Return after how many further replies without marks they are forgotten, if they were just ``seen`` or not."""
+    if seen:
+        return _REMEMBERED
+    return max(before - plain, 0)
 
 
 def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, AsyncEnsemble, Budget, BudgetExceeded, Endpoint, Ensemble, PoolError
-from focalroute.endpoints.quirks import THINKING_TOKENS
+from focalroute.endpoints.quirks import THINKING_TOKENS, Quirks
+from focalroute.endpoints.wire import Completion, CompletionChoice
+from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.endpoints.wire.thinking import ThinkingSplitter, split_thinking
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import DialectName
@@ -285,6 +288,51 @@ def test_pieces_are_split_as_the_whole_is(text: str, size: int) -> None:
     said = [splitter.feed(text[at : at + size]) for at in range(0, len(text), size)]
     answer = "".join(said) + splitter.finish()
     assert (splitter.thinking, answer) == split_thinking(text)
+
+
+@pytest.mark.parametrize("quoted", ["It ends with\n</think>\nand a line.", "<think>hm</think>That is how it begins."])
+def test_marks_that_a_model_quotes_are_forgotten_after_a_few_replies(quoted: str) -> None:
+    """One prompt about them would have all other callers' streams come in one piece, and their limits raised."""
+
+    async def speak(request: web.Request, body: Any) -> web.StreamResponse:
+        text = quoted if "Quote" in str(body["messages"]) else "one two three"
+        if not body.get("stream"):
+            return json_reply(completion(text))
+        pieces = [{"choices": [{"index": 0, "delta": {"content": f"{word} "}}]} for word in text.split()]
+        response = await sse(request, *pieces, end=None)
+        await asyncio.sleep(0.05)
+        end = {"choices": [{"index": 0, "delta": {"content": "end"}, "finish_reason": "stop"}]}
+        await response.write(f"data: {json.dumps(end)}\n\ndata: [DONE]\n\n".encode())
+        return response
+
+    with serving(speak) as server:
+        one = Endpoint("e", model="m", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        with Ensemble([one], budget=Budget(usd_total=1)) as ensemble:
+            ensemble.ask("Quote the marks of thinking.")
+            for _ in range(5):
+                ensemble.ask("Count.")
+            with ensemble.stream("Count.") as answer:
+                assert len(list(answer)) > 1
+        limits = [received.body["max_tokens"] for received in server.received]
+    assert limits == [1024] + 4 * [1024 + THINKING_TOKENS] + 2 * [1024]
+
+
+def test_a_model_whose_streams_begin_within_the_thinking_stays_known() -> None:
+    """By each stream's closing mark; replies that were cut or constrained lack it."""
+    quirks = Quirks(Endpoint("e", model="m", base_url="http://h/v1"))
+    plain, cut = (CompletionChoice("42", reason, None) for reason in ("stop", "length"))
+    unmarked: Any = ((plain, {"response_format": {}}), (cut, {}), (plain, {}))
+    for _ in range(9):
+        decoder = StreamDecoder(unopened=quirks.unopened)
+        for text, reason in (("17 + 25\n</thi", None), ("nk>\n\n42", "stop")):
+            event = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]}
+            decoder.feed(f"data: {json.dumps(event)}\n\n".encode())
+        said = quirks.see(decoder.finish(), {}).choices[0]
+        assert (said.text.strip(), said.reasoning.strip()) == ("42", "17 + 25")
+        assert quirks.thinks
+        assert quirks.unopened
+        for sample, sent in unmarked:
+            quirks.see(Completion((sample,), None, None, None), sent)
 
 
 def test_a_stream_that_begins_within_the_thinking_is_silent_until_its_end() -> None:

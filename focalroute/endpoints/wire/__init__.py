@@ -75,6 +75,7 @@ class CompletionChoice:
             refusal instead of text.
         tokens: of the answer; None where no (credible) log-probabilities came back.
         reasoning: the thinking, as far as the service returns it.
+        marked: whether the thinking was found in the text, by marks that any text may quote.
         unopened: whether the text began within the thinking, without an opening mark.
         reasoning_details: data that OpenRouter expects back with the tool calls, unchanged.
     """
@@ -84,6 +85,7 @@ class CompletionChoice:
     tokens: tuple[fields.Token, ...] | None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     reasoning: str = field(default="", repr=False)
+    marked: bool = False
     unopened: bool = False
     reasoning_details: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
@@ -230,13 +232,15 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
     calls = tuple(objects_in(message.get("tool_calls")))
     unopened = begins_thinking(text)
     within, text = split_thinking(text)
-    reasoning, tokens = thinking_of(message) or within, fields.tokens_of(choice.get("logprobs"))
+    thought, tokens = thinking_of(message), fields.tokens_of(choice.get("logprobs"))
+    reasoning = thought or within
     if reasoning and tokens:
         tokens = fields.answer_tokens(tokens, text)
     if message.get("refusal") and not text:
         finished = "refusal"
     details = tuple(objects_in(message.get("reasoning_details")))
-    return CompletionChoice(text, finished, tokens, calls, reasoning, unopened, details)
+    marked = reasoning != thought
+    return CompletionChoice(text, finished, tokens, calls, reasoning, marked, unopened, details)
 
 
 # -- requests about texts: their embeddings, and their log-likelihoods -------------------------------------------------

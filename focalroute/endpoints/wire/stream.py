@@ -235,9 +235,11 @@ class _Part:
             call["function"]["arguments"] = "".join(self._arguments[place])
         calls = tuple(self._calls[place] for place in sorted(self._calls))
         within, text = split_thinking("".join(self._texts))
-        reasoning = "".join(self._thoughts) or self._splitter.thinking or within
+        thought = "".join(self._thoughts)
+        reasoning = thought or self._splitter.thinking or within
         if reasoning and tokens:
             tokens = fields.answer_tokens(tokens, text)
         finished = "refusal" if self._refused and not text else self.finish_reason
         details = joined_details(self._details)
-        return CompletionChoice(text, finished, tokens, calls, reasoning, within != "", details)
+        marked, unopened = reasoning != thought, within != "" or self._splitter.closed
+        return CompletionChoice(text, finished, tokens, calls, reasoning, marked, unopened, details)

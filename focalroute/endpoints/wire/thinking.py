@@ -106,6 +106,11 @@ class ThinkingSplitter:
         self._answering = self._begun = False
 
     @property
+    def closed(self) -> bool:
+        """Whether thinking without an opening mark has ended with the closing one."""
+        return self._unopened and self._end != "" and self._answering
+
+    @property
     def thinking(self) -> str:
         """All thinking so far."""
         thought = "".join(self._thought)
