@@ -116,12 +116,12 @@ def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64
 
     Args:
         mass: (..., N, K), NaN where an endpoint gave none.
-        size: (...) the query's number of choices, at most K.
+        size: (...) the query's number of choices, at most K; 0: a free-form one without an answer.
     """
     logs = np.log(np.clip(mass, LEAST_MASS, 1).astype(np.float64))
     real = ~np.isnan(logs) & (np.arange(logs.shape[-1]) < size[..., None])[..., None, :]
     logs = np.where(real, logs, 0)
-    return np.where(real, logs - logs.sum(axis=-1, keepdims=True) / size[..., None, None], 0)
+    return np.where(real, logs - logs.sum(axis=-1, keepdims=True) / np.maximum(size, 1)[..., None, None], 0)
 
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from focalroute.core.records import Masses, Outcome, Query, Reply
-from focalroute.observe.calibration import CalibrationStats, Corrections, Totals
+from focalroute.observe.calibration import CalibrationStats, Corrections, Totals, centred_log_mass
 from focalroute.observe.experience import Experience
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observer import Observer
@@ -38,6 +38,11 @@ def test_means_gap_and_variance_in_closed_form() -> None:
     assert found.weights[0] == gap == 0.0  # its mass speaks against the right choice: it says nothing
     assert found.trust.tolist() == [20 / 40, 0.0]
     assert not found.means[1].any()
+
+
+def test_a_question_without_any_answer_says_nothing() -> None:
+    """In a log that also has probabilities; training printed a warning of numpy's."""
+    assert not centred_log_mass(np.full((2, 3, 4), np.nan), np.array([0, 4])).any()
 
 
 def test_a_bias_towards_a_position_is_taken_out() -> None:
