@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic_core import to_json
+
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Failure
@@ -157,7 +159,11 @@ class Transport(ABC):
 
     def secrets(self, body: Mapping[str, Any] | None) -> tuple[str, ...]:
         """Return the texts that no message may quote: the request and the keys."""
-        return (json.dumps(body, default=str), self._key(), *self._private)
+        try:
+            sent = to_json(body).decode()  # much faster than json
+        except ValueError:  # a lone surrogate
+            sent = json.dumps(body, default=str)
+        return (sent, self._key(), *self._private)
 
     @abstractmethod
     async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:

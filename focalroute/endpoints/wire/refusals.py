@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from focalroute.core.config import Endpoint
 from focalroute.core.records import WITHHELD, Failure
 from focalroute.core.services import is_loopback
-from focalroute.core.shapes import as_object
+from focalroute.core.shapes import as_object, read_json
 
 #: Each is a field of `Endpoint`.
 Feature = Literal["tools", "images", "json_schema"]
@@ -195,7 +195,7 @@ def _without_names(message: str, sent: str) -> str:
     message = _PATH.sub("", message)
     names: set[str] = set()
     with suppress(ValueError):
-        body = as_object(json.loads(sent))
+        body = as_object(read_json(sent))
         inner = [body.get(field) for field in _CALLERS_OWN]
         while inner:
             one = inner.pop()
@@ -269,7 +269,7 @@ def _redacted(message: str, private: Sequence[str]) -> str:
 def _texts(sent: str) -> Iterator[str]:
     """Yield the caller's own texts in the JSON that was sent: every string value except the model's name."""
     try:
-        body = json.loads(sent)
+        body = read_json(sent)
     except ValueError:
         yield sent
         return
