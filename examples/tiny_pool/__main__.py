@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not llama_server_ready():
         parser.error("llama-server is not built; `make real` does it")
     if asked.out.exists():
-        parser.error(f"{asked.out} is there already; remove it, or give another folder")
+        parser.error(f"{asked.out} already exists; remove it, or give another folder")
     seeds = [played(asked.out / f"seed-{seed}", seed, Sizes(stream=asked.queries)) for seed in range(asked.seeds)]
     write(seeds, asked.out)
     print((asked.out / "tables.md").read_text())

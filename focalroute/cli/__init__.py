@@ -26,7 +26,7 @@ StoreOption = Annotated[
 SystemOption = Annotated[str | None, typer.Option(help="The system message.")]
 ParamOption = Annotated[
     list[str] | None,
-    typer.Option(help="NAME=VALUE, passed on to the endpoints, such as temperature=0; may be given again."),
+    typer.Option(help="NAME=VALUE, passed on to the endpoints, such as temperature=0; may be repeated."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SkipBadRowsOption = Annotated[

@@ -88,7 +88,7 @@ def common(
 ) -> None:
     """Ask a small, learned subset of a pool of LLM endpoints and fuse their replies into one answer.
 
-    Exit code 0: done; 1: failed; 2: you can correct what is wrong, which the message names.
+    Exit code 0: done; 1: failed; 2: something to correct, which the message names.
     """
     if "--help" not in sys.argv:  # help must work even if the file is invalid
         read_env_file(Path(".env"))
@@ -133,7 +133,7 @@ def evaluate(
     usd_per_second: Annotated[float, typer.Option(help="The price of a second of waiting for the answer.")] = 0.0,
     show_task: Annotated[bool, typer.Option("--show-task", help="Let the policies see the task.")] = False,
     preset: Annotated[
-        list[str] | None, typer.Option(help="Add a paper's method, rl-focal or der; may be given again.")
+        list[str] | None, typer.Option(help="Add a paper's method, rl-focal or der; may be repeated.")
     ] = None,
     skip_bad_rows: SkipBadRowsOption = False,
     engine: EngineOption = "local",

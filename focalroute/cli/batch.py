@@ -143,7 +143,7 @@ class _Answers:
         if path.exists() and not path.is_file():  # such as /dev/null, which would be replaced
             raise ConfigError(f"{path}: is not a file; give another name")
         if path.exists() and not resume:
-            raise ConfigError(f"{path}: is there already; give --resume to go on with it, or another name")
+            raise ConfigError(f"{path}: already exists; give --resume to continue it, or another name")
         self._path, self._digests = path, digests
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0

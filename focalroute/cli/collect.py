@@ -23,7 +23,7 @@ def collect(
     out: Annotated[Path, typer.Option(help="The outcome log to write (.jsonl).")],
     pool: PoolOption = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="A column with another name, such as label=answer; may be given again.")
+        list[str] | None, typer.Option(help="FIELD=COLUMN where names differ, such as label=gold; may be repeated.")
     ] = None,
     answer: Annotated[str | None, typer.Option(help="Kind of free-form answers, as for ask.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions.")] = None,

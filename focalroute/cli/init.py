@@ -40,7 +40,7 @@ def init(
     pool: Annotated[Path, typer.Option(help="The pool file to write.")] = Path("pool.toml"),
     model: Annotated[
         list[str] | None,
-        typer.Option(help="SERVICE/MODEL to use, such as together/Qwen/Qwen3-8B; may be given again."),
+        typer.Option(help="SERVICE/MODEL to use, such as together/Qwen/Qwen3-8B; may be repeated."),
     ] = None,
     local: Annotated[str | None, typer.Option(help="Address of your own server, whose models are used.")] = None,
     usd_total: Annotated[str | None, typer.Option(help="Total budget, USD.")] = None,
@@ -56,7 +56,7 @@ def init(
     from focalroute.serving.sync import Ensemble
 
     if pool.exists():
-        raise ConfigError(f"{pool}: is there already; give another --pool")
+        raise ConfigError(f"{pool}: already exists; give another path with --pool")
     if not os.access(pool.parent, os.W_OK):
         raise ConfigError(f"{pool}: cannot be written; give --pool a file in a folder that you may write to")
     found = [name for name in _MODELS if os.environ.get(SERVICES[name].api_key_env or "")]

@@ -31,7 +31,7 @@ def update(
     follow: Annotated[
         bool, typer.Option("--follow", help="Run for ever, and update whenever there is enough feedback.")
     ] = False,
-    every: Annotated[int, typer.Option(min=1, help="With --follow: feedbacks between two updates.")] = 100,
+    every: Annotated[int, typer.Option(min=1, help="With --follow: how much feedback starts an update.")] = 100,
     archive: Annotated[
         Path | None, typer.Option(help="With --follow and Redis: SQLite file for the rows that Redis drops.")
     ] = None,

@@ -584,7 +584,7 @@ class Endpoint:
 @raises_config_error
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """Limits on spending, in USD, and the mean cost and time per query to keep to.
+    """Limits on spending, in USD, and target means of the cost and time per query.
 
     All limits but ``max_usd_per_ask`` are kept in the store: exact for all processes that share it, across restarts and
     crashes. A call reserves the most it can cost and is settled at its actual cost. What a process that died had

@@ -131,7 +131,7 @@ def _parsed(content: bytes) -> PoolFile:
     tables = data.get("endpoint", [])
     if not isinstance(tables, list):
         raise ConfigError("endpoint: write [[endpoint]], with two brackets")
-    endpoints = [_table(f"endpoint[{i}]", Endpoint, table) for i, table in enumerate(tables)]
+    endpoints = [_table(_place(i, table), Endpoint, table) for i, table in enumerate(tables)]
     budget = _table("budget", Budget, data["budget"]) if "budget" in data else None
     for name in ("ensemble", "embedder", "judge"):
         if not isinstance(data.get(name, {}), dict):
@@ -153,6 +153,11 @@ def endpoint_in_table(table: Mapping[str, Any], name: str) -> Endpoint:
 def _refuse_objects(table: Mapping[str, Any]) -> None:
     for key in sorted(_ONLY_IN_PYTHON & table.keys()):
         raise ConfigError(f"{key}: a pool file cannot hold one; give base_url, and the key's variable in api_key_env")
+
+
+def _place(index: int, table: object) -> str:
+    name = table.get("name") if isinstance(table, dict) else None
+    return f"endpoint[{index}] {name[:99]!r}" if isinstance(name, str) else f"endpoint[{index}]"
 
 
 def _table(where: str, make: Callable[..., _C], table: object) -> _C:
@@ -182,7 +187,7 @@ def _check_keys(pool: Iterable[Endpoint]) -> None:
         if named and named[1].lower() != service:
             raise ConfigError(
                 f"endpoints: {endpoint.name}: api_key_env: {variable} is not a key for {host}; "
-                "correct one, or name a variable of its own"
+                "correct base_url, or put that host's key in another variable"
             )
         if (named or service) and url.scheme == "http":
             raise ConfigError(

@@ -129,7 +129,7 @@ class Receipt:
         calls: every member asked, in the order of asking.
         rounds: rounds in which an endpoint was asked.
         synthesis: the call that wrote the answer from the members' replies; if it failed, the answer is the reply that
-            the Fusion chose. None: no answer was to be written. It is in ``cost`` and ``all_calls``.
+            the Fusion chose. None: no synthesis was asked for. It is in ``cost`` and ``all_calls``.
         cost: USD of all calls, of ``synthesis`` and of ``embedding``; None if the cost of any is unknown.
         saved: USD saved by cancelling calls, an estimate (see `Call`); 0 without any.
         degraded: how the answer falls short of normal service, in words; empty if it does not.
@@ -246,9 +246,9 @@ class Answer(Generic[T_co]):
             its least certain closed field; for a synthesised one, that of the likeliest reply.
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown; 0 where it is ``cached``.
-        cached: whether it was given to an identical question before, whose id, receipt and replies it has.
+        cached: whether it is from the cache, with the id, receipt and replies of the first identical question.
         durable: whether the store has committed it. False: the store failed, or had not committed it by the deadline;
-            feedback is possible only if it still does.
+            feedback is possible only once it has.
         degraded: as on the receipt.
         replies: every member's reply, in the order of asking.
         tool_calls: the tools to call, in OpenAI's shape, as one member called them; empty where the answer is text.

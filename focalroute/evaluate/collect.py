@@ -97,7 +97,7 @@ class LogFile:
         if path.suffix != ".jsonl":
             raise ConfigError(f"{path}: give the log a name that ends in .jsonl")
         if path.exists() and not resume:
-            raise ConfigError(f"{path}: is there already; resume it, or give another name")
+            raise ConfigError(f"{path}: already exists; resume it, or give another name")
         self._path, self._pool, self._advance = path, tuple(pool), advance
         self._questions = {question.id: question for question in questions}
         there: Sequence[LoggedQuery] = ()

@@ -83,7 +83,7 @@ def import_samples(
     if target.suffix != ".jsonl":
         raise ConfigError(f"{target}: give the log a name that ends in .jsonl")
     if target.exists():
-        raise ConfigError(f"{target}: is there already; give another name")
+        raise ConfigError(f"{target}: already exists; give another name")
     if not any(files.values()):
         raise ConfigError("files: give at least one, as MODEL=FILE")
     questions, bad_rows = _gathered(files, skip_bad_rows=skip_bad_rows)

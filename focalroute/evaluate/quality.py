@@ -115,7 +115,7 @@ def judge(ensemble: Ensemble) -> Quality:
     It blocks until the endpoint answers, so it must not be called in an event loop.
 
     Raises:
-        ConfigError: it is not an `focalroute.Ensemble`.
+        ConfigError: it is not a `focalroute.Ensemble`.
         PoolError: when called: the judge did not answer; and other errors of `focalroute.Ensemble.ask`.
     """
     from focalroute.serving.sync import Ensemble

@@ -152,14 +152,16 @@ def judged(answer: StoredAnswer, **said: Unpack[Said]) -> tuple[float, str | Non
     """
     if sum(one is not None for one in said.values()) != 1:
         advice = '; the right answer None is label="null"' if answer.kind == "structured" else ""
-        raise FeedbackError(f"feedback: give one of reward, label, label_index, preferred and score{advice}")
+        raise FeedbackError(f"feedback: give exactly one of reward, label, label_index, preferred and score{advice}")
     if (reward := said.get("reward")) is not None:
         return reward_of(reward), None
     if (score := said.get("score")) is not None:
         return score_reward(score), None
     given = answer.keys[answer.answered]
     if (preferred := said.get("preferred")) is not None:
-        unknown = BadLabel("preferred: is not among the candidates of this answer; give one of two or more")
+        unknown = BadLabel(
+            "preferred: is not among the candidates of this answer, or is the only one; give one of at least two"
+        )
         try:
             better, other = label_key(preferred, answer), _runner_up(answer)
         except BadLabel:

@@ -149,7 +149,7 @@ class BudgetGuard:
     def _require_prices(self, limit: str) -> None:
         if self._unpriced:
             raise ConfigError(
-                f"{limit}: cannot be kept, the price of {', '.join(self._unpriced)} is unknown; "
+                f"{limit}: cannot be kept while the price of {', '.join(self._unpriced)} is unknown; "
                 "set input_usd_per_1m and output_usd_per_1m, or allow_unpriced=True in the Budget",
                 private=True,
             )
@@ -427,7 +427,7 @@ class AskBudget:
                 f"no endpoint is affordable within {limit.usd:f} USD for this ask (max_usd, or the budget's "
                 "max_usd_per_ask); raise it, lower max_tokens or ask a cheaper pool"
             )
-        message += f". {dollars(limit.spent)} are spent and {dollars(limit.reserved)} held for calls under way"
+        message += f". {dollars(limit.spent)} is spent and {dollars(limit.reserved)} held for calls under way"
         if self.needed is not None:
             message += f"; the cheapest call has to reserve {dollars(self.needed)}"
         return BudgetExceeded(

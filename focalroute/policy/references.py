@@ -136,5 +136,6 @@ def resolve_policy(
     if plain in _PRESETS:
         raise ConfigError(f"policy: {policy!r} {_PRESETS[plain]}; {new_folder}")
     raise ConfigError(
-        f"policy: {policy!r} is not a policy's name; {new_folder}; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)}"
+        f"policy: {policy!r} is not a policy's name; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)} "
+        f'For a new folder give "./{policy}"'
     )

@@ -597,9 +597,9 @@ class AsyncEnsemble:
         self.budget = budget
 
     def join_trace(self, headers: Mapping[str, str]) -> None:
-        """Let the telemetry of this task's asks belong to the trace that a request's headers name (W3C's traceparent).
+        """Attach the telemetry of this task's asks to the trace that a request's headers name (W3C's traceparent).
 
-        If a span is current already, the asks belong to that.
+        A span that is current already takes precedence.
         """
         if self._recorder is not None:
             self._recorder.join(headers)

@@ -71,8 +71,8 @@ class Judge:
     Attributes:
         by: an `Endpoint`, of the pool or not; or a function of the `Query` and the `Answer` that returns a reward in
             [-1, 1] or a bool (None: no opinion), or an awaitable of that. A plain function runs in a thread.
-        share: of the answers that are judged, in [0, 1]; except open text, mostly those whose members differ
-            (`DisputedFirst`). An ensemble's ``seed`` repeats which.
+        share: of answers to judge, in [0, 1]; mostly those whose members differ, except in open text
+            (`DisputedFirst`). An ensemble's ``seed`` makes the selection repeatable.
         criteria: an endpoint's criteria, in words; None: whether the answer is right, useful and harmless.
         concurrency: judgements under way at a time; up to 100 wait, further answers are left out.
         deadline_s: for one judgement, from its beginning.
@@ -108,9 +108,9 @@ class JudgeStats:
         judged: answers that it gave feedback for.
         failed: judgements that came to nothing: a failed call, a reply without a grade, an error of the function, or a
             cancellation; not those of a function that has no opinion.
-        left_out: answers that were to be judged while too many waited.
+        left_out: answers not judged because too many were waiting.
         calls: calls to an endpoint, retries included; ``unpriced`` of them have no known cost.
-        cost: USD of the others.
+        cost: USD of the calls with a known cost.
     """
 
     judged: int = 0
@@ -161,7 +161,7 @@ def _member(table: Mapping[str, Any], pool: PoolFile) -> Endpoint:
     for key in sorted(table.keys() - {"endpoint"}):
         raise ConfigError(f"{key}: unknown key beside endpoint; set it in the [[endpoint]] table of that name")
     if name not in named:
-        raise ConfigError(f"endpoint: none of the pool is named {name!r}; {did_you_mean(name, named)}")
+        raise ConfigError(f"endpoint: {name!r} is not in the pool; {did_you_mean(name, named)}")
     return named[name]
 
 

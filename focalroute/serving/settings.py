@@ -59,13 +59,13 @@ class Settings:
         max_rounds: how often the Decider may ask before it has to stop.
         explore: sample decisions from the policy, as updates of the Decider and `focalroute policy compare` need,
             instead of taking the most probable. None: sample with ``update_every``, and from a policy that was not
-            trained on a log of the pool, which it still has to get to know.
-        cost_weight: lambda, what asking the whole pool once costs in rewards, a right answer's being 1 and a wrong
-            one's -1; the Decider sees it. With ``Budget(usd_per_query=...)`` it is only the initial weight on a new
+            trained on a log of the pool, to get to know it.
+        cost_weight: lambda, the cost of asking the whole pool once, in units of reward (1 for a right answer, -1 for a
+            wrong one); the Decider sees it. With ``Budget(usd_per_query=...)`` it is only the initial weight on a new
             store.
-        usd_per_second: USD that a second until the answer is worth; ``ask(usd_per_second=)`` overrides it. It counts in
-            later rounds and in every wait for a member under way (`focalroute.serving.ask.TimePrice`). 0: time is free.
-            With ``Budget(seconds_per_query=...)`` it is only the initial price on a new store.
+        usd_per_second: the price, in USD, of each second until the answer; ``ask(usd_per_second=)`` overrides it. It
+            counts in later rounds and in every wait for a member under way (`focalroute.serving.ask.TimePrice`). 0:
+            time is free. With ``Budget(seconds_per_query=...)`` it is only the initial price on a new store.
         window: how many past outcomes the observation covers.
         deadline_s: for one whole ask, all rounds.
         attempts: most calls to one member, retries included; all members of an ask together have ``attempts - 1``
@@ -78,12 +78,12 @@ class Settings:
             then ``cached``, costs nothing and teaches nothing. The cache is this process's, and not used by streams.
             None: no cache.
         samples: how many samples to draw from an endpoint without log-probabilities.
-        update_every: feedbacks between two background updates, each of which trains or judges a challenger in the
-            folder ``policy``; None: only by `update`. If several processes share a store, set it in one.
-        probe_share: long-run cost of exploration calls, to endpoints that a query was not put to, as a share of the
-            asks' cost; more at first without feedback, and after an endpoint changed (see
-            `focalroute.observe.exploration`). They run in the background, and teach by the answer's feedback or by
-            agreement. A named policy does not explore.
+        update_every: how much feedback starts a background update, which trains or judges a challenger in the folder
+            ``policy``; None: only by `update`. If several processes share a store, set it in one.
+        probe_share: long-run cost of exploration (calls to endpoints that an ask left out), as a share of the asks'
+            cost; more at first without feedback, and after an endpoint changed (see `focalroute.observe.exploration`).
+            They run in the background, and teach by the answer's feedback or by agreement. A named policy does not
+            explore.
         learn_from_agreement: learn which endpoints are good from how far an answer's members agree, until feedback on
             it comes (see `focalroute.observe.referees`).
         synthesiser: the name of the pool's endpoint that writes the answers of ``ask(combine="synthesise")``.
@@ -91,8 +91,9 @@ class Settings:
         store_text: whether prompts and replies are kept in the store.
         durability: "normal" survives a crash of the process, "full" a loss of power.
         seed: makes the sampled decisions repeatable. With ``learn_from_agreement`` they also depend on when concurrent
-            asks end, and probes in the background, which ``probe_share=0`` turns off. The first requests on a new store
-            also depend on when the capability checks end (``focalroute pool check --learn`` makes these in advance).
+            asks end, and on background exploration, which ``probe_share=0`` turns off. The first requests on a new
+            store also depend on when the capability checks end (``focalroute pool check --learn`` makes these in
+            advance).
         telemetry: whether spans and metrics are recorded (`docs/telemetry.md`), by the program's OpenTelemetry
             providers or by those of a `focalroute.serving.telemetry.Telemetry`.
 

@@ -22,8 +22,8 @@ class EndpointStats:
     """The statistics of one endpoint.
 
     Attributes:
-        calls: calls on the store's ledger, retries and probes included; ``unpriced`` of them have no known cost.
-        cost: USD of the others; None where there are calls and none has a known cost.
+        calls: calls on the store's ledger, retries and exploration included; ``unpriced`` of them have no known cost.
+        cost: USD of the calls with a known cost; None where there are calls and none has one.
         seen: answers in the window that tell whether it was right; ``labelled`` of them by feedback, the others by
             agreement.
         accuracy: its share of right answers among them, shrunk towards its long-run share, else the pool's mean.

@@ -43,9 +43,7 @@ class Synthesiser:
 
     def __init__(self, pool: Pool, endpoints: Sequence[str], writer: str | None) -> None:
         if writer is not None and writer not in endpoints:
-            raise ConfigError(
-                f"synthesiser: {writer!r} is not in the pool; give the name of one of {', '.join(endpoints)}"
-            )
+            raise ConfigError(f"synthesiser: {writer!r} is not in the pool; use one of {', '.join(endpoints)}")
         self._pool = pool
         self._writer = None if writer is None else endpoints.index(writer)
 

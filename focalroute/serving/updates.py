@@ -44,10 +44,13 @@ def learned_folder(policy: str | Path | Baseline | None, setting: str = "policy"
     """
     if isinstance(policy, Baseline):
         raise ConfigError(
-            f"{setting}: {policy.name!r} is a rule that no update changes; to learn policies give policy a folder"
+            f"{setting}: {policy.name!r} is a rule, which updates do not change; to learn, give a folder, such as "
+            'policy="policy/"'
         )
     if policy is None:
-        raise ConfigError(f"{setting}: an update needs a policy folder to publish to; give policy a folder")
+        raise ConfigError(
+            f'{setting}: an update needs a policy folder to publish to; give one, such as policy="policy/"'
+        )
     return policy
 
 

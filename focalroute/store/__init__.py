@@ -57,7 +57,7 @@ def require_existing(where: str) -> str:
     """
     if is_redis(where):
         return where
-    path, remedy = Path(where), "give the file or address that the ensemble has as its store"
+    path, remedy = Path(where), "give the file or address that the ensemble uses as its store"
     if not path.exists():
         raise ConfigError(f"{where}: there is no such store; {remedy}")
     if path.is_file() and not path.stat().st_size:

@@ -226,7 +226,7 @@ def unknown_answer(answer_id: str) -> UnknownAnswer:
     """Make the error for feedback on an answer that is not in the store."""
     return UnknownAnswer(
         f"the store has no answer with id {answer_id[:99]!r}; use the store that its ask used. Answers "
-        "of durable=False are not stored, and a store in memory or on Redis keeps only the latest"
+        "with durable=False are not stored, and a store in memory or on Redis keeps only the latest"
     )
 
 

@@ -340,7 +340,7 @@ def test_a_pool_that_does_not_answer_is_exit_code_1(tmp_path: Path) -> None:
     path.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
     result = focalroute("ask", "What?", "--pool", str(path))
     assert result.returncode == 1
-    assert result.stderr.startswith("error: check base_url: 127.0.0.1:1 could not be reached")
+    assert result.stderr.startswith("error: check base_url and that its server runs: 127.0.0.1:1 could not be reached")
     assert "(gone, m at 127.0.0.1:1: connection" in result.stderr
 
 

@@ -49,7 +49,7 @@ def test_your_own_server_becomes_a_pool_that_is_checked_and_asked(
     assert told["answer"]["text"]
     assert told["problems"] == []
     assert run(monkeypatch, "init", "--local", local) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_endpoints_that_cannot_be_asked_are_named(

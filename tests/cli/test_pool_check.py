@@ -135,7 +135,7 @@ def test_a_public_list_does_not_show_whether_the_key_is_accepted(
 def test_an_unreachable_server_is_named() -> None:
     gone = check("http://127.0.0.1:1/v1")
     assert (gone.state, gone.reachable) == ("unreachable", False)
-    assert gone.remedy == "check base_url: 127.0.0.1:1 could not be reached; is its server running?"
+    assert gone.remedy == "check base_url and that its server runs: 127.0.0.1:1 could not be reached"
     assert gone.detail.startswith("http://127.0.0.1:1/v1/models could not be fetched")
     nowhere = check()
     assert (nowhere.state, nowhere.reachable, nowhere.remedy) == ("no address", None, "give it a base_url")
@@ -147,7 +147,7 @@ def test_an_unreachable_server_is_named() -> None:
         ({}, 200, ""),
         ({"data": []}, 200, ""),
         (None, 501, "try it with focalroute pool probe"),
-        (None, 404, "check base_url URL: is its path right?"),
+        (None, 404, "check base_url URL: its path may be wrong"),
     ],
 )
 def test_a_service_without_a_list_is_unknown_not_a_failure(body: object, status: int, remedy: str) -> None:
@@ -159,7 +159,7 @@ def test_a_service_without_a_list_is_unknown_not_a_failure(body: object, status:
 
 def test_an_address_without_v1_is_said() -> None:
     with serving(answering(None, 404)) as server:
-        assert check(server.url.removesuffix("/v1")).remedy.endswith(": is /v1 missing?")
+        assert check(server.url.removesuffix("/v1")).remedy.endswith(": /v1 may be missing")
 
 
 @pytest.mark.parametrize(

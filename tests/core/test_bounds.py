@@ -30,7 +30,7 @@ def test_names_in_a_pool_file_are_checked_the_same_way(tmp_path: Path) -> None:
     """TOML can hold any character."""
     path = tmp_path / "pool.toml"
     path.write_text('[[endpoint]]\nname = "a\\u001b[31m"\nmodel = "m"\n')
-    with pytest.raises(ConfigError, match=r"pool.toml: endpoint\[0\]: .*name: holds control"):
+    with pytest.raises(ConfigError, match=r"pool.toml: endpoint\[0\] .*: name: holds control"):
         load_pool(path)
 
 

@@ -84,15 +84,15 @@ def test_without_a_budget_table_there_is_no_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f'{ONE}baseurl = "https://x/v1"\n', r"endpoint\[0\]: unknown key 'baseurl'; did you mean 'base_url'\?"),
-        (f'{ONE}client = "x"\n', r"endpoint\[0\]: client: a pool file"),
+        (f'{ONE}baseurl = "https://x/v1"\n', r"endpoint\[0\] 'a': unknown key 'baseurl'; did you mean 'base_url'\?"),
+        (f'{ONE}client = "x"\n', r"endpoint\[0\] 'a': client: a pool file"),
         (
             f"{ONE}[budget]\nusd_per_day = 1\n",
             "budget: unknown key 'usd_per_day'; did you mean 'usd_per_period'",
         ),
         (f"{ONE}[endpoints]\nx = 1\n", r"unknown key 'endpoints'; a pool file has \[\[endpoint\]\]"),
         ('[[endpoint]]\nmodel = "m"\n', r"endpoint\[0\]: name: required"),
-        (f'{ONE}[[endpoint]]\nname = "b"\n', r"endpoint\[1\]: model: required"),
+        (f'{ONE}[[endpoint]]\nname = "b"\n', r"endpoint\[1\] 'b': model: required"),
         ("", "the pool is empty"),
         ("endpoint = []\n", "the pool is empty"),
         ("[budget]\nusd_total = 1\n", "the pool is empty"),
@@ -105,7 +105,7 @@ def test_without_a_budget_table_there_is_no_budget(tmp_path: Path) -> None:
         (f"{ONE}[[budget]]\nusd_total = 1\n", "budget: write it as a table"),
         (f"ensemble = 20\n{ONE}", r"ensemble: write it as a table, \[ensemble\]"),
         (f"{ONE}[budget]\nusd_total = -1\n", "budget: usd_total: .*positive amount"),
-        (f"{ONE}timeout_s = 0\n", r"endpoint\[0\]: timeout_s: give more than 0$"),
+        (f"{ONE}timeout_s = 0\n", r"endpoint\[0\] 'a': timeout_s: give more than 0$"),
         (f"{ONE}prices_as_of = '2026-11-30'\n", "prices_as_of: give a date, in a file without quotes"),
         (f"{ONE}client = 'openai'\n", "client: a pool file cannot hold one"),
         (f"{ONE}rpm = 60\n", "did you mean 'requests_per_minute'"),

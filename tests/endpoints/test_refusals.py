@@ -215,7 +215,7 @@ SAID = (
     ),
     Said(
         "a web server", "https://nginx.org/en/docs/", 404, None,
-        "check base_url URL: is /v1 missing?",
+        "check base_url URL: /v1 may be missing",
         "HTTP 404",
     ),
     Said(  # "The plain HTTP request was sent to HTTPS port", "No required SSL certificate was sent"
@@ -279,7 +279,7 @@ def test_a_service_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     pool = [Endpoint("member", model="m", base_url="http://127.0.0.1:9/v1")]
     with (
         Ensemble(pool, attempts=1) as ensemble,
-        pytest.raises(PoolError, match=r"127\.0\.0\.1:9 could not be reached; is its"),
+        pytest.raises(PoolError, match=r"127\.0\.0\.1:9 could not be reached; every"),
     ):
         ensemble.ask("?")
 
@@ -308,9 +308,9 @@ def test_a_redirect_and_a_refusal_say_what_they_are() -> None:
     ("body", "status", "told"),
     [
         ("no healthy upstream", 503, "try again later: HOST fails; .*: HTTP 503: no healthy upstream"),
-        ("404 page not found\n", 404, r"check base_url URL: is its path right\?; .*: HTTP 404: 404 page not found"),
+        ("404 page not found\n", 404, r"check base_url URL: its path may be wrong; .*: HTTP 404: 404 page not found"),
         ("<html>Bad Gateway</html>", 502, r"try again later: HOST fails; .*: HTTP 502\)"),
-        ("Method Not Allowed", 405, r"check base_url URL: is its path right\?; .*: HTTP 405"),
+        ("Method Not Allowed", 405, r"check base_url URL: its path may be wrong; .*: HTTP 405"),
         (f"No auth: {KEY}", 400, r"HTTP 400: No auth: \[...\]"),
     ],
 )

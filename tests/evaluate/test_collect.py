@@ -134,7 +134,7 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?", "label": math.nan}, "label: is missing"),
         (
             {"prompt": math.nan, "label": "x"},
-            "prompt, messages: give one of them; filled columns are label, and --",
+            "prompt, messages: give one; the filled columns are label, and --",
         ),
         ([1], "is not an object"),
     ],
@@ -268,7 +268,7 @@ def test_a_log_of_something_else_is_left_alone(tmp_path: Path, pool: SimulatedPo
     questions, out = read_dataset(dataset), tmp_path / "log.jsonl"
     collect(pool.endpoints[:1], questions[:2], out)
     there = out.read_bytes()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         collect(pool.endpoints, questions, out)
     with pytest.raises(ConfigError, match="not in the dataset"):
         collect(pool.endpoints, questions[5:], out, resume=True)
@@ -405,7 +405,7 @@ def test_collect_from_the_command_line(tmp_path: Path, pool: SimulatedPool, data
     said = json.loads(again.stdout)
     assert (said["before"], said["asked"], said["stopped"]) == (5, 3, None)
     assert {one["answered"] for one in said["endpoints"]} == {3}
-    for arguments, says in (((), "is there already"), (("--resume", "--column", "label"), "FIELD=COLUMN")):
+    for arguments, says in (((), "already exists"), (("--resume", "--column", "label"), "FIELD=COLUMN")):
         wrong = focalroute(*common, *arguments)
         assert wrong.returncode == 2
         assert says in wrong.stderr

@@ -409,13 +409,15 @@ def test_a_bill_without_a_known_cost_is_kept_and_frees_the_reservation(store: Sq
 
 @pytest.mark.parametrize("limits", [{"usd_total": 1}, {"max_usd_per_ask": 1}, {"usd_per_query": 1}, {}], ids=str)
 def test_a_budget_needs_every_price(store: SqliteStore, limits: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="budget: cannot be kept, the price of unpriced is unknown; set input_usd"):
+    with pytest.raises(
+        ConfigError, match="budget: cannot be kept while the price of unpriced is unknown; set input_usd"
+    ):
         BudgetGuard(Budget(**limits), [PRICED, UNPRICED], store)
     BudgetGuard(Budget(**limits, allow_unpriced=True), [PRICED, UNPRICED], store)
 
 
 def test_a_cap_on_one_ask_needs_every_price(store: SqliteStore) -> None:
-    with pytest.raises(ConfigError, match="max_usd: cannot be kept, the price of unpriced is unknown"):
+    with pytest.raises(ConfigError, match="max_usd: cannot be kept while the price of unpriced is unknown"):
         BudgetGuard(None, [PRICED, UNPRICED], store).ask_budget("0.01", "x")
     assert BudgetGuard(Budget(allow_unpriced=True), [UNPRICED], store).ask_budget("0.01", "x").limited
 

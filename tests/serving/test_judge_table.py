@@ -41,8 +41,8 @@ def test_another_endpoint_may_judge(tmp_path: Path) -> None:
     [
         ("[judge]", "judge: model: required"),
         ('judge = "a"', r"judge: write it as a table, \[judge\]"),
-        ('[judge]\nendpoint = "b"', "judge: endpoint: none of the pool is named 'b'; use one of a"),
-        ('[judge]\nendpoint = ["a"]', "judge: endpoint: none of the pool"),
+        ('[judge]\nendpoint = "b"', "judge: endpoint: 'b' is not in the pool; use one of a"),
+        ('[judge]\nendpoint = ["a"]', "is not in the pool"),
         ('[judge]\nendpoint = "a"\nmodel = "m"', "judge: model: unknown key beside endpoint"),
         ('[judge]\nendpoint = "a"\nshare = 2', "judge: share: "),
         ('[judge]\nmodel = "m"\napi_key = "k"', "judge: api_key: a pool file cannot hold one"),

@@ -264,7 +264,7 @@ def test_a_failure_that_several_members_share_is_reported_once() -> None:
         (lambda e: ensemble_class(e, policy="best"), "did you mean 'best-single'?"),
         (lambda e: ensemble_class(e, policy="rl-focal"), "is replayed only, by `focalroute eval"),
         (lambda e: ensemble_class(e, policy="der"), "has to be trained: `focalroute eval --live"),
-        (lambda e: ensemble_class(e, policy="policy"), 'for a new folder of that name give "./policy"'),
+        (lambda e: ensemble_class(e, policy="policy"), 'For a new folder give "./policy"'),
         (lambda e: endpoint_class("a", model="m", url="http://h/v1"), "url: unknown key; did you mean 'base_url'?"),
         (lambda e: endpoint_class("a", model="m", order=1), "order: unknown key; leave it out"),
         (lambda e: endpoint_class("a", model="m", api_key="os.environ/K"), "api_key: names an environment variable"),
@@ -522,8 +522,8 @@ def test_a_tool_is_called_as_its_schema_says() -> None:
 @pytest.mark.parametrize(
     ("said", "error", "says"),
     [
-        ({}, FeedbackError, "give one of reward, label, label_index, preferred and score"),
-        ({"reward": 1, "label": "1"}, FeedbackError, "give one of"),
+        ({}, FeedbackError, "give exactly one of reward, label, label_index, preferred and score"),
+        ({"reward": 1, "label": "1"}, FeedbackError, "give exactly one of"),
         ({"reward": 5}, FeedbackError, "must be a number in [-1, 1]"),
         ({"score": 4}, FeedbackError, "score: must be a number in [0, 1]; got 4"),
         ({"label": 0}, BadLabel, "give one of them, or its label_index"),
@@ -655,7 +655,7 @@ def test_a_customer_who_signs_up_later_gets_a_limit(pool: SimulatedPool) -> None
 
 def test_a_budget_that_is_too_small_says_what_was_spent_and_what_it_takes(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints, budget=Budget(usd_total="0.0000001")) as ensemble:
-        with pytest.raises(BudgetExceeded, match=r"\$0\.00 are spent .* has to reserve \$0\.\d") as raised:
+        with pytest.raises(BudgetExceeded, match=r"\$0\.00 is spent .* has to reserve \$0\.\d") as raised:
             ensemble.ask(QUESTION)
         assert raised.value.needed is not None
         assert raised.value.needed > raised.value.limit

@@ -379,8 +379,8 @@ def _address(endpoint: Endpoint) -> str:
 
 def _hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
     if failure.kind == "connection":
-        down = "is its server running" if is_loopback(host.rpartition(":")[0].strip("[]")) else "is the network up"
-        return f"check base_url: {host} could not be reached; {down}?"
+        other = "that its server runs" if is_loopback(host.rpartition(":")[0].strip("[]")) else "the network"
+        return f"check base_url and {other}: {host} could not be reached"
     if failure.kind == "status":
         return _status_hint(failure, endpoint, host)
     if failure.kind == "unusable":
@@ -427,8 +427,8 @@ def _status_hint(failure: Failure, endpoint: Endpoint, host: str) -> str:
         return f"leave {failure.lacks} out, or ask another model"
     if status in (404, 405) and not _MODEL.search(message):
         path = urlsplit(_address(endpoint)).path
-        likely = "is /v1 missing" if "/v1" not in path else "is its path right"
-        return f"check base_url {endpoint.base_url or host}: {likely}?"
+        likely = "/v1 may be missing" if "/v1" not in path else "its path may be wrong"
+        return f"check base_url {endpoint.base_url or host}: {likely}"
     unknown = _MODEL.search(message) and re.search("exist|found|access|invalid|know", message)
     if status in (400, 404) and not named and unknown:
         return f"correct the model {endpoint.model!r}: focalroute pool check says what {host} lists"
