@@ -353,7 +353,7 @@ _SHORTEN = "shorten the prompt, or ask a model with a longer context"
 _REPHRASE = "rephrase the prompt: the service's filter withholds it"
 _CHECK = "check the parameters: the service does not take the request as it is"
 _AT_THE_DOOR = "check base_url (is it https?) and cert: a web server in front of the service does not take the call"
-_SEE = "ask without choices, answer and tools to see what the models say, and say in the prompt how to answer"
+_SEE = "ask without choices, answer and tools to see the whole replies, and state in the prompt how to answer"
 _REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 
 
