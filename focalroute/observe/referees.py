@@ -19,7 +19,8 @@ posteriors trusted endpoints would gain ever more trust. Rows on which i and j a
 *Copies.* On a share o of the rows on which i and j differ, or agree against another member, they agree. It is small for
 endpoints whose errors are independent. From o = 0.85 to 0.93 k_ij rises from 0 to 1, and copies count as one: a vote
 is divided by 1 + the sum of k over the others that back the same candidate, and v_r is multiplied by
-(1 - k_ri) (1 - k_rj).
+(1 - k_ri) (1 - k_rj). If one of two that used to differ becomes the other's model, they suddenly agree on row after
+row; once `_BECAME_ALIKE` nats speak against that by chance, their earlier rows no longer count towards o.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _TWO_VOICES = 1.5  # least votes to judge by, copies counted as one
 _FEW = 15  # rows
 _ALIKE = 0.97  # two endpoints that agree on this share of rows may be copies
 _MOST_CONTESTED = 500.0  # rows; beyond that all earlier ones count half
+_BECAME_ALIKE = 40.0  # nats: how improbable a run of agreement must be, by how often the two differed before it
 _REFEREED_PRIOR = 0.5  # rows: strength of the prior 0 of a pair's difference
 
 
@@ -151,6 +153,7 @@ class Referees:
         self._error_sums = np.zeros((2, 3, endpoints))
         self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree against another, or differ
         self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they differ
+        self._run = np.zeros((endpoints, endpoints))  # the latest rows in common, as far back as they agree
         self.copies = np.eye(endpoints)
 
     def compare(self, answer_id: str, members: I64, candidates: I64) -> list[int]:
@@ -165,6 +168,7 @@ class Referees:
         if before is not None:
             self._count(before.members, before.candidates, -1)
         self._count(members, candidates, 1)
+        self._follow(members, candidates, new=before is None)
         if _are_one(candidates):
             return []
         at = members[:, None], members
@@ -178,6 +182,27 @@ class Referees:
         self.copies[at] = copies
         copying: list[int] = members[found.any(axis=1)].tolist()
         return copying
+
+    def _follow(self, members: I64, candidates: I64, *, new: bool) -> None:
+        """Count for how many rows each pair has agreed; forget that it used to differ if one must be another model now.
+
+        Args:
+            new: whether the query was not counted before.
+        """
+        at = members[:, None], members
+        run = self._run[at]
+        if new:
+            run += candidates >= 0
+        if not _are_one(candidates):
+            self._run[at] = np.where(candidates[:, None] == candidates, run, 0)
+            return
+        self._run[at] = run
+        rows, differed = self._met[0][at], self._met[1][at]
+        became_alike = run * np.log1p(differed / (rows - run - differed + 1)) >= _BECAME_ALIKE
+        if became_alike.any():
+            self._met[0][at] = np.where(became_alike, run, rows)
+            for counts in (self._met[1], *self._contested):
+                counts[at] = np.where(became_alike, 0, counts[at])
 
     def _count(self, members: I64, candidates: I64, sign: int) -> None:
         """Count the pairs of one query's members that agree or differ, or with sign -1 take them back."""
@@ -237,7 +262,7 @@ class Referees:
     def reset(self, endpoint: int) -> None:
         """Forget everything about an endpoint that changed, including whose copy it was."""
         self.forget(endpoint)
-        for counts in (*self._met, *self._contested, self.copies):
+        for counts in (*self._met, *self._contested, self._run, self.copies):
             counts[endpoint] = counts[:, endpoint] = 0
         self.copies[endpoint, endpoint] = 1
 

@@ -35,11 +35,9 @@ LOGS = ("mmlupro12", "mmlu9")
 HALF = 1000
 PARTS = {"first 100 after": slice(0, 100), "next 300": slice(100, 400), "the rest": slice(400, None)}
 _MOSTLY = 0.8  # share of the queries of half of the topics, before they are reversed
-_NEAR = 0.03  # of net value: recovered
-_AHEAD = 200  # queries over which that is a mean
 
 
-EVERY_LABEL = FeedbackPlan()
+EVERY_LABEL, NO_FEEDBACK = FeedbackPlan(), FeedbackPlan("none")
 
 StreamHalf: TypeAlias = Sequence[LoggedQuery]
 
@@ -90,7 +88,8 @@ CASES: Mapping[str, Case] = {
     "topics are reversed": Case(topics=True),
     "the best gets worse, labels 500 queries late": Case(after=_WORSE, feedback=FeedbackPlan(delay=500)),
     "the best gets worse, bare rewards": Case(after=_WORSE, feedback=FeedbackPlan("reward")),
-    "the best gets worse, no feedback": Case(after=_WORSE, feedback=FeedbackPlan("none")),
+    "best and worst are exchanged, no feedback": Case(after={"best": "worst", "worst": "best"}, feedback=NO_FEEDBACK),
+    "the best becomes a copy of the worst, no feedback": Case(after=_WORSE, feedback=NO_FEEDBACK),
 }
 
 
@@ -158,14 +157,6 @@ def played(data: Path, log: str, name: str, seed: int) -> Played:
     return Played(runs[0], runs[1], float(singles.max()))
 
 
-def _recovered(runs: Sequence[Played]) -> str:
-    """The number of queries after which the next `_AHEAD` are near those of the side that knew."""
-    behind = np.mean([run.knew.worth - run.ours.worth for run in runs], axis=0)
-    ahead = np.convolve(behind, np.ones(_AHEAD) / _AHEAD, "valid")
-    near = np.flatnonzero(ahead <= _NEAR)
-    return str(near[0]) if len(near) else f"> {len(ahead)}"
-
-
 def main() -> None:
     """Play and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,8 +176,8 @@ def main() -> None:
     for cell, runs in found.items():
         differences = [minus[cell, part].in_points() for part in PARTS]
         regret = 100 * np.mean([run.best - run.ours.worth.mean() for run in runs])
-        table.append([*cell, *differences, _recovered(runs), f"{regret:+.1f}"])
-    print(markdown_table(Table(["log", "change", *PARTS, "near after", "regret"], table)))
+        table.append([*cell, *differences, f"{regret:+.1f}"])
+    print(markdown_table(Table(["log", "change", *PARTS, "regret"], table)))
 
 
 if __name__ == "__main__":

@@ -385,3 +385,31 @@ def test_good_endpoints_that_agree_are_not_taken_for_copies() -> None:
     assert not learned.unsettled
     accuracy = learned.accuracy()
     assert min(accuracy[:2]) > max(accuracy[2:]) + 0.1
+
+
+def test_an_endpoint_that_becomes_a_copy_of_another_is_found() -> None:
+    """They often differed before, and then are mostly asked together, without a third that could contradict them."""
+
+    def backed(rng: random.Random, row: int) -> list[int]:
+        first, *others = independent(0.85, 0.5, 0.7, 0.6)(rng, row)
+        return [first, *others] if row < 600 else [others[0], *others]
+
+    rng, learned, found = random.Random(0), observer(4), []
+    for row in range(1000):
+        here = set(rng.sample(range(4), 3)) if row < 600 or rng.random() < 0.1 else {0, 1}
+        said = [k if i in here else None for i, k in enumerate(backed(rng, row))]
+        learned.agree(outcome(str(row), said), CHOICES)
+        found.append(learned.copies()[0, 1] >= 0.5)
+    assert not any(found[:600])
+    assert found[-1]
+
+
+def test_easy_stretches_make_no_copies_of_endpoints_that_differ() -> None:
+    """Every tenth stretch of forty rows is so easy that all agree."""
+    rng, referees = random.Random(0), Referees(3, 2000)
+    for row in range(4000):
+        accuracy = 0.98 if row // 40 % 10 == 9 else 0.7
+        said = independent(accuracy, accuracy, accuracy)(rng, row)
+        referees.compare(str(row), np.arange(3), np.array(said))
+        assert not referees.suspicious()
+    assert (referees.copies == np.eye(3)).all()
