@@ -162,26 +162,23 @@ def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
     from focalroute.learn.reward import credit, outranks, unjudged
     from focalroute.money.cost import savings
     from focalroute.observe.observer import Observer
+    from focalroute.serving.feedback import learn_stored
 
     endpoints = validate_pool(settings.endpoints)
     observer = Observer.of(endpoints, window=settings.window)
     sources: dict[str, str] = {}
+    agreement = settings.learn_from_agreement
 
     def absorb(rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
         for stored, feedback in rows:
             known = sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
-                if settings.learn_from_agreement:
+                if agreement:
                     observer.agree(*unjudged(stored), new="nothing")
                 observer.learn(credit(stored, feedback), feedback.created_at)
                 sources[stored.id] = feedback.source
 
-    latest = [unjudged(stored) for stored, _ in store.recent(settings.window)] if settings.learn_from_agreement else []
-    observer.meet(latest)
-    store.subscribe(absorb, last=settings.window)
-    observer.meet(())
-    for outcome, choices in latest:
-        observer.agree(outcome, choices)
+    learn_stored(store, observer, absorb, window=settings.window, learn_from_agreement=agreement)
     return savings(endpoints, store, observer.accuracy())
 
 

@@ -60,13 +60,8 @@ class FeedbackHandler:
         self._on_feedback = on_feedback
         self._sources: OrderedDict[str, str] = OrderedDict()
         self._started = False  # feedback from before is learned, but not news
-        latest = [unjudged(answer) for answer, _ in store.recent(window)] if learn_from_agreement else []
-        observer.meet(latest)  # how often members differ tells how much a label counts
-        store.subscribe(self._on_commit, last=window)
+        learn_stored(store, observer, self._on_commit, window=window, learn_from_agreement=learn_from_agreement)
         self._started = True
-        observer.meet(())  # each is counted again below
-        for outcome, choices in latest:
-            observer.agree(outcome, choices)
 
     async def submit(self, answer_id: str, *, source: str, **said: Unpack[Said]) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
@@ -125,3 +120,24 @@ class FeedbackHandler:
         self._sources[answer_id] = source
         if len(self._sources) > 2 * self._window:
             self._sources.popitem(last=False)
+
+
+def learn_stored(
+    store: Store,
+    observer: Observer,
+    on_commit: Callable[[Sequence[tuple[StoredAnswer, Feedback]]], None],
+    *,
+    window: int,
+    learn_from_agreement: bool,
+) -> None:
+    """Learn the latest ``window`` answers of a store: from their feedback, then from agreement on the others.
+
+    Args:
+        on_commit: called with the feedback on them now, and with what is committed later.
+    """
+    latest = [unjudged(answer) for answer, _ in store.recent(window)] if learn_from_agreement else []
+    observer.meet(latest)  # how often members differ tells how much a label counts
+    store.subscribe(on_commit, last=window)
+    observer.meet(())  # each is counted again below
+    for outcome, choices in latest:
+        observer.agree(outcome, choices)
