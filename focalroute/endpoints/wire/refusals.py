@@ -196,16 +196,7 @@ def _without_names(message: str, sent: str) -> str:
     names: set[str] = set()
     with suppress(ValueError):
         body = as_object(read_json(sent))
-        inner = [body.get(field) for field in _CALLERS_OWN]
-        while inner:
-            one = inner.pop()
-            if isinstance(one, str):
-                names.add(one)
-            elif isinstance(one, dict):
-                inner += [*one, *one.values()]
-            elif isinstance(one, list):
-                inner += one
-    names -= _OF_THE_API
+        names = {*_strings([body.get(field) for field in _CALLERS_OWN], keys=True)} - _OF_THE_API
     return _QUOTATION.sub(lambda quoted: "" if quoted[2] in names else quoted[0], message)
 
 
@@ -274,12 +265,17 @@ def _texts(sent: str) -> Iterator[str]:
         yield sent
         return
     inner = [value for name, value in body.items() if name != "model"] if isinstance(body, dict) else [body]
+    yield from _strings(inner)
+
+
+def _strings(inner: list[Any], *, keys: bool = False) -> Iterator[str]:
+    """Yield every string within these JSON values, which are used up; with ``keys`` also those of objects."""
     while inner:
         one = inner.pop()
         if isinstance(one, str):
             yield one
         elif isinstance(one, dict):
-            inner += one.values()
+            inner += [*one, *one.values()] if keys else one.values()
         elif isinstance(one, list):
             inner += one
 
