@@ -168,8 +168,9 @@ class Referees:
         if before is not None:
             self._count(before.members, before.candidates, -1)
         self._count(members, candidates, 1)
-        self._follow(members, candidates, new=before is None)
-        if _are_one(candidates):
+        unanimous = _are_one(candidates)
+        self._follow(members, candidates, unanimous=unanimous, new=before is None)
+        if unanimous:
             return []
         at = members[:, None], members
         agreed, differed = self._contested[0][at], self._contested[1][at]
@@ -183,17 +184,18 @@ class Referees:
         copying: list[int] = members[found.any(axis=1)].tolist()
         return copying
 
-    def _follow(self, members: I64, candidates: I64, *, new: bool) -> None:
+    def _follow(self, members: I64, candidates: I64, *, unanimous: bool, new: bool) -> None:
         """Count for how many rows each pair has agreed; forget that it used to differ if one must be another model now.
 
         Args:
+            unanimous: whether all back the same.
             new: whether the query was not counted before.
         """
         at = members[:, None], members
         run = self._run[at]
         if new:
             run += candidates >= 0
-        if not _are_one(candidates):
+        if not unanimous:
             self._run[at] = np.where(candidates[:, None] == candidates, run, 0)
             return
         self._run[at] = run
