@@ -15,6 +15,7 @@ import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,11 +40,12 @@ _MOSTLY = 0.8  # share of the queries of half of the topics, before they are rev
 
 EVERY_LABEL, NO_FEEDBACK = FeedbackPlan(), FeedbackPlan("none")
 
-StreamHalf: TypeAlias = Sequence[LoggedQuery]
+#: Queries of a log, or half of a stream.
+Queries: TypeAlias = Sequence[LoggedQuery]
 
 
 class Played(NamedTuple):
-    """What happened after the change, ``worth`` being the net value.
+    """The results after the change; their ``worth`` is the net value.
 
     Attributes:
         ours: with the change.
@@ -58,7 +60,7 @@ class Played(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What changes.
+    """A change of the pool, of a price or of the topics.
 
     Attributes:
         before: what the pool is like before the change; endpoints are "best", "middling" and "worst".
@@ -95,7 +97,7 @@ CASES: Mapping[str, Case] = {
 
 def streams(data: Path, log: str, case: Case) -> tuple[LogTable, LogTable]:
     """The stream with the change, and the one in which it has always been so; both have the same second half."""
-    every, pool = read_log(data / f"{log}.jsonl.gz"), load_pool(data / f"{log}.pool.toml")
+    every, pool = _read(data, log)
     first, usual, second = _reversed(every) if case.topics else (every[:HALF], every[:HALF], every[HALF : 2 * HALF])
     names = [endpoint.name for endpoint in pool.endpoints]
     rank = [names[i] for i in join(every[: 2 * HALF], pool, log).rank(np.arange(2 * HALF))]
@@ -113,7 +115,13 @@ def streams(data: Path, log: str, case: Case) -> tuple[LogTable, LogTable]:
     return replace(stream, usd=stream.usd * dearer), knew
 
 
-def _reversed(every: StreamHalf) -> tuple[StreamHalf, StreamHalf, StreamHalf]:
+@cache
+def _read(data: Path, log: str) -> tuple[Queries, PoolFile]:
+    """A log and its pool, read once in each process."""
+    return read_log(data / f"{log}.jsonl.gz"), load_pool(data / f"{log}.pool.toml")
+
+
+def _reversed(every: Queries) -> tuple[Queries, Queries, Queries]:
     """A first half with mostly one half of the topics; one with mostly the other, as the second has."""
     topics = sorted({str(query.task) for query in every})
     frequent = set(random.Random(0).sample(topics, len(topics) // 2))

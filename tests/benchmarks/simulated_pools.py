@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from random import Random
+from typing import TypeAlias
 
 import numpy as np
 
@@ -37,6 +39,9 @@ RIVALS = (SINGLE, "plurality", "carrot-knn", "cascade")
 OURS = ("warm", "cold")
 LEARNED = 300  # questions after which no cold start should be surely below the best single model
 HELD = 0.4
+#: By the name of the method.
+Results: TypeAlias = dict[str, ReplayResult]
+
 _TRAINING, _PLAYED = 400, 1000
 _BLOCKS = (1, 1, 30, 100, 250)  # questions of one topic that follow each other
 _PROBABILITIES = 0.4  # share of the pools whose models give them
@@ -106,8 +111,8 @@ def _output(model: SimulatedModel, question: Question, tokens: int, probabilitie
     return Output(int(np.argmax(p)), p if probabilities else None, None, 60, tokens, None, None, None)
 
 
-def played(number: int) -> dict[str, tuple[ReplayResult, float]]:
-    """What each method has on a pool, and its cost as a share of asking all."""
+def played(number: int) -> Results:
+    """Play a pool with each method; ``usd`` is the share of what asking all costs for all queries together."""
     table = drawn(number)
     rows = np.arange(_TRAINING, _TRAINING + _PLAYED)
     training = Training(table, np.arange(_TRAINING), number)
@@ -117,7 +122,8 @@ def played(number: int) -> dict[str, tuple[ReplayResult, float]]:
     found[SINGLE] = play(best_in_hindsight(table, rows), table, rows)
     found["warm"] = _served(policy, table, rows, number, explore=False)
     found["cold"] = _served(cold(), table, rows, number, explore=True)
-    return {name: (run, float(run.usd.sum() / table.usd[rows].sum())) for name, run in found.items()}
+    ask_all_usd = float(table.usd[rows].sum())
+    return {name: replace(run, usd=run.usd / ask_all_usd) for name, run in found.items()}
 
 
 def _served(
@@ -128,31 +134,32 @@ def _served(
     return play(serving, table, rows)
 
 
-def _rows(results: Sequence[dict[str, tuple[ReplayResult, float]]]) -> list[list[str]]:
+def _rows(results: Sequence[Results]) -> list[list[str]]:
     """For each method accuracy and cost, and how far ours are ahead of it."""
     rows = []
     for name in (*OURS, *RIVALS):
-        accuracy = np.mean([each[name][0].worth.mean() for each in results])
-        cost = np.mean([each[name][1] for each in results])
-        ahead = [""] * len(OURS)
+        accuracy = np.mean([each[name].worth.mean() for each in results])
+        cost = np.mean([each[name].usd.sum() for each in results])
+        differences = [""] * len(OURS)
         if name not in OURS:
-            ahead = [_ahead(results, ours, name) for ours in OURS]
-        rows.append([name, f"{accuracy:.3f} @ {cost:.3f}", *ahead])
+            differences = [ahead(results, ours, name) for ours in OURS]
+        rows.append([name, f"{accuracy:.3f} @ {cost:.3f}", *differences])
     return rows
 
 
-def _ahead(results: Sequence[dict[str, tuple[ReplayResult, float]]], ours: str, other: str) -> str:
-    points = np.array([each[ours][0].worth.mean() - each[other][0].worth.mean() for each in results])
+def ahead(results: Sequence[Results], ours: str, other: str) -> str:
+    """By how many points ours is ahead of a rival, with Student's interval over pools."""
+    points = np.array([each[ours].worth.mean() - each[other].worth.mean() for each in results])
     return student_points(points, len(OURS) * len(RIVALS))
 
 
-def _late(results: Sequence[dict[str, tuple[ReplayResult, float]]]) -> list[list[str]]:
+def _late(results: Sequence[Results]) -> list[list[str]]:
     """How many pools ours is significantly above or below the best single model on, once it knows the pool."""
     late = slice(LEARNED, None)
     rows = []
     for ours in OURS:
         minus = compare({
-            pool: ([each[ours][0].part(late)], [each[SINGLE][0].part(late)]) for pool, each in enumerate(results)
+            pool: ([each[ours].part(late)], [each[SINGLE].part(late)]) for pool, each in enumerate(results)
         }).values()  # fmt: skip
         mean = student_points(np.array([one.difference for one in minus]), len(OURS))
         below = sum(one.ci95[1] < 0 for one in minus)

@@ -14,16 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from examples.tiny_pool.__main__ import played
 from examples.tiny_pool.experiment import Sizes
 from examples.tiny_pool.recipe import ROSTER, Recipe, Roster
 from examples.tiny_pool.training import ready
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.replay import ReplayResult
-from tests.benchmarks.harness import Table, markdown_table, student_points
-from tests.benchmarks.simulated_pools import LEARNED, OURS, RIVALS, SINGLE
+from tests.benchmarks.harness import Table, markdown_table
+from tests.benchmarks.simulated_pools import LEARNED, OURS, RIVALS, SINGLE, ahead
 
 _STEPS = (250, 950)  # of logic alone; added for counting alone, which is harder to learn
 
@@ -88,11 +86,7 @@ def _rows(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
 def _means(results: Sequence[dict[str, ReplayResult]]) -> list[list[str]]:
     rows = []
     for ours in OURS:
-        cells = []
-        for rival in RIVALS:
-            ahead = np.array([runs[ours].worth.mean() - runs[rival].worth.mean() for runs in results])
-            cells.append(student_points(ahead, len(OURS) * len(RIVALS)))
-        rows.append([f"focalroute, {ours}", *cells])
+        rows.append([f"focalroute, {ours}", *(ahead(results, ours, rival) for rival in RIVALS)])
     return rows
 
 

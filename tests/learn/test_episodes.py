@@ -92,7 +92,7 @@ def test_feedback_counts_the_more_the_fewer_answers_of_its_kind_have_any() -> No
 
 
 def test_no_feedback_counts_more_than_five_times_and_the_mean_stays_one() -> None:
-    """What it lacked was lost: all gains of a trial came out seven times too small."""
+    """Else the rest of it is lost, and all gains of a trial come out seven times too small."""
     disputed: Stratum = frozenset((1, None)), "choice", True
     other: Stratum = frozenset((1, None)), "choice", False
     found = feedback_weights({disputed: 99, other: 901}, {disputed: 99, other: 1})
