@@ -228,7 +228,6 @@ class Benchmark:
             on or self.table,
             self.parts,
             self.training(seed),
-            warm=self.parts.train[-500:],
             explore=False,
             advance=lambda _: None,
         )

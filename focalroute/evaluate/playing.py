@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,23 +79,23 @@ class PolicyReplay:
     """Replays one policy on a log.
 
     Attributes:
-        warm: training rows to serve before the test part, unscored, to fill the window.
+        before: rows to serve before the test part, unscored: what the cold start learns from.
     """
 
     policy: Policy
     table: LogTable
     parts: Split
     training: Training
-    warm: I64
     explore: bool
     advance: Callable[[int], object]
+    before: I64 = field(default_factory=lambda: np.arange(0))
     usd_per_second: float = 0.0
 
     def run(self, target: float | None) -> PointRun:
         """Replay the test part at one operating point."""
         serving = Serving(self.policy, self.table.endpoints, **self._settings(target))
-        played = self.after_warm(serving, target)
-        start = len(self.warm)
+        played = self._replayed(serving, target)
+        start = len(self.before)
         changes = tuple((turn - start, name, change) for turn, name, change in serving.changes if turn >= start)
         return PointRun(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
 
@@ -104,13 +104,13 @@ class PolicyReplay:
         order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
         moved = [plan[n] for n in order]
         settings = self._settings(target)
-        serving = Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.warm), **settings)
-        return self.after_warm(serving, target)
+        serving = Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.before), **settings)
+        return self._replayed(serving, target)
 
-    def after_warm(self, serving: Serving, target: float | None = None) -> ReplayResult:
-        """Replay the warm rows and then the test part, both at this cost ratio; return the latter's result."""
+    def _replayed(self, serving: Serving, target: float | None = None) -> ReplayResult:
+        """Replay the rows before and then the test part, both at this cost ratio; return the latter's result."""
         feedback = FeedbackStream(self.training.feedback)
-        for rows in (self.warm, self.parts.test):
+        for rows in (self.before, self.parts.test):
             serving.hold(self.table.held(rows, target))
             played = self.play(serving, rows, feedback)
         return played
@@ -174,7 +174,7 @@ class Stage:
         first: the training data, with the first seed.
         seeds: the random seeds.
         rows: the training part in the order to learn from it.
-        warm: see `PolicyReplay`; ``explore`` and ``usd_per_second`` likewise.
+        before: see `PolicyReplay`; ``explore`` and ``usd_per_second`` likewise.
         presets: the papers' methods, by name.
     """
 
@@ -184,7 +184,7 @@ class Stage:
     seeds: range
     settings: OfflineSettings
     rows: I64
-    warm: I64
+    before: I64
     explore: bool
     usd_per_second: float
     presets: Mapping[str, Callable[[Training], Strategy]]
@@ -192,7 +192,7 @@ class Stage:
     def steps(self, targets: int, *, training: bool) -> int:
         """The total units of progress, with this many operating points."""
         test, names = len(self.parts.test), baselines(self.first).keys()
-        each = (len(self.presets) + len(names & BY_CHANCE) + 1) * test + (targets + 1) * (len(self.warm) + test)
+        each = (len(self.presets) + len(names & BY_CHANCE) + 1) * test + (targets + 1) * (len(self.before) + test)
         once = len(names - BY_CHANCE) * test
         return len(self.seeds) * (each + training * self.settings.steps) + once
 
@@ -238,7 +238,7 @@ class Stage:
             self.table,
             self.parts,
             replace(self.first, seed=seed),
-            warm=self.warm,
+            before=self.before,
             explore=self.explore,
             usd_per_second=self.usd_per_second,
             advance=advance,

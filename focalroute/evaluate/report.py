@@ -48,7 +48,6 @@ OPERATING_POINTS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 _OURS = "focalroute"
 _PIPED_WIDTH = 165
-_WARM = 500
 
 
 @raises_config_error
@@ -129,8 +128,8 @@ def evaluate(
 ) -> Report:
     """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
 
-    focalroute trains on the whole training part, like the baselines. Then it serves the last 500 queries of that part,
-    unscored, and the test part, as in service: it sees only the replies it asks for, and learns from the feedback.
+    focalroute trains on the whole training part, like the baselines. Then it serves the test part, as in service: it
+    sees only the replies it asks for, and learns from the feedback. The cold start serves both parts.
 
     Args:
         log: an outcome log.
@@ -156,7 +155,7 @@ def evaluate(
         range(options.seed, options.seed + options.seeds),
         options.settings or OfflineSettings(),
         rows,
-        warm=parts.train if options.cold else rows[-_WARM:],
+        before=parts.train if options.cold else parts.train[:0],  # trained policies know the training part
         explore=options.policy is not None and not options.policy.knows_pool,
         usd_per_second=options.usd_per_second,
         presets=presets(options.presets),

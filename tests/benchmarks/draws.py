@@ -55,7 +55,7 @@ from focalroute.policy.baselines import Cascade
 from focalroute.policy.bundle import cold
 from tests.benchmarks.harness import Table, markdown_table, student_points
 from tests.benchmarks.labels import vote_of_all
-from tests.benchmarks.rivals import OURS, WARM, rivals
+from tests.benchmarks.rivals import OURS, rivals
 
 LOGS = ("mmlupro12", "mmlu9", "zeroeval12", "llmrouter9")
 COMPARABLE = LOGS[:3]
@@ -187,7 +187,7 @@ def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float
 
     order = learning_order(table, parts.train, "stream")
     policy = trained(table, order, seed=seed, settings=OfflineSettings(), advance=lambda _: None)
-    replay = PolicyReplay(policy, table, parts, training, warm=order[-WARM:], explore=False, advance=lambda _: None)
+    replay = PolicyReplay(policy, table, parts, training, explore=False, advance=lambda _: None)
     differences = {OURS: [above(replay.run(point).played) for point in points]}
     for name, _, (strategy,) in rivals(training, points, ask_all_usd / len(parts.test), 1):
         differences.setdefault(name, []).append(above(play(strategy, table, parts.test)))

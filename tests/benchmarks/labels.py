@@ -54,9 +54,7 @@ def played(data: Path, log: str, rows: int, plan: str, cost: float, seed: int) -
     """Play the cold start on the last rows of a log."""
     table, last = _table(data, log, rows)
     training = Training(table, last[:0], seed, replace(PLANS[plan], seed=seed))
-    replay = PolicyReplay(
-        cold(), table, Split(last[:0], last), training, warm=last[:0], explore=True, advance=lambda _: None
-    )
+    replay = PolicyReplay(cold(), table, Split(last[:0], last), training, explore=True, advance=lambda _: None)
     run = replay.run(cost)
     spent = float(run.played.usd.sum() / table.usd[last].sum())
     return Cell(float(run.played.worth.mean()), spent, run.confidence, run.played.worth)

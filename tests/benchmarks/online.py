@@ -44,7 +44,6 @@ from focalroute.policy.bundle import cold, current, load
 from focalroute.policy.publish import publish
 from tests.benchmarks.learning_replay import Online, Refitted
 
-WARM = 500
 WAYS = ("still", "frozen", "refitted", "online")
 STREAMS = ("no drift", "endpoint swapped", "price doubled")
 POINT = 0.2  # the cost to hold, as a share of asking all
@@ -80,13 +79,13 @@ def served(
     way: str,
     table: LogTable,
     root: Path,
-    rows: tuple[I64, I64],
+    test: I64,
     settings: Mapping[str, Any],
     *,
     point: float,
     every: int,
 ) -> ReplayResult:
-    """The test rows, after the warm ones, served one way, both at this cost ratio; ``root`` stays as it is."""
+    """The test rows, served one way at this cost ratio; ``root`` stays as it is."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         copy = Path(shutil.copytree(root, Path(folder) / "policy"))
         if way == "online":
@@ -96,9 +95,6 @@ def served(
             serving = stack.enter_context(Refitted(copy, table.endpoints, **settings))
         else:
             serving = Serving(load(copy), table.endpoints, **settings)
-        warm, test = rows
-        if len(warm):
-            _held(serving, table, warm, point)
         return _held(serving, table, test, point, "none" if way == "still" else "label")
 
 
@@ -168,9 +164,8 @@ def main() -> None:
             for seed, root in enumerate(roots):
                 cost_weight = PRICE_OF_MONEY if given.cold else price_at(load(root), POINT)
                 settings = {"seed": seed, "cost_weight": cost_weight}
-                rows = train[-WARM:], test
                 for way in ways:
-                    runs[way].append(served(way, table, root, rows, settings, point=POINT, every=100))
+                    runs[way].append(served(way, table, root, test, settings, point=POINT, every=100))
             show(stream, runs, table, test)
 
 

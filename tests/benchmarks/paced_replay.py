@@ -41,7 +41,6 @@ from focalroute.policy.bundle import Policy, load
 
 QUERIES = 5000
 CHANGE = 2000
-WARM = 500
 PRICES = tuple(np.geomspace(0.003, 4.0, 13).tolist())
 
 Runs = Sequence[ReplayResult]
@@ -88,14 +87,13 @@ def _dearer(query: LoggedQuery, usd: dict[str, float]) -> LoggedQuery:
 
 
 def served(
-    policy: Policy, table: LogTable, rows: tuple[I64, I64], seed: int, price: float, pacer: Pacer | None = None
+    policy: Policy, table: LogTable, test: I64, seed: int, price: float, pacer: Pacer | None = None
 ) -> ReplayResult:
-    """The test rows, after the warm ones at this cost weight; from then on it is paced, if there is a pacer."""
+    """The test rows, at this cost weight; if there is a pacer, it begins with this weight."""
     serving = Dollars(policy, table.endpoints, seed=seed, explore=False, cost_weight=price)
-    play(serving, table, rows[0])
     if pacer is not None:
         serving.pace(pacer)
-    return play(serving, table, rows[1])
+    return play(serving, table, test)
 
 
 def best_fixed(fixed: Sequence[Runs], usd: float) -> Runs:
@@ -148,7 +146,7 @@ def main() -> None:
     recorded = join(read_log(given.log), pool, given.log)
     start = len(recorded.queries) - QUERIES
     train, test = np.arange(start), np.arange(start, start + QUERIES)
-    table, rows = doubled(recorded, pool, start + CHANGE), (train[-WARM:], test)
+    table = doubled(recorded, pool, start + CHANGE)
     ask_all_usd = float(recorded.usd[train].sum(axis=1).mean())
     with tempfile.TemporaryDirectory() as name:
         plan, trained = OfflineSettings(), []
@@ -156,7 +154,7 @@ def main() -> None:
             folder = Path(name) / str(seed)
             publish_trained(folder, train_on(recorded, train, seed=seed, settings=plan), settings=plan)
             trained.append(load(folder))
-    fixed = [[served(policy, table, rows, seed, price) for seed, policy in enumerate(trained)] for price in PRICES]
+    fixed = [[served(policy, table, test, seed, price) for seed, policy in enumerate(trained)] for price in PRICES]
     for price, runs in zip(PRICES, fixed, strict=True):
         print(f"fixed {price:.4g}: {accuracy(runs):.4f} at {mean_usd(runs):.6f} USD a query", flush=True)
     columns = ("point", "under way", "target, USD", "mean cost / target (seeds)", "accuracy",
@@ -169,7 +167,7 @@ def main() -> None:
         target, paced = point * ask_all_usd, []
         for seed, policy in enumerate(trained):
             price = price_at(policy, point)
-            paced.append(served(policy, table, rows, seed, price, Late(target, price, under_way)))
+            paced.append(served(policy, table, test, seed, price, Late(target, price, under_way)))
         found[point, under_way] = paced, best_fixed(fixed, mean_usd(paced))
     minus = compare(found)
     for (point, under_way), (paced, best) in found.items():

@@ -26,7 +26,6 @@ from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.routers import ROUTERS, TextRouter
 
 OURS = "focalroute"
-WARM = 500
 #: By log what others report of the same test part, at the nearest of the points: the log's maker, or a policy that was
 #: trained for this pool alone, densely and without regard to time, played greedily and frozen.
 STATED: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -71,7 +70,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     a_query = ask_all_usd / len(parts.test)
     points = [float(point) / (a_query if given.usd else 1) for point in given.points.split(",")]
     stage = Stage(
-        logged, parts, training, range(given.seeds), OfflineSettings(), rows, rows[-WARM:],
+        logged, parts, training, range(given.seeds), OfflineSettings(), rows, rows[:0],
         explore=False, usd_per_second=0.0, presets={},
     )  # fmt: skip
     policies = stage.trained(HERE, lambda _: None)

@@ -36,7 +36,6 @@ from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.bundle import Policy, cold, load
 
 COST_WEIGHTS = (0.03, 0.1, 0.3)
-WARM = 500
 OURS = "lambda "
 NAME = OURS + "{:g}, a second {:g}"
 WORTH = (0.0, 0.03, 0.1)
@@ -75,7 +74,7 @@ def made_up(seed: int, size: int) -> LogTable:
 def served(
     policy: Policy, table: LogTable, parts: tuple[I64, I64], seed: int, cost_weight: float, worth: float
 ) -> ReplayResult:
-    """The test part, after the rows before it, where a second is worth so much of a right answer."""
+    """The test part, where a second is worth so much of a right answer."""
     ask_all_usd = float(table.usd[parts[0]].sum(axis=1).mean())
     serving = Serving(
         policy,
@@ -85,7 +84,6 @@ def served(
         cost_weight=cost_weight,
         usd_per_second=worth * ask_all_usd / cost_weight,
     )
-    play(serving, table, parts[0][-WARM:])
     return play(serving, table, parts[1])
 
 

@@ -144,8 +144,8 @@ def test_every_way_of_the_benchmark_holds_its_cost_and_leaves_the_policy_as_it_w
     table = table_of(tmp_path, stream(700, dict.fromkeys(PRICES, 0.6)), PRICES)
     shipped, root = cold(), tmp_path / "policy"
     publish(root, decider=shipped.decider_onnx, fusion=shipped.fusion_onnx, names=(), parent=None)
-    rows = np.arange(100), np.arange(100, 700)
-    played = served(way, table, root, rows, {"seed": 0, "explore": True}, point=point, every=100)
+    test = np.arange(100, 700)
+    played = served(way, table, root, test, {"seed": 0, "explore": True}, point=point, every=100)
     assert len(played.worth) == 600
-    assert played.usd.sum() / table.usd[rows[1]].sum() == pytest.approx(point, abs=0.03)
+    assert played.usd.sum() / table.usd[test].sum() == pytest.approx(point, abs=0.03)
     assert versions(root) == (1,)

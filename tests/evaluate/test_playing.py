@@ -62,20 +62,19 @@ def test_all_seeds_take_part() -> None:
 
 def test_a_point_is_held_on_the_test_part_and_shuffled_makes_its_calls(tmp_path: Path) -> None:
     prices = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}
-    table = table_of(tmp_path, stream(300, dict.fromkeys(prices, 0.7)), prices)
-    rows = np.arange(300)
+    table = table_of(tmp_path, stream(600, dict.fromkeys(prices, 0.7)), prices)
+    rows = np.arange(600)
     served = PolicyReplay(
         load(ask_the_affordable(tmp_path / "policy")),
         table,
         Split(rows[:100], rows[100:]),
         Training(table, rows[:100], 0),
-        warm=rows[:100],
         explore=False,
         advance=lambda _: None,
     )
     run = served.run(0.3)
     assert run.played.usd.sum() / table.usd[100:].sum() == pytest.approx(0.3, rel=0.03)
-    assert len(run.plan) == len(run.confidence) == 200
+    assert len(run.plan) == len(run.confidence) == 500
     shuffled = served.shuffled(run.plan, 0.3)
     assert shuffled.asked.sum() == run.played.asked.sum()
     assert (shuffled.asked != run.played.asked).any()
