@@ -1,14 +1,20 @@
-"""Prints the tables of docs/results/quality.md: ``python -m tests.benchmarks.quality FILE...``, of ``eval --json``."""
+"""Trained policies beside the baselines, on every recorded log: three tables.
+
+``python -m tests.benchmarks.quality --seeds 5`` trains and plays (2 hours of one core), and keeps each report of
+`focalroute eval` in the folder ``--json``; with such files it prints their tables.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from focalroute.evaluate.metrics import PairedDifference
+from focalroute.evaluate.report import evaluate
+from focalroute.evaluate.table import SplitKind
 from tests.benchmarks.harness import Table, markdown_table
 
 #: The baselines that the curve, and the point held at `_HELD`, are shown minus.
@@ -19,12 +25,38 @@ _BESIDE = (
 _ALSO_BESIDE = ("best-single-train", "plurality", "log-linear-online", "query-weights", "cascade", "shuffled")
 _HELD = 0.2
 _ROUNDED = 0.0015
+#: Log, how it is split, and the cost ratios to hold; one of them is the best single endpoint's.
+CASES: Sequence[tuple[str, SplitKind, Sequence[float]]] = (
+    ("mmlupro12", "stream", (0.05, 0.095, 0.1, 0.15, 0.2, 0.3, 0.5)),
+    ("mmlu9", "stream", (0.05, 0.1, 0.135, 0.2, 0.207, 0.3, 0.5)),
+    ("zeroeval12", "stream", (0.05, 0.057, 0.1, 0.2, 0.3, 0.5)),
+    ("zeroeval12", "per-task", (0.05, 0.052, 0.1, 0.2, 0.25, 0.3, 0.5)),
+    ("llmrouter9", "stream", (0.05, 0.1, 0.2, 0.237, 0.3, 0.5)),
+    ("llmrouter9", "per-task", (0.05, 0.1, 0.2, 0.237, 0.3, 0.5)),
+)
 
 
-def main(files: Sequence[str]) -> None:
+def main() -> None:
     """Print accuracy @ cost of each method, the curve minus each baseline, and the point held at 0.2 minus each."""
-    logs = [json.loads(Path(file).read_text()) for file in files]
-    print("\n\n".join(markdown_table(made) for made in tables(logs)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="*", help="reports to print, in place of playing")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=Path("build/quality"))
+    given = parser.parse_args()
+    files = given.files or [played(given.data, *case, given.seeds, given.json) for case in CASES]
+    print("\n\n".join(markdown_table(made) for made in tables([json.loads(file.read_text()) for file in files])))
+
+
+def played(data: Path, log: str, split_by: SplitKind, costs: Sequence[float], seeds: int, folder: Path) -> Path:
+    """Train and play on a log; return the file of its report."""
+    found = evaluate(
+        data / f"{log}.jsonl.gz", data / f"{log}.pool.toml", split_by=split_by, operating_points=costs, seeds=seeds
+    )
+    file = folder / f"{log}, {split_by}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found.to_dict(), indent=1))
+    return file
 
 
 def tables(logs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
@@ -82,4 +114,4 @@ def _points(found: Mapping[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

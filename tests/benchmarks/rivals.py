@@ -1,7 +1,7 @@
 """The published routers and cascade, each held to the costs that focalroute is held to, beside its curve.
 
-``python -m tests.benchmarks.rivals LOG POOL --points .05,.1,.2 --json FILE`` trains and plays;
-``python -m tests.benchmarks.rivals --table FILE...`` prints what such runs found as one table.
+``python -m tests.benchmarks.rivals --seeds 5`` trains and plays (2 hours of one core), and keeps what it found on each
+log in the folder ``--json``; with such files it prints their table.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from focalroute.evaluate.baselines import First, fitted, routed
 from focalroute.evaluate.job_engine import HERE
 from focalroute.evaluate.metrics import compare, on_curve, score
 from focalroute.evaluate.playing import Stage
 from focalroute.evaluate.replay import Strategy, Training, play
-from focalroute.evaluate.table import learning_order, split
+from focalroute.evaluate.table import SplitKind, learning_order, split
 from focalroute.evaluate.training import read_table
 from focalroute.evaluate.votes import cascade
 from focalroute.learn.offline.reinforce import OfflineSettings
@@ -41,36 +41,61 @@ STATED: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 
 
+class Case(NamedTuple):
+    """A log, the costs to hold, as ratios or as USD a query, and how it is split."""
+
+    log: str
+    points: Sequence[float]
+    split_by: SplitKind = "stream"
+    usd: bool = False
+    train_fraction: float = 0.8
+
+    @property
+    def title(self) -> str:
+        """The name of its rows."""
+        return self.log + (", per-task" if self.split_by == "per-task" else "")
+
+
+CASES = (
+    Case("mmlupro12", (0.1, 0.15, 0.2, 0.3, 0.35)),
+    Case("mmlu9", (0.06, 0.1, 0.135, 0.18, 0.3)),
+    Case("zeroeval12", (0.06, 0.1, 0.2, 0.3, 0.5)),
+    Case("zeroeval12", (0.06, 0.1, 0.2, 0.3, 0.5), "per-task"),
+    Case("llmrouter9", (0.06, 0.1, 0.16, 0.2, 0.24)),
+    Case("llmrouter9", (0.06, 0.1, 0.16, 0.2, 0.24), "per-task"),
+    Case("pareto3", (8.3e-5, 2.3e-4, 6.5e-4, 1.7e-3, 4.7e-3, 1.1e-2), usd=True, train_fraction=0.4946),
+)
+
+
 def main() -> None:
     """Run as the module says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--per-task", action="store_true")
-    parser.add_argument("--train-fraction", type=float, default=0.8)
-    parser.add_argument("--points", default="0.05,0.1,0.2,0.3,0.5")
-    parser.add_argument("--usd", action="store_true", help="the points are USD a query")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="*", help="what was found before, to print in place of playing")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=Path("build/rivals"))
     given = parser.parse_args()
-    found = [json.loads(file.read_text()) for file in given.files] if given.table else [measured(given)]
-    if given.json:
-        given.json.write_text(json.dumps(found[0], indent=1))
+    found = [json.loads(file.read_text()) for file in given.files]
+    if not found:
+        given.json.mkdir(parents=True, exist_ok=True)
+        for case in CASES:
+            found.append(measured(case, given.data, given.seeds))
+            (given.json / f"{case.title}.json").write_text(json.dumps(found[-1], indent=1))
     print("\n".join(table(found)))
 
 
-def measured(given: argparse.Namespace) -> dict[str, Any]:
+def measured(case: Case, data: Path, seeds: int) -> dict[str, Any]:
     """The figures of each method at each point, and focalroute's curve minus them."""
-    log, pool = given.files
+    log, pool = data / f"{case.log}.jsonl.gz", data / f"{case.log}.pool.toml"
     logged = read_table(log, pool, None, skip_bad_rows=False, shown=False)
-    parts = split(logged, per_task=given.per_task, fraction=given.train_fraction)
-    rows = learning_order(logged, parts.train, "per-task" if given.per_task else "stream")
+    parts = split(logged, per_task=case.split_by == "per-task", fraction=case.train_fraction)
+    rows = learning_order(logged, parts.train, case.split_by)
     training = Training(logged, rows, 0)
     ask_all_usd = float(logged.usd[parts.test].sum())
     a_query = ask_all_usd / len(parts.test)
-    points = [float(point) / (a_query if given.usd else 1) for point in given.points.split(",")]
+    points = [point / (a_query if case.usd else 1) for point in case.points]
     stage = Stage(
-        logged, parts, training, range(given.seeds), OfflineSettings(), rows, rows[:0],
+        logged, parts, training, range(seeds), OfflineSettings(), rows, rows[:0],
         explore=False, usd_per_second=0.0, presets={},
     )  # fmt: skip
     policies = stage.trained(HERE, lambda _: None)
@@ -79,9 +104,9 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     first = min(range(len(points)), key=lambda n: curve[n].cost_ratio)
     others = {
         (name, point): [play(strategy, logged, parts.test) for strategy in strategies]
-        for name, point, strategies in rivals(training, points, a_query, given.seeds)
+        for name, point, strategies in rivals(training, points, a_query, seeds)
     }
-    others["best-single-train", 0] = [play(First(training.rank), logged, parts.test)] * given.seeds
+    others["best-single-train", 0] = [play(First(training.rank), logged, parts.test)] * seeds
     scores = {(name, point): score(name, played, ask_all_usd) for (name, point), played in others.items()}
     # A method cheaper than the curve is compared with its cheapest point: where that has fewer right, so has the curve.
     beside = compare(
@@ -97,8 +122,7 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
             "curve_minus": dataclasses.asdict(beside[name, point]),
             "cheaper": one.cost_ratio < curve[first].cost_ratio,
         }
-    title = log.name.split(".")[0] + (", per-task" if given.per_task else "")
-    return {"log": title, "usd": given.usd, "seeds": given.seeds, "a_query": a_query, "points": points, "cells": cells}
+    return {"log": case.title, "usd": case.usd, "a_query": a_query, "points": points, "cells": cells}
 
 
 def rivals(
