@@ -242,7 +242,7 @@ class Answer(Generic[T_co]):
             calls, names and arguments as JSON).
         probabilities: the Fusion's posterior, aligned with ``candidates``, sums to 1.
         confidence: the estimated probability that the answer is right: its posterior, corrected for errors that members
-            share and for answers that none gave (`focalroute.observe.recalibration`). For a structured answer, that of
+            share and for answers that none gave (`focalroute.observe.calibration`). For a structured answer, that of
             its least certain closed field; for a synthesised one, that of the likeliest reply.
         shares: closed field of a structured answer (names joined by dots) -> the posterior of its value.
         cost: USD of all calls, None if any is unknown; 0 where it is ``cached``.

@@ -23,7 +23,6 @@ from focalroute.learn.reward import USER, credit, judged, unjudged
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import Pacer
 from focalroute.observe.drift import Change
-from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.features import Embedder, text_features
 from focalroute.observe.observer import Observer
 from focalroute.policy.baselines import Baseline
@@ -31,7 +30,7 @@ from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded, Served
 from focalroute.policy.slot import drawn
 from focalroute.serving.ask import Ask, TimePrice
-from focalroute.serving.exploration import stored_probe
+from focalroute.serving.exploration import Cost, Probing, stored_probe
 from focalroute.serving.recording import make_answer
 from focalroute.store.base import StoredAnswer, StoredProbe
 

@@ -15,12 +15,11 @@ from focalroute.answers.tool_calls import CALLS
 from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply, differ
 from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, moved_to_leader, shared
-from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass
+from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass, recalibrated
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.observe.memory import Expectation
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
 from focalroute.observe.pool_stats import COST_PENALTIES, FEW, PoolStats, cost_penalties, standardised_length
-from focalroute.observe.recalibration import recalibrated
 
 _AGREES, _SIMILAR, _SIGNAL, _FOCAL = (slices(ENDPOINT)[name].start for name in ("agrees", "similar", "signal", "focal"))
 _MARKS = 2  # an endpoint's first columns: asked, replied
@@ -42,7 +41,7 @@ class AskView:
         corrections: calibration of the endpoints' probabilities; None: nothing is known.
         embedder: name of the embedder that made the features.
         agreement: compares candidates that are open texts; None: candidates are equal or have nothing in common.
-        curves: of undisputed and of disputed answers, see `focalroute.observe.recalibration`.
+        curves: of undisputed and of disputed answers, see `focalroute.observe.calibration`.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.

@@ -32,14 +32,13 @@ from focalroute.observe.accuracy import (
 )
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
-from focalroute.observe.calibration import CalibrationStats
+from focalroute.observe.calibration import CalibrationStats, Recalibration
 from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import Embedder, name_of, text_features, unit_vector
 from focalroute.observe.memory import Memory
 from focalroute.observe.pool_stats import PoolStats, PoolTotals, relative_skills
-from focalroute.observe.recalibration import Recalibration
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
 

@@ -35,8 +35,8 @@ from focalroute.endpoints.round import Rules
 from focalroute.endpoints.wire.refusals import redacted
 from focalroute.money.budget import BudgetGuard
 from focalroute.money.pacing import Pacer
-from focalroute.observe.exploration import DisputedFirst
 from focalroute.serving.ask import Ask
+from focalroute.serving.exploration import DisputedFirst
 from focalroute.serving.feedback import FeedbackHandler
 from focalroute.serving.query import LONGEST_DEADLINE_S
 from focalroute.store.base import JUDGE, Store

@@ -81,7 +81,7 @@ class Settings:
         update_every: how much feedback starts a background update, which trains or judges a challenger in the folder
             ``policy``; None: only by `update`. If several processes share a store, set it in one.
         probe_share: long-run cost of exploration (calls to endpoints that an ask left out), as a share of the asks'
-            cost; more at first without feedback, and after an endpoint changed (see `focalroute.observe.exploration`).
+            cost; more at first without feedback, and after an endpoint changed (see `focalroute.serving.exploration`).
             They run in the background, and teach by the answer's feedback or by agreement. A named policy does not
             explore.
         learn_from_agreement: learn which endpoints are good from how far an answer's members agree, until feedback on

@@ -20,8 +20,8 @@ from focalroute.cli.app import app
 from focalroute.core.errors import PolicyError
 from focalroute.learn.export import der_model
 from focalroute.learn.online import update_policy
+from focalroute.observe.calibration import SHARED_ERRORS, recalibrated
 from focalroute.observe.layout import width
-from focalroute.observe.recalibration import SHARED_ERRORS, recalibrated
 from focalroute.policy.publish import publish_der
 from focalroute.policy.sequential import STEP, STEP_ENDPOINT, load_served
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream

@@ -49,10 +49,10 @@ from focalroute import (
 from focalroute.answers import candidate_key
 from focalroute.core.records import Feedback, Member
 from focalroute.learn.export import decider_model, fusion_model
+from focalroute.observe.calibration import SHARED_ERRORS, recalibrated
 from focalroute.observe.experience import Experience
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import ENDPOINT, slices
-from focalroute.observe.recalibration import SHARED_ERRORS, recalibrated
 from focalroute.policy.fallback import FALLBACK
 from focalroute.policy.publish import make_current, publish
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool, stream

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from focalroute.core.records import Member, Outcome
-from focalroute.observe.exploration import Cost, Probing
 from focalroute.observe.observer import Observer
+from focalroute.serving.exploration import Cost, Probing
 
 NAMES = ("a", "b", "c", "d")
 
