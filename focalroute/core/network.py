@@ -1,19 +1,20 @@
-"""The TLS context and the HTTP proxy that an endpoint is called with. It imports httpx, which takes a while."""
+"""The TLS context and the HTTP proxy that an endpoint is called with, and why a connection to it failed."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import ssl
-import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import httpx
 
 from focalroute.core.config import Endpoint, is_http
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import is_loopback
+
+# OpenSSL's numbers of what is wrong with a certificate.
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_IP = 9, 10, 62, 64
 
 
 def tls_context(
@@ -42,6 +43,8 @@ def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str
             folder = Path(verify).is_dir()
             context = ssl.create_default_context(capath=verify) if folder else ssl.create_default_context(cafile=verify)
         else:
+            import httpx  # takes a while
+
             named = f"SSL_CERT_FILE: {os.environ.get('SSL_CERT_FILE')}"
             context = httpx.create_ssl_context(verify)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -63,6 +66,8 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     Raises:
         ConfigError: the environment's proxy is not an HTTP address.
     """
+    import urllib.request  # takes a while, too
+
     parts = urlsplit(endpoint.base_url or "")
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)  # no_proxy may name it, too
@@ -77,3 +82,26 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     if not is_http(proxy):
         raise ConfigError(f"Endpoint {endpoint.name!r}: {kind}_proxy: is not an address such as http://proxy:3128")
     return proxy
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the root cause, such as a name that was not found or an untrusted certificate."""
+    for _ in range(8):
+        inner = error.__cause__ or error.__context__
+        if inner is None or isinstance(inner, asyncio.CancelledError):  # by which asyncio keeps a time limit
+            break
+        error = inner
+    return error
+
+
+def untrusted(error: ssl.SSLCertVerificationError, *, authority: str, name: str) -> tuple[str, str]:
+    """Return why a server's certificate is not trusted, and what to do about it.
+
+    Args:
+        authority: what to do if the authority that signed it is unknown.
+        name: what to do if it is a certificate of another host.
+    """
+    why = f"{type(error).__name__}: {error.verify_message}"
+    if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+        return why, "renew the server's certificate, or correct this machine's clock"
+    return why, name if error.verify_code in (_OTHER_HOST, _OTHER_IP) else authority

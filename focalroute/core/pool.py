@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from focalroute.core.config import INSTEAD, Budget, Endpoint
 from focalroute.core.errors import ConfigError, locating
 from focalroute.core.files import read_file, read_toml
+from focalroute.core.network import tls_context
 from focalroute.core.services import SERVICES, service_within
 from focalroute.core.spelling import did_you_mean
 
@@ -208,8 +209,6 @@ def _check_tls(endpoint: Endpoint) -> None:
     """Read the endpoint's certificate files now rather than at the first ask; ConfigError if one cannot be read."""
     if endpoint.verify is True and endpoint.cert is None:
         return
-    from focalroute.core.network import tls_context
-
     with locating(f"endpoints: {endpoint.name}"):
         tls_context(endpoint.verify, endpoint.cert)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.event_loops import PerLoop
+from focalroute.core.network import tls_context
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import wire
 from focalroute.endpoints.quirks import Quirks
@@ -40,7 +41,6 @@ class HttpClients:
     @staticmethod
     def load() -> None:
         """Import what the first call needs, which would otherwise delay that call and block its event loop."""
-        from focalroute.core.network import tls_context
         from focalroute.endpoints import http  # noqa: F401
 
         with contextlib.suppress(ConfigError):  # a call that needs certificates reports it

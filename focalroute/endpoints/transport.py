@@ -18,9 +18,9 @@ from pydantic_core import to_json
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
+from focalroute.core.network import innermost, untrusted
 from focalroute.core.records import Failure
 from focalroute.core.services import service_within
-from focalroute.core.tls import innermost, untrusted
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, CapField
 from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import PROXY_LOGIN, refusal_of

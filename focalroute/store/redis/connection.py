@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from focalroute.core.errors import ConfigError, FocalrouteError, StoreError, needing
-from focalroute.core.tls import innermost, untrusted
+from focalroute.core.network import innermost, untrusted
 from focalroute.store.redis.address import RedisAddress
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from focalroute.core.tls import untrusted
+from focalroute.core.network import untrusted
 
 
 @pytest.mark.parametrize(
