@@ -17,9 +17,8 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
-from focalroute.answers.canonical_json import canonical
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import as_object, is_number
+from focalroute.core.json_values import as_object, canonical, is_number
 
 MAX_NODES = 5_000
 MAX_DEPTH = 64

@@ -25,11 +25,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.json_schema import MAX_NODES, MOST_MISFITS, pointed_to, validator
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
-from focalroute.core.shapes import as_list, as_object
+from focalroute.core.json_values import as_list, as_object, canonical, parsed
 
 #: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (mypy does
 #: not take ``Literal["a", "b"]`` and ``Optional[int]`` as types when they are passed as values.)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import as_list, as_object, objects_in
+from focalroute.core.json_values import as_list, as_object, canonical, objects_in, parsed
 
 ToolCall = Mapping[str, Any]
 

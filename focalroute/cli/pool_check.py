@@ -17,9 +17,9 @@ from typing import Literal
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.event_loops import DaemonThreads
+from focalroute.core.json_values import as_object
 from focalroute.core.pool import load_pool
 from focalroute.core.records import Failure
-from focalroute.core.shapes import as_object
 from focalroute.core.spelling import did_you_mean
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities

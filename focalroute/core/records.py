@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.shapes import objects_in
+from focalroute.core.json_values import objects_in
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -15,8 +15,8 @@ from typing import Any
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
+from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Failure, Query, Usage
-from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.paid_call import most_generated, most_prompted
 from focalroute.endpoints.quirks import with_room

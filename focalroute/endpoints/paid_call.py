@@ -17,8 +17,8 @@ from pydantic_core import to_json
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.event_loops import Background
+from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Usage
-from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.client import EndpointClient
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import AskBudget, HeldAmount

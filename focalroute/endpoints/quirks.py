@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from focalroute.core.config import Endpoint
+from focalroute.core.json_values import as_list, as_object
 from focalroute.core.records import Failure
 from focalroute.core.services import service_at, thinks
-from focalroute.core.shapes import as_list, as_object
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 from focalroute.endpoints.wire.refusals import ROOM
 

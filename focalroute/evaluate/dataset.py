@@ -14,7 +14,7 @@ from typing import Any
 
 from focalroute.answers import AnswerKind, normal_form, normaliser
 from focalroute.core.errors import ConfigError, locating
-from focalroute.core.shapes import is_number
+from focalroute.core.json_values import is_number
 from focalroute.evaluate.outcomes import LONGEST_LINE, numbered_lines, object_lines
 from focalroute.serving.query import make_query
 

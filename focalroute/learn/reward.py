@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, normal_form
-from focalroute.answers.canonical_json import canonical
 from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
 from focalroute.answers.typed import choice_text
 from focalroute.core.errors import BadLabel, ConfigError, FeedbackError
+from focalroute.core.json_values import canonical
 from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory, preference
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.observe.observation import OPEN_CHOICES

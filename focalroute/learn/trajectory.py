@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from focalroute.core.json_values import read_object
 from focalroute.core.records import F32, I64, Bools, Decision, Feedback, Observation, Trajectory
-from focalroute.core.shapes import read_object
 from focalroute.learn.nets import STATE, DeciderNet, FusionNet, Net, decider_state, fusion_state, zeroed
 from focalroute.learn.reward import outranks
 from focalroute.observe import layout

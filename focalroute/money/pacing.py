@@ -33,8 +33,8 @@ from decimal import Decimal
 
 from focalroute.core.config import Budget
 from focalroute.core.dollars import parse_usd
+from focalroute.core.json_values import read_object
 from focalroute.core.records import COST_WEIGHT_RANGE
-from focalroute.core.shapes import read_object
 from focalroute.store.base import Store
 
 _log = logging.getLogger("focalroute")

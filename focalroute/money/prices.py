@@ -24,8 +24,9 @@ from focalroute.core.dollars import stated_usd
 from focalroute.core.errors import ConfigError
 from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.files import replace_whole
+from focalroute.core.json_values import as_object, objects_in
+from focalroute.core.network import proxy_of, tls_context
 from focalroute.core.services import service_at
-from focalroute.core.shapes import as_object, objects_in
 from focalroute.money.price_library import installed, look_up
 
 _log = logging.getLogger("focalroute")
@@ -158,8 +159,6 @@ def fetch_models(endpoint: Endpoint, timeout_s: float = _TIMEOUT_S) -> object:
 async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: float) -> bytes:
     """Download the response body in bounded time and memory; NotListed if that fails."""
     import httpx
-
-    from focalroute.core.network import proxy_of, tls_context
 
     body, url = bytearray(), f"{endpoint.base_url}/models"
     unpacked = {**headers, "Accept-Encoding": "identity"}  # a compressed body may unpack to any size

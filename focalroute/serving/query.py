@@ -20,8 +20,8 @@ from focalroute.answers.typed import TYPES, choice_text, members_of
 from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
+from focalroute.core.json_values import as_object, is_number
 from focalroute.core.records import Combine, Query
-from focalroute.core.shapes import as_object, is_number
 from focalroute.core.spelling import by_keyword
 
 T = TypeVar("T")

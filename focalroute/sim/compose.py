@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.core.shapes import is_number, objects_in
+from focalroute.core.json_values import is_number, objects_in
 from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
 from focalroute.sim.faults import Fault, ServedModel
 from focalroute.sim.models import SimulatedModel, uniforms

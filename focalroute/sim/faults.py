@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import is_number
+from focalroute.core.json_values import is_number
 from focalroute.sim.models import SimulatedModel, uniforms
 
 #: Every kind of fault, see `Fault`.

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from focalroute.core.dollars import Amount
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import is_number
+from focalroute.core.json_values import is_number
 from focalroute.sim.families import Family
 from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import KNOWN

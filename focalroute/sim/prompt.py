@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from focalroute.core.shapes import as_list, as_object, objects_in
+from focalroute.core.json_values import as_list, as_object, objects_in
 from focalroute.sim.families import Family
 from focalroute.sim.prose import Brief, drafts_in, find_brief
 from focalroute.sim.questions import KNOWN, FoundQuestion, alternatives, find

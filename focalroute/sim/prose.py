@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import objects_in
+from focalroute.core.json_values import objects_in
 
 #: The qualities that requests ask for.
 AXES = ("helpful", "safe", "truthful")

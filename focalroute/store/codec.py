@@ -16,8 +16,8 @@ import numpy as np
 from pydantic_core import to_json
 
 from focalroute.core.errors import StoreError
+from focalroute.core.json_values import read_json
 from focalroute.core.records import F32, HASHED, Decision, Evidence, Member, Observation, Trajectory
-from focalroute.core.shapes import read_json
 from focalroute.store.base import StoredAnswer, StoredProbe
 
 _LITTLE = np.dtype("<f4")

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from pydantic import AliasChoices, BaseModel, Field, field_serializer, field_validator, model_validator
 
 from focalroute import Answer, BadLabel, ConfigError, Endpoint, Ensemble, PoolError
-from focalroute.answers.canonical_json import canonical
 from focalroute.answers.structured import Structure, closed_fields, elect, structure_of
+from focalroute.core.json_values import canonical
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Server, completion, json_reply, serving

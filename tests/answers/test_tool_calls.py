@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from focalroute import Answer, BadLabel, Endpoint, Ensemble, PoolError
-from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.tool_calls import MOST_CALLS, ToolOffer, calls_text, parse_calls
 from focalroute.core.errors import CallFailed
+from focalroute.core.json_values import canonical, parsed
 from focalroute.endpoints.capabilities import NONE
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.wire import decode

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from focalroute.core.config import Dialect
 from focalroute.core.errors import CallFailed
+from focalroute.core.json_values import as_object, objects_in, read_json
 from focalroute.core.records import Failure, Usage
-from focalroute.core.shapes import as_object, objects_in, read_json
 from focalroute.endpoints.wire import fields
 from focalroute.endpoints.wire.thinking import begins_thinking, split_thinking, thinking_of
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from focalroute.core.dollars import stated_usd
 from focalroute.core.errors import CallFailed
+from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Failure, Usage
-from focalroute.core.shapes import as_object, objects_in
 
 _NO_LOGPROB = -9999.0  # what vLLM writes for "none"
 _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by more

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from focalroute.core.config import Endpoint
+from focalroute.core.json_values import as_object, read_json
 from focalroute.core.records import WITHHELD, Failure
 from focalroute.core.services import is_loopback
-from focalroute.core.shapes import as_object, read_json
 
 #: Each is a field of `Endpoint`.
 Feature = Literal["tools", "images", "json_schema"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from focalroute.core.errors import CallFailed
+from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Usage
-from focalroute.core.shapes import as_object, objects_in
 from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice, fields
 from focalroute.endpoints.wire.thinking import ThinkingSplitter, joined_details, split_thinking, thinking_of
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from focalroute.core.shapes import objects_in
+from focalroute.core.json_values import objects_in
 from focalroute.endpoints.wire.fields import text_of
 
 _FINAL = "<|channel|>final<|message|>"

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from focalroute.core.dollars import dollars
+from focalroute.core.json_values import read_object
 from focalroute.core.records import F64, I64, Bools, Feedback
-from focalroute.core.shapes import read_object
 from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
 from focalroute.learn.reward import credit
 from focalroute.learn.trajectory import Costs, deciding

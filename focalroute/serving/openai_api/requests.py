@@ -13,7 +13,7 @@ from focalroute.answers.json_schema import pointed_to
 from focalroute.answers.structured import Structure, structure_of
 from focalroute.core.config import MOST_CHOICES
 from focalroute.core.errors import ConfigError
-from focalroute.core.shapes import as_object
+from focalroute.core.json_values import as_object
 from focalroute.core.spelling import advice, did_you_mean, first_problem
 from focalroute.endpoints.elicit.messages import append_text
 from focalroute.serving.openai_api.refusals import Refused

@@ -1,8 +1,9 @@
-"""Tells types of values from others apart, and reads JSON, where one of an unexpected type counts as an empty one."""
+"""Reads JSON, tells the types of its values apart, and writes equal values as equal texts."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -10,6 +11,7 @@ from pydantic_core import from_json
 
 _OBJECT = (dict, Mapping)  # dict first, as nearly all are: a check against an abstract class takes ten times as long
 _LIST = (list, tuple)  # a union takes five times as long
+_EXACT = 2.0**53  # up to here a float holds every whole number exactly
 
 
 def read_json(text: str | bytes | bytearray) -> Any:
@@ -61,3 +63,45 @@ def objects_in(value: object) -> list[Mapping[str, Any]]:
     ([{'a': 1}], [])
     """
     return [item for item in as_list(value) if isinstance(item, _OBJECT)]
+
+
+def parsed(text: str) -> object:
+    """Parse a model's JSON, whose strings may hold line breaks and tabs as they are.
+
+    Raises:
+        ValueError: it is not JSON, or too deeply nested or too long.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse, strict=False)
+    except RecursionError:
+        raise ValueError("too deep") from None
+
+
+def canonical(value: object) -> str:
+    """Write the value as JSON: keys in order, no spaces, whole numbers without a fraction.
+
+    Raises:
+        ValueError: it cannot be written as JSON.
+
+    >>> canonical({"b": 2.0, "a": [True, None]})
+    '{"a":[true,null],"b":2}'
+    """
+    try:
+        text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"cannot be written as JSON ({type(error).__name__})") from None
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()  # lone surrogates cannot be stored
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer() and abs(value) <= _EXACT:
+        return int(value)
+    return value
