@@ -24,7 +24,6 @@ from focalroute.core.receipts import Answer, Call
 from focalroute.core.records import F32, I64, Bools, Query, Reply
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.messages import format_answer, show_answer
 from focalroute.endpoints.wire import decode, encode
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.quality import Quality
@@ -34,6 +33,7 @@ from focalroute.observe.features import text_features
 from focalroute.observe.layout import width
 from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, flat, stacked
 from focalroute.serving.query import make_query
+from focalroute.serving.sequential import format_answer, show_answer
 from focalroute.serving.sync import Ensemble
 from focalroute.sim import Question, SimulatedModel
 from focalroute.sim.compose import complete

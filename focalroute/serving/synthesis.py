@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Failure, Query, Reply
 from focalroute.endpoints.capabilities import Needs
-from focalroute.endpoints.elicit.messages import append_text
+from focalroute.endpoints.elicit import append_text
 from focalroute.endpoints.pool import Pool
 from focalroute.serving.ask import Ask
 

@@ -12,7 +12,7 @@ import pytest
 
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Query, Reply
-from focalroute.endpoints.elicit.messages import transfer
+from focalroute.serving.sequential import transfer
 from focalroute.sim import ALL_TOPICS, TOPICS, Question, SimulatedModel, SimulatedPool, generate, solve, stream
 from focalroute.sim.families import Options
 from focalroute.sim.prompt import read_prompt

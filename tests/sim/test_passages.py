@@ -11,8 +11,8 @@ import pytest
 from examples.paper.passages import FACTS, PASSAGES, PassageModel, fact_in, questions_behind, summed_up
 from focalroute import ConfigError
 from focalroute.core.records import Query, Reply
-from focalroute.endpoints.elicit.messages import transfer
 from focalroute.evaluate.quality import metric
+from focalroute.serving.sequential import transfer
 from focalroute.sim import Question, SimulatedModel, SimulatedPool, generate, solve, stream
 from tests.sim.conftest import Client
 

@@ -42,7 +42,6 @@ from focalroute.endpoints.elicit.closed import (
     label_probabilities,
     write_out_choices,
 )
-from focalroute.endpoints.elicit.messages import append_text
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 
 #: Enough for a letter and the sentence some models put around it; thinking has room of its own
@@ -383,3 +382,22 @@ def _unusable(completion: Completion, why: str, hint: str = "") -> CallFailed:
     code = ended if ended in WITHHELD else None
     hint = _HINTS.get(why, hint)
     return CallFailed(Failure("unusable", why, cut=ended == "length", code=code, hint=hint), completion.usage)
+
+
+def append_text(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mapping[str, Any], ...]:
+    """Append a text to the last user message, or as a new one if there is none.
+
+    >>> append_text(({"role": "user", "content": "Why?"},), "Be brief.")[0]["content"]
+    'Why?\\n\\nBe brief.'
+    """
+    for i in range(len(messages) - 1, -1, -1):
+        if messages[i].get("role") == "user":
+            content = _joined(messages[i].get("content"), text)
+            return (*messages[:i], {**messages[i], "content": content}, *messages[i + 1 :])
+    return (*messages, {"role": "user", "content": text})
+
+
+def _joined(content: Any, text: str) -> Any:
+    if isinstance(content, str):
+        return f"{content}\n\n{text}"
+    return [*(content or ()), {"type": "text", "text": text}]

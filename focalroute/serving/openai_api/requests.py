@@ -15,7 +15,7 @@ from focalroute.core.config import MOST_CHOICES
 from focalroute.core.errors import ConfigError
 from focalroute.core.json_values import as_object
 from focalroute.core.spelling import advice, did_you_mean, first_problem
-from focalroute.endpoints.elicit.messages import append_text
+from focalroute.endpoints.elicit import append_text
 from focalroute.serving.openai_api.refusals import Refused
 
 #: The one model that is served.

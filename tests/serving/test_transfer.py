@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from focalroute.core.records import Query, Reply
 from focalroute.endpoints.capabilities import NONE
 from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.elicit.messages import MAX_SHOWN_CHARACTERS, transfer
+from focalroute.serving.sequential import MAX_SHOWN_CHARACTERS, transfer
 
 QUESTION = {"role": "user", "content": "Which planet has the most moons?"}
 PLANETS = ("Jupiter", "Saturn", "Mars")
