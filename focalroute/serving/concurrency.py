@@ -1,11 +1,16 @@
-"""Runs many asks at once: a few are admitted per event-loop iteration, and `ask_many` is bounded and in order."""
+"""Runs many asks at once: `ask_many` is bounded and in order, and the asks of an event loop begin and write in turns.
+
+`StartGate` admits a few per event-loop iteration; `WriteBatcher` commits together what they write in one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from focalroute.core.errors import ConfigError, FocalrouteError
@@ -13,9 +18,12 @@ from focalroute.core.progress import progress_bar
 from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import did_you_mean
 from focalroute.serving.query import INSTEAD, Prompt
+from focalroute.store.base import Outcomes, Row, Store
 
 #: A question, or the arguments of an ask with it.
 Item = Prompt | Mapping[str, Any]
+
+_Waiters = list[asyncio.Future[None]]
 
 #: Asks admitted in one event-loop iteration. With more, they wait longer for each other; with fewer, every step of an
 #: ask runs with cold caches.
@@ -64,6 +72,63 @@ class StartGate:
         if self._admitted:
             self._admitted = MOST_ADMITTED  # asks that come in this iteration must not overtake them
             self._loop.call_soon(self._next)
+
+
+class WriteBatcher:
+    """Batches the writes that an ensemble's asks make in one event loop.
+
+    Those of an iteration are committed together at its end. While iterations have one write each, it is committed at
+    once: in the loop's thread if the store can, else in the store's.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._store = store
+        self._pending: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
+        self._written = 0  # in this iteration of the loop
+        self._alone = True  # whether the last iteration with writes had a single one
+
+    def write(self, rows: Sequence[Row]) -> asyncio.Future[None]:
+        """Commit rows, even if the caller stops waiting; the future fails as that of `Store.write` does."""
+        waiter = self._loop.create_future()
+        self._pending.append((rows, waiter))
+        self._written += 1
+        if self._written == 1:
+            self._loop.call_soon(self._end_iteration)
+            if self._alone:
+                self._commit()
+        return waiter
+
+    def _end_iteration(self) -> None:
+        self._alone, self._written = self._written == 1, 0
+        if self._pending:
+            self._commit()
+
+    def _commit(self) -> None:
+        pending, self._pending = self._pending, []
+        waiters = [waiter for _, waiter in pending]
+        written = self._store.write_calls([rows for rows, _ in pending])
+        if written.done():
+            _settle(waiters, written)
+        else:
+            written.add_done_callback(partial(self._on_commit, waiters))
+
+    def _on_commit(self, waiters: _Waiters, written: Future[Outcomes]) -> None:
+        """Settle the waiters in their loop, unless it was closed meanwhile; called on the store's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_settle, waiters, written)
+
+
+def _settle(waiters: _Waiters, written: Future[Outcomes]) -> None:
+    failure = written.exception()
+    outcomes = written.result() if failure is None else [failure] * len(waiters)
+    for waiter, error in zip(waiters, outcomes, strict=True):
+        if waiter.done():  # its caller was cancelled
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
 
 
 async def ask_all(

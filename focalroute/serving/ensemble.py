@@ -45,7 +45,7 @@ from focalroute.policy.slot import PolicySlot, drawn
 from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
-from focalroute.serving.concurrency import Item, StartGate, ask_all
+from focalroute.serving.concurrency import Item, StartGate, WriteBatcher, ask_all
 from focalroute.serving.embedders.embedding import TextEmbedding
 from focalroute.serving.exploration import Explorer
 from focalroute.serving.feedback import FeedbackHandler
@@ -68,7 +68,6 @@ from focalroute.serving.streaming import AsyncAnswerStream
 from focalroute.serving.synthesis import Synthesiser
 from focalroute.serving.telemetry import make_recorder
 from focalroute.serving.updates import Updater
-from focalroute.serving.write_batcher import WriteBatcher
 from focalroute.store import open_store
 from focalroute.store.base import LedgerRow, StoredAnswer
 

@@ -16,9 +16,9 @@ from focalroute.core.records import Feedback
 from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
 from focalroute.observe.observer import New, Observer
 from focalroute.policy.slot import PolicySlot
+from focalroute.serving.concurrency import WriteBatcher
 from focalroute.serving.openai_api import answer_id_of
 from focalroute.serving.updates import Updater
-from focalroute.serving.write_batcher import WriteBatcher
 from focalroute.store.base import Store, StoredAnswer
 from focalroute.store.engine import unknown_answer
 

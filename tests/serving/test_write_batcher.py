@@ -12,7 +12,7 @@ import pytest
 
 from focalroute.core.errors import StoreError
 from focalroute.core.event_loops import PerLoop
-from focalroute.serving.write_batcher import WriteBatcher
+from focalroute.serving.concurrency import WriteBatcher
 from focalroute.store.sqlite.store import SqliteStore
 from tests.store.made import answer
 
