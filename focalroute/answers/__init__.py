@@ -13,15 +13,25 @@ right if its form equals the answer's.
 - a callable from the caller.
 
 All named kinds are idempotent, never raise, and take at most time linear in the reply's length.
+
+Of Python types, numbers, bools and dates are read as the kinds "number", "yes-no" and "date" (`TYPES`), so that replies
+with one value are one candidate, whatever the type. An Enum or a Literal makes a closed question of its members. All
+other types that pydantic knows (models, dataclasses, lists and unions) are structured answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import enum
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from focalroute.answers.structured import Structure
 from focalroute.answers.tool_calls import calls_form, calls_text
@@ -34,6 +44,8 @@ if TYPE_CHECKING:
 Normaliser = Callable[[str], str | None]
 #: A name in `KINDS`, or the caller's own normaliser.
 AnswerKind = str | Normaliser
+
+_MOST_DIGITS = 4300  # Python refuses to print longer integers
 
 
 def read_text(text: str) -> str | None:
@@ -147,3 +159,94 @@ def shown(reply: Reply, form: str, kind: AnswerKind | None) -> str:
 def candidate_key(candidate: str) -> str:
     """Return a short digest of a candidate, which labels are compared by so that the store need not hold any text."""
     return blake2b(candidate.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def to_number(form: str) -> int | float:
+    """Return the number of a normal form of the kind "number": an int where it is whole, else a float.
+
+    >>> to_number("42"), to_number("0.5"), to_number("-1/4"), to_number("1.2E+41") == 12 * 10**40
+    (42, 0.5, -0.25, True)
+    """
+    whole = _to_int(form)
+    return _to_float(form) if whole is None else whole
+
+
+def _to_int(form: str) -> int | None:
+    if "/" in form:
+        return None
+    value = Decimal(form)
+    return int(value) if value.adjusted() < _MOST_DIGITS and value == value.to_integral_value() else None
+
+
+def _to_float(form: str) -> float:
+    return float(Fraction(form)) if "/" in form else float(form)
+
+
+def _to_finite(form: str) -> float | None:
+    value = _to_float(form)
+    return value if math.isfinite(value) else None
+
+
+def _to_decimal(form: str) -> Decimal:
+    over, _, under = form.partition("/")
+    return Decimal(over) / Decimal(under) if under else Decimal(over)  # a division by 1 would round it
+
+
+@dataclass(frozen=True, slots=True)
+class TypedAnswer:
+    """A normaliser for the values of a type, which are read as a kind of answer.
+
+    Attributes:
+        kind: one of `KINDS`.
+        value: converts a normal form; ValueError or None: it is not a value of the type.
+    """
+
+    kind: str
+    value: Callable[[str], Any]
+
+    def __call__(self, text: str) -> str | None:
+        """Return the normal form; None if there is none or it is not a value of the type."""
+        form = KINDS[self.kind](text)
+        try:
+            return None if form is None or self.value(form) is None else form
+        except ValueError:
+            return None
+
+
+#: The types that are read as a kind of answer.
+TYPES: Mapping[object, TypedAnswer] = {
+    int: TypedAnswer("number", _to_int),
+    float: TypedAnswer("number", _to_finite),
+    Decimal: TypedAnswer("number", _to_decimal),
+    bool: TypedAnswer("yes-no", lambda form: form == "yes"),
+    date: TypedAnswer("date", date.fromisoformat),
+}
+
+
+def members_of(wanted: object) -> tuple[Any, ...] | None:
+    """Return the members of an Enum or a Literal; None: it is neither."""
+    if isinstance(wanted, enum.EnumMeta):
+        return tuple(wanted)
+    return get_args(wanted) if get_origin(wanted) is Literal else None
+
+
+def choice_text(choice: object) -> str:
+    """Return a choice as text: an Enum's member as its value where that is text, else as its name.
+
+    Raises:
+        ConfigError: it cannot be shown as text.
+    """
+    if type(choice) is str:
+        return choice
+    if isinstance(choice, enum.Enum):
+        return choice.value if isinstance(choice.value, str) else choice.name
+    if isinstance(choice, str | int | float | Decimal | date):
+        if choice != choice:  # nan; pandas' missing date
+            raise ConfigError("choices: a value is missing (nan); drop it")
+        try:
+            return str(choice)
+        except ValueError:  # an integer of more digits than Python prints
+            raise ConfigError("choices: a number is too long; give it as text") from None
+    raise ConfigError(
+        f"choices: give strings, numbers, bools, dates or members of an Enum, got {type(choice).__name__}"
+    )

@@ -15,10 +15,9 @@ from uuid import UUID
 import numpy as np
 from pydantic import BaseModel
 
-from focalroute.answers import candidate_key, normal_form
+from focalroute.answers import candidate_key, choice_text, normal_form
 from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
-from focalroute.answers.typed import choice_text
 from focalroute.core.errors import BadLabel, ConfigError, FeedbackError
 from focalroute.core.json_values import canonical
 from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory, preference

@@ -42,7 +42,7 @@ from focalroute.policy.baselines import Baseline
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
 from focalroute.policy.slot import PolicySlot, drawn
-from focalroute.serving.ask import Ask, TimePrice
+from focalroute.serving.ask import Ask, Rounds, TimePrice
 from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
 from focalroute.serving.concurrency import Item, StartGate, WriteBatcher, ask_all
@@ -60,7 +60,6 @@ from focalroute.serving.query import (
     takes_arguments,
 )
 from focalroute.serving.recording import make_answer
-from focalroute.serving.rounds import Rounds
 from focalroute.serving.sequential import open_ask
 from focalroute.serving.settings import Settings, make_settings, naming_pool_file, over_http_client, takes_settings
 from focalroute.serving.stats import Stats, stats_of

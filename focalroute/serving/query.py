@@ -13,10 +13,9 @@ from typing import Any, Literal, NewType, TypedDict, TypeVar, get_args
 import numpy as np
 from pydantic import BaseModel
 
-from focalroute.answers import AnswerKind, normaliser
+from focalroute.answers import TYPES, AnswerKind, choice_text, members_of, normaliser
 from focalroute.answers.structured import Structure, Wanted, structure_of
 from focalroute.answers.tool_calls import ToolOffer
-from focalroute.answers.typed import TYPES, choice_text, members_of
 from focalroute.core.config import MOST_CHOICES, MOST_SAMPLES, check_headers, check_params, require_json
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
-from focalroute.answers import candidate_key, normal_form, reply_form
+from focalroute.answers import TypedAnswer, candidate_key, normal_form, reply_form, to_number
 from focalroute.answers.structured import Structure
-from focalroute.answers.typed import TypedAnswer, to_number
 from focalroute.core.receipts import Answer, Call, Choice, Receipt
 from focalroute.core.records import Decision, Query, Reply, Trajectory
 from focalroute.money.cost import total

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from focalroute.answers.typed import TYPES
+from focalroute.answers import TYPES
 from focalroute.core.errors import ConfigError
 from focalroute.core.records import Query
 from focalroute.serving.query import make_query, new_id

@@ -24,11 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from focalroute.answers import AnswerKind, NormaliserFailed, normal_form
+from focalroute.answers import AnswerKind, NormaliserFailed, TypedAnswer, normal_form
 from focalroute.answers.final import find_final
 from focalroute.answers.structured import Structure
 from focalroute.answers.tool_calls import LONGEST_CALLS, MOST_CALLS, ToolOffer, parse_calls
-from focalroute.answers.typed import TypedAnswer
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import WITHHELD, Failure, Method, Query, Usage
 from focalroute.endpoints.capabilities import Capabilities
