@@ -59,7 +59,7 @@ ENGINES = {
     "prometheus_client": {"server/metrics.py"},
     "torch": {"learn/backend.py"},
     "datasets": {"evaluate/dataset.py"},
-    "genai_prices": {"money/price_library.py"},
+    "genai_prices": {"money/prices.py"},
     "matplotlib": {"evaluate/report_page/page.py"},
     "rouge_score": {"evaluate/quality.py"},
     "bert_score": {"evaluate/quality.py"},

@@ -17,7 +17,7 @@ from focalroute.evaluate.replay import Strategy, Training, Turn
 from focalroute.evaluate.training import train_on
 from focalroute.evaluate.votes import query_weights, static_subset
 from focalroute.learn.nets import parameters
-from focalroute.money.price_library import installed, look_up
+from focalroute.money.prices import installed, look_up
 
 #: Published, Table 8: USD per million tokens at DeepInfra; and what the model is called at Together.
 PUBLISHED = {

@@ -26,8 +26,7 @@ from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.client import EndpointClient, HttpClients
 from focalroute.endpoints.wire.refusals import located
 from focalroute.money.cost import Bill, bill_of
-from focalroute.money.price_library import with_prices
-from focalroute.money.prices import NotListed, fetch_models, listed_models
+from focalroute.money.prices import NotListed, fetch_models, listed_models, with_prices
 from focalroute.serving.settings import pool_settings
 from focalroute.serving.sync import Ensemble
 from focalroute.store import is_redis, open_store, require_existing

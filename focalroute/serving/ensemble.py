@@ -34,8 +34,7 @@ from focalroute.learn.reward import USER, Label
 from focalroute.money.budget import BudgetGuard, log_lost
 from focalroute.money.cost import typical_cost
 from focalroute.money.pacing import make_pacers
-from focalroute.money.price_library import with_prices
-from focalroute.money.prices import warn_if_stale
+from focalroute.money.prices import warn_if_stale, with_prices
 from focalroute.observe.observer import Observer
 from focalroute.observe.warm_caches import WarmCaches
 from focalroute.policy.baselines import Baseline

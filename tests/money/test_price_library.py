@@ -19,9 +19,8 @@ from focalroute.core.config import Endpoint, Price
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.records import Usage
-from focalroute.money import price_library
 from focalroute.money.cost import cost_of
-from focalroute.money.prices import listed_prices, show_prices
+from focalroute.money.prices import installed, listed_prices, look_up, show_prices
 
 pytest.importorskip("genai_prices", reason="genai-prices is not installed (extra prices)")
 
@@ -84,7 +83,7 @@ def data() -> Iterator[None]:
 def test_a_price_is_one_that_holds_for_every_call_or_none(
     name: str, price: tuple[str, str, str] | None, detail: str
 ) -> None:
-    found = price_library.look_up(FIREWORKS, name)
+    found = look_up(FIREWORKS, name)
     assert found.price == (None if price is None else Price(*map(Decimal, price)))
     assert (found.detail, found.as_of) == (detail, NEW)
     assert found.source.startswith("genai-prices 0.")
@@ -103,7 +102,7 @@ def test_a_price_is_one_that_holds_for_every_call_or_none(
 )
 def test_the_data_it_ships_covers_services_by_their_address(url: str | None, name: str, covered: bool) -> None:
     """Never by a model's name alone: another service's price is no price."""
-    found = price_library.look_up(url, name)
+    found = look_up(url, name)
     assert (found.price is not None) is covered
     assert date(2026, 1, 1) < found.as_of <= TODAY
 
@@ -149,7 +148,7 @@ def test_the_command_writes_price_date_and_version_and_the_receipt_says_library(
 @pytest.mark.usefixtures("data")
 def test_a_library_that_is_out_of_date_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     table = show_prices(listed_prices([endpoint("a", "dated")]), as_json=False)
-    assert f"new, genai-prices {price_library.look_up(FIREWORKS, 'dated').source.split()[1]} of {NEW}" in table
+    assert f"new, genai-prices {look_up(FIREWORKS, 'dated').source.split()[1]} of {NEW}" in table
     assert "out of date" not in table
     monkeypatch.setattr("focalroute.money.prices.STALE_DAYS", 2)
     assert "the library is out of date" in show_prices(listed_prices([endpoint("a", "dated")]), as_json=False)
@@ -159,7 +158,7 @@ def test_without_it_services_have_no_listing_and_a_request_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    assert not price_library.installed()
+    assert not installed()
     assert [one.state for one in listed_prices([endpoint("a", "dated")])] == ["no listing"]
     with pytest.raises(ConfigError, match=r"pip install 'focalroute\[prices\]'"):
         listed_prices([endpoint("a", "dated")], library=True)
@@ -174,7 +173,7 @@ def test_a_service_by_name_brings_the_price_and_what_is_given_stays(monkeypatch:
     with Ensemble(pool, budget=Budget(usd_total=1, allow_unpriced=True)) as ensemble:
         filled, tiered, local, mine = ensemble.endpoints
     assert filled.price == Price(Decimal("0.2"), Decimal("0.4"), Decimal("0.05"))
-    assert (filled.prices_as_of, filled.prices_from) == (NEW, price_library.look_up(FIREWORKS, "cached").source)
+    assert (filled.prices_as_of, filled.prices_from) == (NEW, look_up(FIREWORKS, "cached").source)
     assert tiered.price is local.price is None
     assert [one.context_tokens for one in (filled, tiered, local)] == [32_000, 9_000, None]
     assert mine == given
