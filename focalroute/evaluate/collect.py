@@ -18,7 +18,7 @@ from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError
-from focalroute.core.files import hold_file, naming, refusing
+from focalroute.core.files import hold_file, naming, refusing, replace_whole
 from focalroute.core.pool import validate_pool
 from focalroute.core.records import Reply, Usage
 from focalroute.endpoints.pool import Pool
@@ -186,9 +186,7 @@ class LogFile:
         ordered = [one[id_] for id_ in sorted(one, key=order.__getitem__)]
         if lines == ordered:
             return False
-        beside = self._path.with_name(self._path.name + ".sorted")
-        beside.write_bytes(b"".join(ordered))
-        beside.replace(self._path)
+        replace_whole(self._path, b"".join(ordered))
         return True
 
 

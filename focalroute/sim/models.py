@@ -12,13 +12,13 @@ import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
-from focalroute.core.dollars import Amount
+from focalroute.core.dollars import Amount, parse_decimal
 from focalroute.core.errors import ConfigError
 from focalroute.core.json_values import is_number
 from focalroute.sim.families import Family
@@ -101,19 +101,13 @@ class SimulatedModel:
             self._check(where, _is_amount(getattr(self, where)), "give a number of at least 0")
         self._check("ending", "{}" in self.ending, "give a text with {} in it, where the answer stands")
         for where in ("input_usd_per_1m", "output_usd_per_1m"):
-            object.__setattr__(self, where, self._amount(where))
+            price = parse_decimal(getattr(self, where))
+            self._check(where, price is not None and price >= 0, "give USD per million tokens, at least 0")
+            object.__setattr__(self, where, price)
 
     def _check(self, where: str, right: bool, advice: str) -> None:
         if not right:
             raise ConfigError(f"SimulatedModel {self.name!r}: {where}: {advice}")
-
-    def _amount(self, where: str) -> Decimal:
-        try:
-            price = Decimal(str(getattr(self, where)))
-        except InvalidOperation:
-            price = Decimal("NaN")
-        self._check(where, price.is_finite() and price >= 0, "give USD per million tokens, at least 0")
-        return price
 
     @property
     def price(self) -> tuple[Decimal, Decimal]:

@@ -63,10 +63,8 @@ def options(
     skill = found.topic if found else None
     p = distribution(model, prompt.key, skill, texts, right, drifted=drifted) if texts else ()
     shown = _shown(prompt.earlier, prompt.letters, texts)
-    said = ""
-    if prompt.earlier is not None:
-        said = "?" if shown is None else texts[shown]
-    return Options(tuple(spoken), swayed(model, p, shown, right), right, said)
+    said = "" if shown is None else texts[shown]
+    return Options(tuple(spoken), swayed(model, p, shown, right), right, seen_answer(said, prompt.earlier))
 
 
 def two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
