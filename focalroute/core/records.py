@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -426,6 +426,20 @@ class Masses:
     log_mass: Mapping[str, F32]
 
 
+class Labelled(NamedTuple):
+    """A closed question whose right choice is known.
+
+    Attributes:
+        task: the query's; None unless given.
+        choices: the key of each choice (see `focalroute.answers.candidate_key`).
+        right: index of the right one.
+    """
+
+    task: str | None
+    choices: tuple[str, ...]
+    right: int
+
+
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class Outcome:
     """The outcome of one answered query for its members: a row of the window.
@@ -441,6 +455,7 @@ class Outcome:
         embedder: as on `Trajectory`.
         posterior: posterior of the given answer; None: it has none of its own.
         correct: how right the given answer was, in [0, 1].
+        labelled: the choices and the right one; None: it is not known, or the question was not closed.
     """
 
     answer_id: str
@@ -452,6 +467,7 @@ class Outcome:
     embedder: str = HASHED
     posterior: float | None = None
     correct: float = 0.0
+    labelled: Labelled | None = None
 
     @property
     def disputed(self) -> bool:

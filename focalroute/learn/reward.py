@@ -20,7 +20,7 @@ from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
 from focalroute.core.errors import BadLabel, ConfigError, FeedbackError
 from focalroute.core.json_values import canonical
-from focalroute.core.records import F32, Feedback, Masses, Member, Outcome, Trajectory, preference
+from focalroute.core.records import F32, Feedback, Labelled, Masses, Member, Outcome, Trajectory, preference
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
@@ -225,14 +225,14 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     A reply without an answer is always wrong. Endpoints that were probed afterwards are credited likewise, in round 0.
     """
     text = _text_of(answer) | _confidence_of(answer, feedback)
-    masses = _masses(answer, _known_candidate(answer, feedback))
+    masses, labelled = _masses(answer, _known_candidate(answer, feedback)), _labelled(answer, feedback)
     answer = _with_probes(answer)
     if feedback.right is not None and answer.kind != SYNTHESIS:
         right = {
             name: float(member.candidate is not None and answer.keys[member.candidate] == feedback.right)
             for name, member in answer.members.items()
         }
-        return Outcome(answer.id, answer.members, right, masses=masses, **text)
+        return Outcome(answer.id, answer.members, right, masses=masses, labelled=labelled, **text)
     infer = _inference(answer, feedback)
     right, inferred = {}, set()
     for name, member in answer.members.items():
@@ -241,7 +241,7 @@ def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
             right[name] = value
             if not known:
                 inferred.add(name)
-    return Outcome(answer.id, answer.members, right, frozenset(inferred), masses=masses, **text)
+    return Outcome(answer.id, answer.members, right, frozenset(inferred), masses=masses, labelled=labelled, **text)
 
 
 def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
@@ -293,6 +293,22 @@ def _known_candidate(answer: StoredAnswer, feedback: Feedback) -> int | None:
     if feedback.right is not None:
         return answer.keys.index(feedback.right) if feedback.right in answer.keys else None
     return answer.answered if feedback.reward == 1 and feedback.preference is None else None
+
+
+def _labelled(answer: StoredAnswer, feedback: Feedback) -> Labelled | None:
+    """Return the choices of a closed question and the right one, if the feedback reveals it whatever is right.
+
+    Of several choices, a bare reward reveals the right one only where the answer was right. Such answers do not show
+    how often each choice is right, nor how choices are confused.
+    """
+    if answer.kind != "choice":
+        return None
+    task = None if answer.trajectory is None else answer.trajectory.task
+    if feedback.right in answer.keys:
+        return Labelled(task, answer.keys, answer.keys.index(feedback.right))
+    if len(answer.keys) > 2 or abs(feedback.reward) != 1 or feedback.preference is not None:
+        return None
+    return Labelled(task, answer.keys, answer.answered if feedback.reward == 1 else 1 - answer.answered)
 
 
 def _masses(answer: StoredAnswer, label: int | None) -> Masses | None:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply, differ
+from focalroute.core.records import F32, F64, HASHED, I64, Evidence, Member, Observation, Query, Reply, differ
 from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, moved_to_leader, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass, recalibrated
+from focalroute.observe.confusion import Confusion
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
 from focalroute.observe.memory import Expectation
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
@@ -42,6 +43,7 @@ class AskView:
         embedder: name of the embedder that made the features.
         agreement: compares candidates that are open texts; None: candidates are equal or have nothing in common.
         curves: of undisputed and of disputed answers, see `focalroute.observe.calibration`.
+        confusion: how endpoints confuse the choices; None: nothing is known.
 
     Attributes:
         candidates: the choices of a closed question; else one reply's text for each cluster of equal answers, growing.
@@ -63,6 +65,7 @@ class AskView:
         embedder: str = HASHED,
         agreement: Agreement | None = None,
         curves: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 1.0), (0.0, 1.0)),
+        confusion: Confusion | None = None,
     ) -> None:
         self._curves = curves
         self.features = features
@@ -76,6 +79,7 @@ class AskView:
         self._index = index
         self._closed = query.choices is not None
         self._corrections = corrections if 1 < len(self.candidates) <= MOST_CHOICES else None
+        self._confusion = confusion
         self._signal = None if self._corrections is None else observation.signal_column(self._corrections.signal)
         self._similar = observation.similar_column(expected.right)
         self._cost_factors = expected.cost
@@ -337,6 +341,8 @@ class AskView:
         mass = self._mass(members)
         if mass is not None:
             self._write_mass(seen, mass, members)
+        if self._confusion is not None and members:
+            self._weigh_choices(seen, self._confusion, np.array(members))
         if self.agreement is not None and members:
             seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
         sums = np.add.reduce(seen[:, :, _SUMMED], axis=1)
@@ -353,6 +359,12 @@ class AskView:
             known = Corrections(*(array[members] for array in self._corrections))
             log_mass = centred_log_mass(mass, np.array(mass.shape[1]))
             observation.calibrate(seen, log_mass, known, ~np.isnan(mass[:, 0]))
+
+    def _weigh_choices(self, seen: F32, confusion: Confusion, members: I64) -> None:
+        votes = np.array([self.backs[i] for i in members.tolist()])
+        ratios = confusion.votes[members, votes]
+        ratios[[i in self._masses for i in members.tolist()]] = 0  # their probabilities are calibrated instead
+        observation.weigh_choices(seen, ratios, confusion.prior)
 
     def _mass(self, members: Sequence[int]) -> NDArray[np.float64] | None:
         """Return the members' mass on each candidate, (m, K), NaN where unknown; None if all are."""

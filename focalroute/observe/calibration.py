@@ -48,6 +48,9 @@ HALF_TRUST = 20
 #: Smaller probabilities count as this when logarithms are taken.
 LEAST_MASS = np.exp(-30)
 
+#: The bound of a log-likelihood ratio.
+STRONGEST = 8.0
+
 #: Strength, in outcomes, of the prior of an answer's confidence.
 PRIOR_OUTCOMES = 30
 
@@ -55,7 +58,6 @@ PRIOR_OUTCOMES = 30
 SHARED_ERRORS = 0.7
 
 _MOST_TASKS = 256
-_STRONGEST = 8.0  # bound of a log-likelihood ratio
 _PRIOR_VARIANCE = 1.0  # nats^2
 _CURVATURE = PRIOR_OUTCOMES / 4 * np.diag([1.0, 4.0])  # the log-likelihood's for that many: q about 1/2, logits about 2
 _IDENTITY = (0.0, 1.0)
@@ -147,7 +149,7 @@ def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
     """Return the log-likelihood ratios (..., K) of centred log-masses (..., K), clipped to -8..8."""
-    return (weights[..., None] * (log_mass - means)).clip(-_STRONGEST, _STRONGEST)
+    return (weights[..., None] * (log_mass - means)).clip(-STRONGEST, STRONGEST)
 
 
 def totals_of(log_mass: F64, given: NDArray[np.bool_], label: NDArray[np.int64], size: NDArray[np.int64]) -> Totals:

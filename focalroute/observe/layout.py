@@ -55,7 +55,9 @@ MEMBER: Layout = {
     # vote (of several free-form samples: share) times its naive Bayes weight ln((K - 1) a / (1 - a)), a = level +
     # relative skill, K = 8 if free-form; times 1 - trust (see `calibration`) if its probabilities are calibrated
     "evidence": 1,
-    "calibrated": 1,  # log-likelihood ratio by its probabilities (see `calibration`); 0 where it gave none
+    # log-likelihood ratio by its probabilities (see `calibration`); where it gave none, by how it confuses choices that
+    # recur (see `confusion`), beyond "evidence"; 0 where nothing is known
+    "calibrated": 1,
     "relative_skill": 1,  # as in ENDPOINT, like the next
     "similar": 1,
     "level": 1,  # as in CONTEXT

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64, Bools
-from focalroute.observe.calibration import LEAST_MASS, Corrections, likelihoods
+from focalroute.observe.calibration import LEAST_MASS, STRONGEST, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, MEMBER, slices, width
 
 #: A free-form question counts as one of this many choices, however many answers were seen.
@@ -229,6 +229,18 @@ def calibrate(features: F32, log_mass: F64, known: Corrections, given: Bools) ->
     ratios = likelihoods(log_mass, means, known.weights) * given[..., None]
     features[..., :k, :, _CALIBRATED] = ratios.swapaxes(-1, -2) * features[..., :k, :, 0]
     features[..., _EVIDENCE] *= 1 - (known.trust * given)[..., None, :]
+
+
+def weigh_choices(features: F32, log_ratios: F64, log_prior: F64) -> None:
+    """Add to the column "calibrated" how endpoints confuse choices that recur, in place.
+
+    Args:
+        features: (K, m, Fm), see `member_features`.
+        log_ratios: (m, K) of the members' votes, see `focalroute.observe.confusion.Confusion`, like the next.
+        log_prior: (K,) each member adds its share of it.
+    """
+    added = log_ratios.T + log_prior[:, None] / len(log_ratios)
+    features[..., _CALIBRATED] = (features[..., _CALIBRATED] + added).clip(-STRONGEST, STRONGEST)
 
 
 def candidate_features(sums: F32, members: Any, log_offered: Any, replied: Any) -> F32:

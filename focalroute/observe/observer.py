@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from focalroute.answers import candidate_key
 from focalroute.core.config import Endpoint
 from focalroute.core.records import F32, F64, Outcome, Query
 from focalroute.money.cost import typical_cost
@@ -33,6 +34,7 @@ from focalroute.observe.accuracy import (
 from focalroute.observe.agreement import Agreement, Reader
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats, Recalibration
+from focalroute.observe.confusion import ConfusionStats
 from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.drift import THRESHOLD, Change, Detector
 from focalroute.observe.experience import Experience
@@ -113,6 +115,7 @@ class Observer:
         self._offsets, self._strengths = self._prior()
         self._memory = Memory(n)
         self._calibration = CalibrationStats(self.endpoints, window)
+        self._confusion = ConfusionStats(n, window)
         self._recalibrations = Recalibration(window), Recalibration(window)  # of undisputed and of disputed answers
         self._relative_skill = np.zeros(n)  # see `_compare`, as for the next two, of undisputed and of disputed answers
         self._bias = self._presumption = np.zeros((2, n))
@@ -215,6 +218,7 @@ class Observer:
                 self._recompare = True
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
+            self._confusion.add(outcome.answer_id, outcome.labelled, self._votes(outcome))
             if outcome.posterior is not None:
                 recalibration = self._recalibrations[disputed]
                 recalibration.learn(outcome.answer_id, outcome.posterior, outcome.correct)
@@ -287,6 +291,14 @@ class Observer:
         self._calibration.add(outcome.answer_id, outcome.masses)
         return outcome
 
+    def _votes(self, outcome: Outcome) -> dict[int, int]:
+        """Return the candidate that each member gave, by index."""
+        return {
+            self._index[name]: member.candidate
+            for name, member in outcome.members.items()
+            if name in self._index and member.candidate is not None
+        }
+
     def _remember(self, outcome: Outcome, right: Sequence[float], *, inferred: bool = False) -> None:
         if outcome.features is not None and outcome.embedder == self.embedder:
             costs = self._relative_costs(outcome)
@@ -353,6 +365,7 @@ class Observer:
             self._recent.forget(index, newest)
             self._memory.forget(index, newest)
             self._calibration.forget(index)
+            self._confusion.forget(index)
             self._referees.reset(index)
             self._recompare = True
             self._offsets[index], self._strengths[index] = 0.0, PRIOR_ASKS
@@ -387,12 +400,15 @@ class Observer:
             ConfigError: the embedder does not return a vector of finite numbers.
         """
         features = self._features(query.text) if features is None else features
+        stats, confusion = self._current(), None
         with self._lock:
             expected = self._memory.estimate(features)
             corrections = self._calibration.corrections(query.task) if query.choices else None
+            if query.choices and self._confusion:
+                keys = [candidate_key(choice) for choice in query.choices]
+                confusion = self._confusion.of(query.task, keys, stats.rows.skill)
         self._begun = True
         agreement = Agreement(reader) if query.open else None
-        stats = self._current()
         return AskView(
             query,
             stats if factors is None else stats.at(factors),
@@ -403,6 +419,7 @@ class Observer:
             self.embedder,
             agreement,
             (self._recalibrations[0].curve, self._recalibrations[1].curve),
+            confusion,
         )
 
     def expected_cost(self) -> tuple[float | None, ...]:

@@ -81,7 +81,8 @@ def _line(number: int, rng: random.Random) -> Line:
         line["prompt"] = " ".join(rng.choices(("sum", "river", "poem", "planet", "code"), k=4))
     if rng.random() < 0.8:
         line["task"] = rng.choice(("even", "odd"))
-    return line | ({"choices": [f"choice {at}" for at in range(k)]} if closed else {})
+    # choices of its own, as training does not count how choices that recur are confused
+    return line | ({"choices": [f"choice {at} of {number}" for at in range(k)]} if closed else {})
 
 
 @dataclass(frozen=True)

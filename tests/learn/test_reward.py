@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from focalroute.answers import candidate_key, normal_form
 from focalroute.core.errors import BadLabel, FeedbackError
-from focalroute.core.records import Evidence, Feedback, Masses, Member, Outcome, Trajectory, preference
+from focalroute.core.records import Evidence, Feedback, Labelled, Masses, Member, Outcome, Trajectory, preference
 from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of, unjudged
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.store.base import SYNTHESIS, StoredAnswer, StoredProbe
@@ -274,6 +274,24 @@ def test_an_outcome_names_its_answer_and_only_the_members_that_were_asked() -> N
     outcome = told(THREE, reward=1.0)
     assert (outcome.answer_id, outcome.members) == ("id", THREE.members)
     assert set(outcome.right) == set(THREE.members)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "right"),
+    [
+        (THREE, {"label": THREE.keys[2]}, 2),
+        (TWO, {"reward": 1.0}, 0),
+        (TWO, {"reward": -1.0}, 1),
+        (TWO, {"reward": 0.5}, None),
+        (THREE, {"reward": 1.0}, None),  # whether it is known must not depend on whether the answer was right
+        (THREE, {"reward": -1.0}, None),
+        (FREE, {"label": FREE.keys[1]}, None),
+    ],
+)
+def test_the_right_choice_goes_along_where_every_answer_would_reveal_it(
+    answer: StoredAnswer, said: dict[str, Any], right: int | None
+) -> None:
+    assert told(answer, **said).labelled == (None if right is None else Labelled(None, answer.keys, right))
 
 
 def test_a_preference_says_nothing_about_confidence() -> None:
