@@ -1,6 +1,6 @@
 """Trained policies beside the baselines, on every recorded log: three tables.
 
-``python -m tests.benchmarks.quality --seeds 5`` trains and plays (2 hours of one core), and keeps each report of
+``python -m tests.benchmarks.quality --seeds 5`` trains and plays (an hour of one core), and keeps each report of
 `focalroute eval` in the folder ``--json``; with such files it prints their tables.
 """
 

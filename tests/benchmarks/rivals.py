@@ -1,6 +1,6 @@
 """The published routers and cascade, each held to the costs that focalroute is held to, beside its curve.
 
-``python -m tests.benchmarks.rivals --seeds 5`` trains and plays (2 hours of one core), and keeps what it found on each
+``python -m tests.benchmarks.rivals --seeds 5`` trains and plays (an hour of one core), and keeps what it found on each
 log in the folder ``--json``; with such files it prints their table.
 """
 
