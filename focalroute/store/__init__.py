@@ -22,10 +22,11 @@ def open_store(
     """Open the store at a path or at a ``redis://`` address, or in memory.
 
     Args:
-        to_read: whether the store is only read; a file may then be in a place that is read-only.
+        to_read: whether the store is only read. A file may then be in a place that is read-only; on Redis, the store
+            must be there, and nothing is dropped from it.
 
     Raises:
-        ConfigError: the address is wrong, or redis-py is not installed.
+        ConfigError: the address is wrong, redis-py is not installed, or the store to read is not there.
         StoreError: the store cannot be opened.
     """
     if where is not None and not isinstance(where, str | Path):
@@ -35,7 +36,7 @@ def open_store(
     if isinstance(where, str) and is_redis(where):
         from focalroute.store.redis.store import RedisStore
 
-        return RedisStore(where, durability=durability)
+        return RedisStore(where, durability=durability, to_read=to_read)
     if isinstance(where, str) and ("://" in where or where.startswith("redis:")):
         raise ConfigError(f"store: {where.partition(':')[0]}: is not known; give a file, or redis://HOST:PORT/DB")
     from focalroute.store.sqlite.store import SqliteStore

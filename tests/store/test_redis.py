@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from focalroute.cli.app import app
 from focalroute.core.errors import ConfigError, StoreError, UnknownAnswer
 from focalroute.core.records import Usage
+from focalroute.learn.fleet import rollback_fleet_command
 from focalroute.store import open_store, require_existing
 from focalroute.store.accounts import Account
 from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Row
@@ -302,6 +305,24 @@ def test_old_rows_are_dropped_and_the_sums_stay(where: str) -> None:
         assert [(one.calls, one.cost) for one in store.ledger("endpoint")] == [(960, Decimal("0.96"))]
         assert store.balances([Account()]).result(10)[Account()].spent == Decimal("0.96")
         assert store.verify() == ()
+
+
+def test_who_only_reads_drops_nothing_and_makes_no_store(where: str) -> None:
+    """`ledger` on a fleet's address without its `keep` dropped answers; with a misspelt prefix it showed zeros."""
+    with closing(RedisStore(where)) as store:
+        for number in range(600):
+            written = store.write(answer(str(number)), bill())
+        written.result(10)
+        for repair in ([], ["--repair"]):
+            said = CliRunner().invoke(app, ["ledger", "--store", f"{where}&keep=5", *repair])
+            assert said.exit_code == 0
+            assert len(list(store.recent(999))) == 600
+        nowhere = f"{where}-misspelt"
+        with pytest.raises(ConfigError, match="there is no such store; give the address that the ensemble uses"):
+            open_store(nowhere, to_read=True)
+        with pytest.raises(ConfigError, match="there is no such store"):
+            rollback_fleet_command(nowhere, None)
+        assert store.run(lambda connection: connection.command("KEYS", "*-misspelt*")) == []
 
 
 def test_others_go_on_between_the_parts_of_a_ledger_that_is_read(where: str, monkeypatch: pytest.MonkeyPatch) -> None:

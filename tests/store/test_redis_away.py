@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -239,6 +240,19 @@ def test_a_server_without_room_says_so_and_goes_on_with_room(server: RedisServer
             store.write(answer("y")).result(10)
         command(server, "CONFIG", "SET", "maxmemory", 0)
         until(lambda: _up(store) and len(list(store.recent(9))) == 2)
+
+
+def test_a_full_server_makes_room_for_a_store_that_keeps_fewer_answers(server: RedisServer) -> None:
+    """The message says "keep fewer answers", and the store could not be opened to do so."""
+    with closing(RedisStore(server.url)) as store:
+        for number in range(300):
+            held = store.write(replace(answer(str(number)), receipt="x" * 10_000))
+        held.result(10)
+    used = int(command(server, "INFO", "memory").decode().partition("used_memory:")[2].split()[0])
+    command(server, "CONFIG", "SET", "maxmemory", used - 100_000)
+    with closing(RedisStore(f"{server.url}?keep=20", patience_s=0.2)) as store:
+        store.write(answer("new")).result(10)
+        assert len(list(store.recent(999))) == 21
 
 
 def test_a_server_that_would_drop_budgets_for_room_is_warned_of(

@@ -92,13 +92,18 @@ def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = F
     from focalroute.store.redis.fleet_policy import FleetPolicy
     from focalroute.store.redis.store import RedisStore
 
-    with closing(RedisStore(where)) as store:
+    with closing(RedisStore(where, to_read=True)) as store:  # it drops no old rows of the fleet
         fleet_policy = FleetPolicy(store)
         state = fleet_policy.state()
         if not state.current:
             raise ConfigError(f"{store.name}: holds no policy; publish one first (focalroute update)")
         if version is None:
-            version = json.loads(fleet_policy.files(state.current)["manifest.json"])["parent"]
+            manifest = fleet_policy.files(state.current).get("manifest.json")
+            if manifest is None:
+                raise ConfigError(
+                    f"{store.name}: the files of version {state.current} are missing; name another version"
+                )
+            version = json.loads(manifest)["parent"]
             if not version:
                 raise ConfigError(
                     f"{store.name}: version {state.current} was learned from the shipped policy; name a version to go "

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from focalroute.core.errors import StoreError
+from focalroute.core.errors import PolicyError, StoreError
 from focalroute.core.records import Usage
 from focalroute.learn.online import update_policy
 from focalroute.learn.trial import TRIAL
@@ -193,7 +193,13 @@ class FleetLearner:
         with TemporaryDirectory() as name:
             folder = Path(name)
             for version in parent.versions:
-                install(folder, version, self._fleet_policy.files(version))
+                if files := self._fleet_policy.files(version):
+                    install(folder, version, files)
+                elif version == parent.current:
+                    raise PolicyError(
+                        f"{self._store.name}: the files of version {version}, which serves, are missing; roll back to "
+                        "another version"
+                    )
             if parent.current:
                 make_current(folder, parent.current)
             put_trial(folder, self._fleet_policy.trial())

@@ -94,12 +94,15 @@ class FleetPolicy:
         """
 
         def read(connection: RedisConnection) -> list[str]:
-            stream = ("STREAMS", connection.keys["feedback"])
+            feedback = connection.keys["feedback"]
+            (made,) = connection.run([("XGROUP", "CREATE", feedback, GROUP, "0", "MKSTREAM")])
+            if isinstance(made, Exception) and "BUSYGROUP" not in str(made):
+                raise connection.error_of(made)
             found: list[str] = []
             for after in ("0", ">"):
                 if len(found) < most:
                     words = ("GROUP", GROUP, GROUP, "COUNT", most - len(found))
-                    reply = connection.command("XREADGROUP", *words, *stream, after)
+                    reply = connection.command("XREADGROUP", *words, "STREAMS", feedback, after)
                     found += [entry.decode() for _, entries in reply or () for entry, _ in entries]
             return found
 

@@ -61,13 +61,14 @@ class RedisStore(QueuedStore[RedisConnection]):
         durability: "full": refuse a Redis that acknowledges calls before they are on its disk, and sync the journal.
         poll_s: how often to look for feedback and policies from other processes.
         patience_s: how long a call waits for an unavailable Redis.
+        to_read: whether opening it makes no store, drops no old answers and settles no reservations.
 
     Attributes:
         name: the address without its password.
         keep: how many of the latest answers stay in Redis.
 
     Raises:
-        ConfigError: the address is wrong, or redis-py is not installed.
+        ConfigError: the address is wrong, redis-py is not installed, or the store to read is not there.
         StoreError: Redis cannot be used. With a journal, an unreachable Redis is waited for instead.
     """
 
@@ -78,6 +79,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         durability: Literal["normal", "full"] = "normal",
         poll_s: float = 0.25,
         patience_s: float = _PATIENCE_S,
+        to_read: bool = False,
     ) -> None:
         super().__init__(reads)
         address = RedisAddress.of(where)
@@ -85,9 +87,9 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._full = durability == "full"
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._connection = RedisConnection(address)
+        self._connection = RedisConnection(address, to_read=to_read)
         self._opened: set[Account] = set()  # by this process: if one is missing in Redis, it was lost
-        self._untrimmed = _TRIM_EVERY  # an earlier process may have left rows to trim
+        self._untrimmed = 0
         self._next_settling = time.monotonic() + SETTLE_EVERY_S
         self._on_version: list[Callable[[int], None]] = []
         self._version = 0
@@ -98,14 +100,17 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._queue = WriterQueue(
             self.name, self._work, trouble="is Redis away, or too slow?", waiting=self._sender.__len__
         )
-        self._connect()
+        self._connect(to_read)
         self._queue.open()
 
-    def _connect(self) -> None:
+    def _connect(self, to_read: bool) -> None:
         """Connect once, and raise if Redis cannot be used as it is set up."""
         try:
             self._connection.connect()
+            if to_read:
+                return
             self._check_durability()
+            reads.trim(self._connection, self.keep)  # first, as it makes room in a Redis that is full
             settle_overdue(self._connection)
         except RedisUnavailable as error:
             if self._journal is None:

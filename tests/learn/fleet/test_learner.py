@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from focalroute import Endpoint, Ensemble
 from focalroute.cli.app import app
-from focalroute.core.errors import PolicyError
+from focalroute.core.errors import ConfigError, PolicyError
 from focalroute.core.records import Usage
-from focalroute.learn.fleet import Follower, fetch
+from focalroute.learn.fleet import Follower, fetch, rollback_fleet_command
 from focalroute.learn.fleet.learner import Archive, FleetLearner
 from focalroute.learn.online import update_policy
 from focalroute.learn.update_report import UpdateReport
@@ -259,6 +259,23 @@ def test_a_version_that_is_damaged_in_redis_keeps_no_worker_from_starting(
     with Ensemble(pool, store=where, policy=tmp_path / "worker") as ensemble:
         assert ensemble.stats().policy_version == 0
         until(lambda: "version 1 of the fleet's policy: " in caplog.text)
+
+
+def test_a_version_whose_files_are_gone_is_named_and_an_earlier_one_may_serve(
+    where: str, store: RedisStore, start: Path
+) -> None:
+    """A rollback ended with KeyError, and an update named a temporary folder."""
+    fleet_policy, learner = FleetPolicy(store), FleetLearner(store, start=start, every=10**6)
+    learner.step()
+    files = {path.name: path.read_bytes() for path in bundle.folder_of(start, 1).iterdir()}
+    assert fleet_policy.publish({**files, "notes": b"x"}, version=2, parent=1) == "done"
+    store.run(lambda connection: connection.command("HDEL", connection.keys["bundles"], "2/notes"))
+    with pytest.raises(PolicyError, match="the files of version 2, which serves, are missing"):
+        learner.run()
+    with pytest.raises(ConfigError, match="the files of version 2 are missing; name another version"):
+        rollback_fleet_command(where, None)
+    rollback_fleet_command(where, 1)
+    assert learner.run().version == 1
 
 
 def test_a_bundle_of_other_files_is_not_installed(start: Path, tmp_path: Path) -> None:
