@@ -187,6 +187,11 @@ def test_in_a_cluster_the_node_with_the_keys_is_found(tmp_path: Path) -> None:
                 store.write(answer(f"from {server.port}"), bill()).result(10)
         assert command(other, "CLUSTER", "COUNTKEYSINSLOT", home) > 0
         assert command(one, "CLUSTER", "COUNTKEYSINSLOT", home) == 0
+        with closing(RedisStore(f"{one.url}?prefix=fleet", patience_s=0.2)) as store:
+            store.write(answer("x")).result(10)
+            other.kill()
+            command(one, "CLUSTER", "SETSLOT", home, "NODE", command(one, "CLUSTER", "MYID"))  # as after a failover
+            until(lambda: "lost its data" in str(store.write(bill()).exception(10)))  # from the node that has none
 
 
 def is_one_of_two(server: RedisServer, other: bytes) -> bool:

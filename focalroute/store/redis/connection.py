@@ -194,9 +194,10 @@ class RedisConnection:
         return self._replies(commands)
 
     def drop(self) -> None:
-        """Close the connection, if open."""
+        """Close the connection, if open; the next one is to the address again, as a cluster may have moved the keys."""
         self.connected = False
         self._pool.disconnect()
+        self._pool = self._make_pool(self._address.url)
 
     # -- the wire ----------------------------------------------------------------------------------------------------
 
