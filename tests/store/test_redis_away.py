@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -208,7 +209,57 @@ def test_the_journal_of_dead_workers_is_taken_over(server: RedisServer, journal:
         assert kept(store).total() == 40
         assert store.totals()["a"].calls == 40
         assert store.answer("own") is not None
-    assert list(journal.iterdir()) == []
+    assert [path.suffix for path in journal.iterdir()] == [".damaged"]
+
+
+def test_a_journal_that_was_deleted_is_sent_and_the_next_write_says_so(server: RedisServer, journal: Path) -> None:
+    """Every call failed from then on, with Redis back; and what was written after the deletion was in no file."""
+    with closing(RedisStore(f"{server.url}?journal={journal}", patience_s=0.2, poll_s=0.01)) as store:
+        server.kill()
+        store.write(answer("a"), bill()).result(10)
+        shutil.rmtree(journal)
+        with pytest.raises(StoreError, match="the journal cannot be written"):
+            store.write(answer("b"), bill()).result(10)
+        server.start()
+        until(lambda: _up(store) and store.totals()["a"].calls == 2)
+        store.write(answer("c")).result(10)
+        assert [row.id for row, _ in store.recent(9)] == ["a", "b", "c"]
+
+
+def test_a_journals_folder_stays_where_it_was(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon changes its working folder after it was started."""
+    monkeypatch.chdir(tmp_path)
+    with closing(RedisStore(f"{server.url}?journal=journal", patience_s=0.2)) as store:
+        monkeypatch.chdir("/")
+        server.kill()
+        store.write(answer("a")).result(10)
+        assert len(list((tmp_path / "journal").iterdir())) == 1
+
+
+def test_a_damaged_journal_entry_is_named_and_the_others_are_sent(
+    server: RedisServer, journal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All after it were dropped, and the file removed, without a word; so was any file whose name ends so."""
+    where = f"{server.url}?journal={journal}"
+    with closing(RedisStore(where, patience_s=0.2)) as store:
+        server.kill()
+        for number in range(5):
+            store.write(answer(str(number))).result(10)
+    (path,) = journal.iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    (journal / "system.journal").write_bytes(b"another program's")
+    server.start()
+    with closing(RedisStore(where, patience_s=0.2)) as store:
+        store.write(answer("own")).result(10)
+        assert [row.id for row, _ in store.recent(9)] == ["0", "1", "3", "4", "own"]
+    assert f"{path}: " in caplog.text
+    assert "of its bytes are not whole entries" in caplog.text
+    assert (journal / f"{path.stem}.damaged").read_bytes() == data
+    assert (journal / "system.damaged").read_bytes() == b"another program's"
 
 
 def test_a_redis_that_lost_its_data_gets_all_later_writes(

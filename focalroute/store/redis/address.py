@@ -121,7 +121,7 @@ def _keep(text: str) -> int:
 
 
 def _journal(text: str) -> Path:
-    path = Path(unquote(text))
+    path = Path(unquote(text)).absolute()  # the working folder may change
     if not path.parent.is_dir():
         raise ConfigError(f"store: journal: the folder that {path} would be in does not exist; make it first")
     return path

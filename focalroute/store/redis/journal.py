@@ -1,20 +1,24 @@
 """Keeps writes in append-only files, one or more per process in a folder, while Redis is unavailable.
 
 Entries are acknowledged, so they must outlive their process: the next process to open the folder takes over the files
-of dead ones. An entry cut off by the death of its process was not acknowledged, and is skipped.
+of dead ones. An entry cut off by the death of its process was not acknowledged, and is left out.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from focalroute.core.errors import StoreError
+
+_log = logging.getLogger("focalroute.store")
 
 _HEAD = struct.Struct("<II")  # CRC-32 and length of what follows
 _SIZE = struct.Struct("<I")
@@ -121,22 +125,30 @@ class Journal:
             self._waiting.append(path)
 
     def _opened(self) -> Path:
-        """The file this process writes to; a new one once the last was sent and removed."""
-        while self._own not in self._files:
+        """The file this process writes to; a new one once the last was sent and removed, or somebody deleted it."""
+        while self._own is None or self._own not in self._files or not self._own.exists():
             self._made += 1
             self._own = self._folder / f"{self._writer}-{self._made}{_SUFFIX}"
             self._take(self._own)
-        assert self._own is not None  # noqa: S101 - the loop made it
         return self._own
 
     def batches(self, size: int) -> Iterator[list[Entry]]:
-        """Yield all waiting entries, each writer's in order; a file is removed once the caller is done with it."""
+        """Yield all waiting entries, each writer's in order; a file is removed once the caller is done with it.
+
+        A file that holds anything else is renamed instead.
+        """
         while self._waiting:
             path = self._waiting[0]
-            entries = list(_entries(path))
+            entries, left_out = _entries(self._files[path])
             for start in range(0, len(entries), size):
                 yield entries[start : start + size]
-            path.unlink(missing_ok=True)
+            if left_out:
+                _log.error("%s: %d of its bytes are not whole entries; it is kept, as *.damaged", path, left_out)
+            with suppress(OSError):  # it is gone, or may not be removed; entries that are sent again change nothing
+                if left_out:
+                    path.rename(path.with_suffix(".damaged"))
+                else:
+                    path.unlink()
             os.close(self._files.pop(path))
             self._waiting.pop(0)
 
@@ -147,13 +159,18 @@ class Journal:
         self._files.clear()
 
 
-def _entries(path: Path) -> Iterator[Entry]:
-    data = path.read_bytes()
-    at = 0
+def _entries(descriptor: int) -> tuple[list[Entry], int]:
+    """The entries of an open file, even if it was deleted; and how many bytes are not of whole, undamaged ones."""
+    with open(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        data = file.read()
+    entries: list[Entry] = []
+    at = sound = 0
     while at + _HEAD.size <= len(data):
         checksum, size = _HEAD.unpack_from(data, at)
         body = data[at + _HEAD.size : at + _HEAD.size + size]
-        if len(body) < size or zlib.crc32(body) != checksum:
-            return
-        yield Entry.of(body)
         at += _HEAD.size + size
+        if len(body) == size and zlib.crc32(body) == checksum:
+            entries.append(Entry.of(body))
+            sound += _HEAD.size + size
+    return entries, len(data) - sound
