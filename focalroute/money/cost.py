@@ -18,7 +18,7 @@ from typing import NamedTuple
 from focalroute.core.config import Endpoint
 from focalroute.core.dollars import MONEY, Dollars
 from focalroute.core.records import CostSource, Usage
-from focalroute.store.base import LedgerSum, Store
+from focalroute.store.base import LedgerSum
 
 _log = logging.getLogger("focalroute")
 _MILLION = Decimal(1_000_000)
@@ -181,17 +181,21 @@ class Saving:
     saved: Decimal | None
 
 
-def savings(pool: Sequence[Endpoint], store: Store, accuracy: Sequence[float]) -> tuple[Saving, Saving]:
+def savings(
+    pool: Sequence[Endpoint], found: Mapping[str, LedgerSum], rows: Sequence[LedgerSum], accuracy: Sequence[float]
+) -> tuple[Saving, Saving]:
     """Estimate the savings against asking the whole pool, and against the most accurate endpoint (first among equals).
 
     Each ask in the ledger would have cost the mean of the endpoint's calls so far or, if it was never called, its price
     for the tokens of a mean call. The cost paid is the ledger's sum, including failed calls, retries and exploration.
+
+    Args:
+        found: the store's `totals`; they also have endpoints that left the pool, and an embedder.
+        rows: the store's ledger as one sum.
     """
-    found = store.totals()  # also has endpoints that left the pool, and an embedder
     totals = {endpoint.name: found[endpoint.name] for endpoint in pool if endpoint.name in found}
     means = [_mean_cost(endpoint, totals) for endpoint in pool]
     best = accuracy.index(max(accuracy))
-    rows = store.ledger("all")
     asks, cost = sum(row.asks for row in rows), known_cost(rows)
     paid = None if any(row.unpriced for row in rows) else cost
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from focalroute.core.errors import StoreError, UnknownAnswer
 from focalroute.store.accounts import Account
 from focalroute.store.base import Reservation, Row, Store
 from focalroute.store.redis.store import RedisStore
+from focalroute.store.sqlite import reads
 from focalroute.store.sqlite import store as engine
 from focalroute.store.sqlite.store import SqliteStore, Unit
 from tests.redis_server import RedisServer, place
@@ -185,6 +187,29 @@ def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypat
         for name in "bc":
             written(store, [(answer(name),)])  # in time
         assert ids(store) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("read", ["totals", "verify", "reconcile"])
+def test_calls_are_committed_while_all_of_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """`stats` adds up the ledger: asks waited for it, seconds in a file of 300,000 answers."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(usual: Callable[..., Any], *values: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return usual(*values)
+
+    for name in ("ledger_sums", "find_problems", "reconcile"):
+        monkeypatch.setattr(reads, name, partial(slow, getattr(reads, name)))
+    with closing(SqliteStore(tmp_path / "s.db")) as store, ThreadPoolExecutor(1) as pool:
+        store.write(bill()).result(10)
+        reading = pool.submit(getattr(store, read))
+        assert begun.wait(10)
+        assert store.write_calls([(answer("x"), bill())]).result(10) == [None]
+        go_on.set()
+        assert len(reading.result(10)) == (read == "totals")
 
 
 def test_a_closed_store_takes_nothing(store: SqliteStore) -> None:

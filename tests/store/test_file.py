@@ -303,6 +303,40 @@ def test_a_file_that_may_not_be_written_is_read_or_refused_at_once() -> None:
     assert "make the file and its folder" in fresh.stdout
 
 
+def test_a_file_that_may_not_be_written_is_refused_although_a_crash_left_its_log() -> None:
+    """SQLite opens it without a word, and no answer is kept: as on a disk that is mounted read-only after a crash."""
+    code = """
+import os, sys
+from focalroute.store.sqlite.store import SqliteStore
+from tests.store.made import answer
+if not os.fork():
+    SqliteStore(sys.argv[1]).write(answer("x")).result(10)
+    os._exit(0)
+os.wait()
+for name in os.listdir("."):
+    os.chmod(name, 0o444)
+os.chmod(".", 0o555)
+os.geteuid() or os.seteuid(65534)
+try:
+    SqliteStore(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, error)
+print(SqliteStore(sys.argv[1], to_read=True).answer("x").id)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code, "s.db"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        Path(folder).chmod(0o755)
+    assert done.stdout == "StoreError s.db: may only be read; make the file and its folder writable\nx\n"
+
+
+def test_a_disk_too_full_to_open_a_file_is_named() -> None:
+    """SQLite calls it an I/O error if there is no room for the file that readers share."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert str(database.store_error("s.db", error)) == "s.db: disk I/O error; make room on the disk"
+
+
 # -- migrating -----------------------------------------------------------------------------------------------------
 
 

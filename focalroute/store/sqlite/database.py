@@ -41,6 +41,7 @@ _MOST_PAGES = 4000  # pages not checkpointed, from all processes, after which th
 _LONGEST_PAUSE_S = 0.004  # between two tries to begin
 _FILE_CHECK_S = 1.0  # between checks whether the file is still in its place
 _LONGEST_PATH = 504  # bytes that SQLite accepts as a file's full path
+_EFFECTIVE = os.access in os.supports_effective_ids
 _COPIED = 100  # answers at a time
 _COPY_PAUSE_S = 0.001  # between two parts of a copy
 
@@ -49,6 +50,7 @@ _ADVICE = {
     sqlite3.SQLITE_NOMEM: "free some memory, and try again",
     sqlite3.SQLITE_BUSY: "another process keeps it locked; end that process or try again",
     sqlite3.SQLITE_FULL: "make room on the disk",
+    sqlite3.SQLITE_IOERR_SHMSIZE: "make room on the disk",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable",
     sqlite3.SQLITE_CANTOPEN: "make the file and its folder readable and writable",
     sqlite3.SQLITE_NOTADB: "name another file",
@@ -63,12 +65,13 @@ def store_error(name: str, error: Exception) -> StoreError:
 
 
 def _code(error: Exception) -> int:
-    """SQLite's primary result code; 0 if there is none."""
+    """SQLite's primary result code, or the extended one if there is advice for it; 0 if there is none."""
     if isinstance(error, MemoryError):
         return sqlite3.SQLITE_NOMEM
     if not isinstance(error, sqlite3.Error | OSError):  # a damaged value may raise anything
         return sqlite3.SQLITE_CORRUPT
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code if code in _ADVICE else code & 0xFF
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -88,6 +91,10 @@ def open_database(
     Raises:
         StoreError: it cannot be opened, belongs to another program, or was written by a newer version.
     """
+    writable = path is None or not os.access(path, os.F_OK) or os.access(path, os.W_OK, effective_ids=_EFFECTIVE)
+    if not writable and not to_read:
+        # If a crash left a log, SQLite opens such a file, and only writing to it fails.
+        raise StoreError(f"{name}: may only be read; {_ADVICE[sqlite3.SQLITE_READONLY]}")
     give_up = time.monotonic() + BUSY_S
     immutable = False
     while True:
@@ -174,6 +181,14 @@ def _mark_without_log(path: Path, empty: Mark) -> Mark | None:
     with contextlib.closing(sqlite3.connect(_immutable(path), uri=True)) as db:
         tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         return read_mark(db) if tables else empty
+
+
+def open_beside(path: Path) -> sqlite3.Connection:
+    """Open a file that this process has open, to read it while that connection goes on."""
+    db = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro", timeout=BUSY_S, isolation_level=None, uri=True)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
+    db.execute("PRAGMA trusted_schema = OFF")
+    return db
 
 
 def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable: bool) -> sqlite3.Connection:

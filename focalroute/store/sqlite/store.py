@@ -16,19 +16,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from focalroute.core.errors import FocalrouteError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import SETTLE_EVERY_S, Account, Balance
 from focalroute.store.base import (
     BalanceDifference,
+    Grouping,
+    LedgerSum,
     Outcomes,
     Reservation,
     ReservationResult,
@@ -43,6 +45,8 @@ from focalroute.store.sqlite.writes import AccountBalances, insert, prune
 
 if TYPE_CHECKING:
     import sqlite3
+
+T = TypeVar("T")
 
 _log = logging.getLogger("focalroute.store")
 
@@ -119,6 +123,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._path = None if path is None else Path(path)
         self._name = "the store in memory" if self._path is None else str(self._path)
         self._file = None if self._path is None else self._path.absolute()  # the working folder may change
+        self._to_read = to_read
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         if self._path is not None:
@@ -179,10 +184,18 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """See `Store.recent`."""
         return reads.latest_answers(self._read, limit)
 
+    def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
+        """See `Store.ledger`."""
+        return self._read_beside(lambda db: reads.ledger_sums(db, by))
+
+    def verify(self) -> tuple[str, ...]:
+        """See `Store.verify`."""
+        return self._read_beside(reads.find_problems)
+
     def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
         """See `Store.reconcile`."""
         if not repair:
-            return self._read(reads.reconcile)
+            return self._read_beside(reads.reconcile)
         repaired: Sequence[BalanceDifference] = self._change(AccountBalances.repair).result()
         return repaired
 
@@ -209,6 +222,20 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             yield file
 
     # -- any thread --------------------------------------------------------------------------------------------------
+
+    def _read_beside(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Read a file in the calling thread, as all of it may take seconds, for which asks would have to wait."""
+        if self._file is None or self._to_read or self._queue.inside:
+            return self._read(work)
+        self._read(lambda _: None)  # waits for queued writes, and finds a file that was replaced
+        try:
+            with closing(database.open_beside(self._file)) as db:
+                db.execute("BEGIN")
+                return work(db)
+        except FocalrouteError:
+            raise
+        except Exception as error:  # noqa: BLE001 - damage may show as anything
+            raise self._error(error) from None
 
     def _change(self, work: Callable[[AccountBalances], Any]) -> Future[Any]:
         """Queue work on the accounts' balances."""
