@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from focalroute.answers import candidate_key
 from focalroute.core.errors import ConfigError
 from focalroute.core.pool import load_pool
 from focalroute.core.progress import gathered, progress_bar
@@ -113,6 +114,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
         mass=mass,
         vectors=np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()]),
         tasks=tasks,
+        choices=np.fromiter((tuple(map(candidate_key, query.choices or ())) for query in queries), np.object_),
         embedder=name_of(table.embed),
     )
 

@@ -22,15 +22,18 @@ import numpy as np
 
 from focalroute.core.records import F32, F64, I64, Labelled
 
+#: Questions with more choices are not counted.
+MOST_COUNTED_CHOICES = 32
+
 _STRENGTHS = (5.0, 20.0, 80.0, 320.0)  # besides them, an infinite one
 _ALIKE_AT_FIRST = math.log(16)  # log-odds of the infinite strength to each other one: four in five
 _UNIFORM_AT_FIRST = math.log(4)  # of the uniform prior to the counted one, likewise
-_MOST_CHOICES = 32
 _MOST_SETS = 128
 _MOST_COUNTED = 1000  # labelled answers of a set; then all counts are halved, as shares change with time
 _LEAST_ACCURACY, _MOST_ACCURACY = 0.02, 0.98  # the least: above blind chance
 
-_Key = tuple[str | None, tuple[str, ...]]  # the task, and the choices in order
+#: A task, or None, and the keys of its choices, sorted.
+ChoiceSet = tuple[str | None, tuple[str, ...]]
 
 
 class Confusion(NamedTuple):
@@ -46,7 +49,7 @@ class Confusion(NamedTuple):
     votes: F64
 
 
-class _Counts(NamedTuple):
+class ChoiceCounts(NamedTuple):
     """The counts of one set of choices, in the order of their keys; an added answer makes new arrays.
 
     Attributes:
@@ -61,18 +64,18 @@ class _Counts(NamedTuple):
 class _Row(NamedTuple):
     """The contribution of one answer: the right choice, and the choice that each member gave."""
 
-    key: _Key
+    key: ChoiceSet
     right: int
     members: I64
     votes: I64
 
-    def added_to(self, counts: _Counts, times: int = 1) -> _Counts:
+    def added_to(self, counts: ChoiceCounts, times: int = 1) -> ChoiceCounts:
         """Return the counts with this answer, or without it if ``times`` is -1."""
         right, given = counts.right.copy(), counts.given.copy()
         right[self.right] = max(right[self.right] + times, 0)
         here = self.members, self.right, self.votes
         given[here] = np.maximum(given[here] + times, 0)
-        return _Counts(right, given)
+        return ChoiceCounts(right, given)
 
 
 class ConfusionStats:
@@ -88,9 +91,20 @@ class ConfusionStats:
     def __init__(self, endpoints: int, kept: int) -> None:
         self._endpoints = endpoints
         self._kept = kept
-        self._sets: OrderedDict[_Key, _Counts] = OrderedDict()
+        self._sets: OrderedDict[ChoiceSet, ChoiceCounts] = OrderedDict()
         self._rows: OrderedDict[str, _Row] = OrderedDict()
-        self._made: dict[_Key, tuple[F64, Confusion]] = {}  # with the accuracies that it was made with
+        self._made: dict[ChoiceSet, tuple[F64, Confusion]] = {}  # with the accuracies that it was made with
+
+    @property
+    def sets(self) -> Mapping[ChoiceSet, ChoiceCounts]:
+        """The counts by set of choices."""
+        return self._sets
+
+    def fill(self, sets: Mapping[ChoiceSet, ChoiceCounts]) -> None:
+        """Replace all counts."""
+        self._rows.clear()
+        self._made.clear()
+        self._sets = OrderedDict(sets)
 
     def add(self, answer_id: str, labelled: Labelled | None, votes: Mapping[int, int]) -> None:
         """Add the members' votes for one labelled question, replacing what the same answer added before.
@@ -103,7 +117,7 @@ class ConfusionStats:
         before = self._rows.pop(answer_id, None)
         if before is not None and before.key in self._sets:
             self._sets[before.key] = before.added_to(self._sets[before.key], -1)
-        if labelled is None or len(labelled.choices) > _MOST_CHOICES:
+        if labelled is None or len(labelled.choices) > MOST_COUNTED_CHOICES:
             return
         key = labelled.task, tuple(sorted(labelled.choices))
         place = [key[1].index(choice) for choice in labelled.choices]
@@ -112,7 +126,7 @@ class ConfusionStats:
         known = self._sets.pop(key, None)
         counts = row.added_to(self._nothing(len(place)) if known is None else known)
         if counts.right.sum() > _MOST_COUNTED:
-            counts = _Counts(counts.right / 2, counts.given / np.float32(2))
+            counts = ChoiceCounts(counts.right / 2, counts.given / np.float32(2))
             self._rows = OrderedDict((name, one) for name, one in self._rows.items() if one.key != key)
         else:
             self._rows[answer_id] = row
@@ -152,11 +166,11 @@ class ConfusionStats:
         """Whether any answer to a closed question has a label."""
         return bool(self._sets)
 
-    def _nothing(self, choices: int) -> _Counts:
-        return _Counts(np.zeros(choices), np.zeros((self._endpoints, choices, choices), np.float32))
+    def _nothing(self, choices: int) -> ChoiceCounts:
+        return ChoiceCounts(np.zeros(choices), np.zeros((self._endpoints, choices, choices), np.float32))
 
 
-def _confusion(counts: _Counts, accuracy: F64) -> Confusion:
+def _confusion(counts: ChoiceCounts, accuracy: F64) -> Confusion:
     """Return what these counts say, in their own order."""
     k = len(counts.right)
     bounded = np.clip(accuracy, 1 / k + _LEAST_ACCURACY, _MOST_ACCURACY)[:, None, None]

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32, HASHED
 from focalroute.observe.calibration import Totals
+from focalroute.observe.confusion import MOST_COUNTED_CHOICES, ChoiceCounts, ChoiceSet
 from focalroute.observe.memory import Memory
+
+_CONFUSED = "tasks of choices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Experience:
         values: float32 (M, V) how right each endpoint was on them, in [0, 1]; NaN where it was not asked.
         costs: float32 (M, V) cost of each call relative to the endpoint's mean; NaN where unknown.
         book: task -> calibration totals of the endpoints, None -> over all tasks; empty if none gave probabilities.
+        confusion: how the endpoints confused choices that recur.
         embedder: name of the embedder that made the vectors.
     """
 
@@ -40,6 +44,7 @@ class Experience:
     values: F32
     costs: F32
     book: Mapping[str | None, Totals] = field(default_factory=dict)
+    confusion: Mapping[ChoiceSet, ChoiceCounts] = field(default_factory=dict)
     embedder: str = HASHED
 
     def offsets(self, pool: Sequence[str]) -> NDArray[np.float64]:
@@ -80,6 +85,17 @@ class Experience:
             found[task] = totals
         return found
 
+    def confused(self, pool: Sequence[str]) -> dict[ChoiceSet, ChoiceCounts]:
+        """Return the counts of choices that recur for a pool's endpoints; 0 for unknown endpoints."""
+        rows = {name: row for row, name in enumerate(self.names)}
+        there = [i for i, name in enumerate(pool) if name in rows]
+        found: dict[ChoiceSet, ChoiceCounts] = {}
+        for key, known in self.confusion.items():
+            given = np.zeros((len(pool), *known.given.shape[1:]), np.float32)
+            given[there] = known.given[[rows[pool[i]] for i in there]]
+            found[key] = ChoiceCounts(known.right, given)
+        return found
+
     def same(self, other: Experience) -> bool:
         """Whether both hold the same data; writing and reading arrays again changes nothing."""
         return (
@@ -92,6 +108,8 @@ class Experience:
             and np.array_equal(self.costs, other.costs, equal_nan=True)
             and self.book.keys() == other.book.keys()
             and all(np.array_equal(known.sums, other.book[task].sums) for task, known in self.book.items())
+            and self.confusion.keys() == other.confusion.keys()
+            and all(np.array_equal(known.given, other.confusion[key].given) for key, known in self.confusion.items())
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -106,6 +124,7 @@ class Experience:
             "costs": self.costs.astype(np.float16),
             "embedder": np.array(self.embedder),
             **self._book(),
+            **self._confusion(),
         }
 
     def _book(self) -> dict[str, NDArray[np.generic]]:
@@ -121,6 +140,15 @@ class Experience:
             "sums": np.array(sums),
             "squares": np.array([row.squares for row in rows]),
         }
+
+    def _confusion(self) -> dict[str, NDArray[np.generic]]:
+        """Return the task of each set of choices (empty: none), and for each its keys and counts."""
+        if not self.confusion:
+            return {}
+        found: dict[str, NDArray[Any]] = {_CONFUSED: np.array([task or "" for task, _ in self.confusion], np.str_)}
+        for n, ((_, choices), counts) in enumerate(self.confusion.items()):
+            found |= {f"choices {n}": np.array(choices), f"right {n}": counts.right, f"given {n}": counts.given}
+        return found
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Experience:
@@ -156,6 +184,7 @@ class Experience:
             values.astype(np.float32),
             costs.astype(np.float32),
             _read_book(arrays, len(names)),
+            _read_confusion(arrays, len(names)),
             str(arrays.get("embedder", HASHED)),  # an earlier version of this package had no others
         )
 
@@ -174,3 +203,22 @@ def _read_book(arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str | None
         raise ValueError("its numbers of the book are not within their bounds")
     keys: list[str | None] = [None, *tasks.tolist()]
     return {key: Totals(sums[row], squares[row]) for row, key in enumerate(keys)}
+
+
+def _read_confusion(arrays: Mapping[str, NDArray[Any]], size: int) -> dict[ChoiceSet, ChoiceCounts]:
+    """Read the counts of choices that `Experience.arrays` wrote; empty if there are none."""
+    tasks = arrays.get(_CONFUSED, np.zeros(0, np.str_))
+    if tasks.ndim != 1 or tasks.dtype.kind != "U":
+        raise ValueError("its tasks of choices are not names")
+    found: dict[ChoiceSet, ChoiceCounts] = {}
+    for n, task in enumerate(tasks.tolist()):
+        choices, right, given = (arrays.get(f"{part} {n}", np.zeros(0)) for part in ("choices", "right", "given"))
+        k = len(choices) if choices.ndim == 1 else 0
+        if choices.dtype.kind != "U" or not 1 < k <= MOST_COUNTED_CHOICES:
+            raise ValueError(f"its choices {n} are not 2 to {MOST_COUNTED_CHOICES} names")
+        if right.shape != (k,) or given.shape != (size, k, k):
+            raise ValueError(f"its counts of choices {n} do not fit each other")
+        if not all(x.dtype.kind == "f" and np.isfinite(x).all() and (x >= 0).all() for x in (right, given)):
+            raise ValueError(f"its counts of choices {n} are not numbers from 0")
+        found[task or None, tuple(choices.tolist())] = ChoiceCounts(right.astype(np.float64), given.astype(np.float32))
+    return found

@@ -166,6 +166,7 @@ class Observer:
             self._strengths = np.where(known, float(PRIOR_LONG_RUN), strengths)
             self._memory = self._remembered(experience)
             self._calibration.fill(experience.totals(self.endpoints))
+            self._confusion.fill(experience.confused(self.endpoints))
             for recalibration in self._recalibrations:
                 recalibration.trust()
             self._totals.prices = experience.prices(self._listed, self.endpoints)

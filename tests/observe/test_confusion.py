@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from focalroute.answers import candidate_key
 from focalroute.core.records import Labelled, Member, Outcome, Query, Reply
+from focalroute.learn.offline.prior_stats import confusion
 from focalroute.observe.confusion import Confusion, ConfusionStats
+from focalroute.observe.experience import Experience
 from focalroute.observe.layout import MEMBER, slices
 from focalroute.observe.observer import Observer
+from tests.learn.offline.histories import Kind, history
 
 LABELS = ("ham", "junk", "spam")
 ACCURACY = np.array([0.7, 0.7])
@@ -60,14 +64,14 @@ def test_equal_shares_and_equal_confusions_are_told_from_chance() -> None:
     """Random labels, and errors that fall on either wrong choice."""
     rng = np.random.default_rng(0)
     rows = [(n % 3, {0: n % 3 if rng.random() < 0.7 else (n + 1 + int(rng.integers(2))) % 3}) for n in range(300)]
-    confusion = of(filled(rows))
-    assert by(confusion, 0) == pytest.approx([0, 0, 0], abs=0.1)
-    assert confusion.prior == pytest.approx(0, abs=0.05)
+    seen = of(filled(rows))
+    assert by(seen, 0) == pytest.approx([0, 0, 0], abs=0.1)
+    assert seen.prior == pytest.approx(0, abs=0.05)
 
 
 def test_an_endpoint_that_flags_too_much_is_believed_less_when_it_flags() -> None:
-    confusion = of(filled(votes(300, 2, flags=0.3)))
-    spam, junk = by(confusion, 2), by(confusion, 1)
+    seen = of(filled(votes(300, 2, flags=0.3)))
+    spam, junk = by(seen, 2), by(seen, 1)
     assert spam[2] - spam[0] == pytest.approx(math.log(0.7 / 0.3) - math.log(0.7 / 0.15), abs=0.3)
     assert junk[1] - junk[0] > 1  # it never calls ham junk
 
@@ -157,3 +161,72 @@ def test_an_ask_sees_what_labels_say_of_its_choices() -> None:
     other = observer.begin(Query("q", (), ("no", "yes")))
     other.add(Reply("a", text="yes", choice=1), 1)
     assert other.evidence().members[:, 0, CALIBRATED].tolist() == [0, 0]
+
+
+# -- in a policy's experience ----------------------------------------------------------------------------------------
+
+
+def learned() -> Experience:
+    """Of endpoints b and a, and two tasks with the same choices."""
+    stats = filled(votes(60, 6, flags=0.3))
+    for n in range(20):
+        stats.add(f"mail {n}", Labelled("mail", LABELS, 2), {1: n % 3})
+    half, nothing = np.full(2, 0.5, np.float32), np.zeros((0, 2), np.float32)
+    return Experience(("b", "a"), half, half, np.zeros((0, 4), np.float32), nothing, nothing, {}, stats.sets)
+
+
+def test_counts_come_back_from_an_experiences_arrays() -> None:
+    made = learned()
+    back = Experience.of(made.arrays())
+    assert back.same(made)
+    assert list(back.confusion) == [(None, LABELS), ("mail", LABELS)]
+    assert not back.same(replace(made, confusion={}))
+
+
+def test_an_observer_begins_with_an_experiences_counts_by_name() -> None:
+    made = learned()
+    choices = ("ham", "junk", "spam")
+    made = replace(made, confusion={(None, tuple(sorted(map(candidate_key, choices)))): made.confusion[None, LABELS]})
+    before: list[list[float]] = []
+    after: list[list[float]] = []
+    for names in (("a", "b", "new"), ("new", "b", "a")):
+        observer = Observer(names, (1.0, 1.0, 1.0))
+        for seen in (before, after):
+            view = observer.begin(Query("q", (), choices))
+            view.add(Reply("b", text="spam", choice=2), 1)
+            seen.append(view.evidence().members[:, 0, CALIBRATED].tolist())
+            observer.adopt(made)
+    assert before == [[0, 0, 0]] * 2
+    assert after[0] == pytest.approx(after[1])
+    assert max(map(abs, after[0])) > 0.3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tasks of choices": np.arange(2)},
+        {"choices 0": np.array(["one"])},
+        {"choices 1": np.arange(3)},
+        {"right 0": np.ones(2)},
+        {"right 1": np.full(3, math.nan)},
+        {"given 0": np.ones((1, 3, 3))},
+        {"given 1": np.full((2, 3, 3), -1.0)},
+        {"given 1": np.full((2, 3, 3), "x")},
+    ],
+)
+def test_arrays_that_cannot_be_counts_are_refused(wrong: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="its"):
+        Experience.of(learned().arrays() | wrong)
+
+
+def test_training_counts_choices_that_recur() -> None:
+    recorded = history([Kind((0.9,), 1.0), Kind((0.5,), 1.0)], 40, seed=0, choices=3)
+    assert confusion(recorded) == {}
+    choices = [LABELS] * 30 + [("x", "y", str(n)) for n in range(10)]
+    alike = replace(recorded, choices=np.fromiter(choices, np.object_))
+    ((key, counts),) = confusion(alike).items()
+    assert key == (None, LABELS)
+    assert counts.right.sum() == 30
+    assert counts.given.sum(axis=(1, 2)).tolist() == [30, 30]
+    right = [counts.given[i].trace() / 30 for i in range(2)]
+    assert right == pytest.approx(recorded.value[:30].mean(axis=0).tolist())

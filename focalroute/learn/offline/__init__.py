@@ -34,6 +34,7 @@ class RecordedLog:
         mass: (T, N, K) probability of each candidate, NaN in rows where the endpoint gave none; None: none did.
         vectors: (T, D) features of the text; zeros if there is none.
         tasks: (T,) the topic's name; None: not used.
+        choices: (T,) tuples, the keys of a closed question's choices; None: not known.
         embedder: name of the embedder that made the vectors.
     """
 
@@ -52,6 +53,7 @@ class RecordedLog:
     mass: F32 | None
     vectors: F32
     tasks: NDArray[np.str_] | None = None
+    choices: NDArray[np.object_] | None = None
     embedder: str = HASHED
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, eng
         if value is not None:
             array = np.ascontiguousarray(value)
             digest.update(f"{field.name} {array.dtype} {array.shape} ".encode())
-            digest.update(array.tobytes())
+            digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
     said = json.dumps(asdict(settings), sort_keys=True)
     return {"format": _FORMAT, "log": digest.hexdigest(), "settings": said, "seed": str(seed), "backend": engine}
 

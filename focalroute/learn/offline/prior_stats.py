@@ -5,13 +5,14 @@ These are the statistics that `focalroute.observe` computes one query at a time,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import F32, F64, I64, Bools
+from focalroute.core.records import F32, F64, I64, Bools, Labelled
 from focalroute.learn.offline import RecordedLog
 from focalroute.observe.accuracy import departures, evidence, log_losses, mixed, relative_accuracies, window_lengths
 from focalroute.observe.calibration import (
@@ -22,6 +23,7 @@ from focalroute.observe.calibration import (
     corrections_of,
     totals_of,
 )
+from focalroute.observe.confusion import ChoiceCounts, ChoiceSet, ConfusionStats
 from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.memory import (
     CAPACITY,
@@ -44,6 +46,7 @@ from focalroute.observe.pool_stats import (
     table_of,
 )
 
+_RECURS = 10  # labelled queries with the same choices
 _EVERY = 20  # rows that share one matrix of pairs
 _BLOCK = 512  # rows whose similarities are computed at once
 
@@ -225,6 +228,22 @@ def book(recorded: RecordedLog) -> dict[str | None, Totals]:
         rows = recorded.tasks == task
         found[task] = Totals(added.sums[rows].sum(axis=0), added.squares[rows].sum(axis=0))
     return found
+
+
+def confusion(recorded: RecordedLog) -> dict[ChoiceSet, ChoiceCounts]:
+    """Return the counts of the choices that at least ten labelled queries of the log have in common."""
+    if recorded.choices is None:
+        return {}
+    tasks = [None] * len(recorded) if recorded.tasks is None else [task or None for task in recorded.tasks.tolist()]
+    known = np.flatnonzero(recorded.closed & ((recorded.worth == 1).sum(axis=1) == 1)).tolist()
+    choices = recorded.choices.tolist()
+    often = Counter((tasks[row], frozenset(choices[row])) for row in known)
+    stats = ConfusionStats(len(recorded.names), kept=0)
+    for row in known:
+        if often[tasks[row], frozenset(choices[row])] >= _RECURS:
+            votes = {i: given for i, given in enumerate(recorded.candidate[row].tolist()) if given >= 0}
+            stats.add(str(row), Labelled(tasks[row], choices[row], int(recorded.worth[row].argmax())), votes)
+    return dict(stats.sets)
 
 
 def _tasks(recorded: RecordedLog) -> list[str]:

@@ -37,7 +37,7 @@ from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, between, par
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
-from focalroute.learn.offline.prior_stats import book, relative_usd
+from focalroute.learn.offline.prior_stats import book, confusion, relative_usd
 from focalroute.learn.offline.reinforce import (
     OfflineSettings,
     PolicyGradient,
@@ -350,4 +350,14 @@ def _experience(recorded: RecordedLog) -> Experience:
     usd = np.where(recorded.there.any(axis=0), prior.usd, np.nan).astype(np.float32)  # without calls: unknown, not free
     some = np.flatnonzero(has_text)[spread(int(has_text.sum()))]
     vectors, costs = recorded.vectors[some], relative_usd(recorded)[some]
-    return Experience(recorded.names, accuracy, usd, vectors, values[some], costs, book(recorded), recorded.embedder)
+    return Experience(
+        recorded.names,
+        accuracy,
+        usd,
+        vectors,
+        values[some],
+        costs,
+        book(recorded),
+        confusion(recorded),
+        recorded.embedder,
+    )

@@ -362,6 +362,17 @@ def test_a_checkpoint_of_another_training_is_refused(changed: dict[str, Any], na
         _checkpoint(tmp_path, other).read()
 
 
+def test_a_checkpoint_fits_the_same_choices_read_again(tmp_path: Path) -> None:
+    def read_again(last: str) -> RecordedLog:
+        return replace(random_history(60), choices=np.fromiter(((f"{n}", last) for n in range(60)), np.object_))
+
+    log = read_again("a")
+    _checkpoint(tmp_path, log).write(_begun(log))
+    assert _checkpoint(tmp_path, read_again("a")).read() is not None
+    with pytest.raises(ConfigError, match="differs in log;"):
+        _checkpoint(tmp_path, read_again("b")).read()
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     log = random_history(60)
     checkpoint = _checkpoint(tmp_path, log)
