@@ -111,7 +111,7 @@ class ConfusionStats:
 
         Args:
             labelled: the choices and the right one; None: only remove what the answer added.
-            votes: endpoint -> the choice it gave.
+            votes: endpoint -> the choice it gave; others are ignored.
         """
         self._made.clear()
         before = self._rows.pop(answer_id, None)
@@ -121,8 +121,8 @@ class ConfusionStats:
             return
         key = labelled.task, tuple(sorted(labelled.choices))
         place = [key[1].index(choice) for choice in labelled.choices]
-        given = np.array([place[vote] for vote in votes.values()], np.int64)
-        row = _Row(key, place[labelled.right], np.array([*votes], np.int64), given)
+        given = {endpoint: place[vote] for endpoint, vote in votes.items() if vote < len(place)}
+        row = _Row(key, place[labelled.right], np.array([*given], np.int64), np.array([*given.values()], np.int64))
         known = self._sets.pop(key, None)
         counts = row.added_to(self._nothing(len(place)) if known is None else known)
         if counts.right.sum() > _MOST_COUNTED:

@@ -132,6 +132,10 @@ def test_labels_of_another_task_do_not_count() -> None:
     assert mail.prior[2] > mail.prior[0]
 
 
+def test_an_answer_that_is_none_of_the_choices_is_ignored() -> None:
+    assert of(filled([(0, {0: 3})])).votes == pytest.approx(0)
+
+
 def test_an_endpoint_that_changed_is_forgotten() -> None:
     stats = filled(votes(300, 2, flags=0.3))
     stats.forget(0)
