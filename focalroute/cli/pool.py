@@ -9,7 +9,7 @@ import typer
 
 from focalroute.cli import JsonOption
 
-pools = typer.Typer(no_args_is_help=True, help="Check a pool file, probe its endpoints, update its prices.")
+pools = typer.Typer(no_args_is_help=True, help="Check a pool file, measure its endpoints, update its prices.")
 
 _Pool = Annotated[
     Path | None,
@@ -22,12 +22,8 @@ def check(
     pool: _Pool = None,
     store: Annotated[
         str | None,
-        typer.Option(help="SQLite file, or redis:// address, with earlier probes; default: the pool file's."),
+        typer.Option(help="SQLite file, or redis:// address, with earlier measurements; default: the pool file's."),
     ] = None,
-    learn: Annotated[
-        bool,
-        typer.Option("--learn", help="First probe every endpoint's capabilities, which costs money, and store them."),
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that a pool can be asked, without asking it: addresses, keys, models and prices, each with a remedy.
@@ -38,12 +34,12 @@ def check(
     from focalroute.cli.pool_check import check_command
     from focalroute.core.pool import find_pool
 
-    if not check_command(pool or find_pool(), store, learn=learn, as_json=as_json):
+    if not check_command(pool or find_pool(), store, as_json=as_json):
         raise typer.Exit(1)
 
 
 @pools.command()
-def probe(
+def measure(
     pool: _Pool = None,
     store: Annotated[
         str | None,
@@ -55,10 +51,10 @@ def probe(
 
     Three to eight calls of at most 48 tokens each. Exit code 1 if an endpoint did not answer.
     """
-    from focalroute.cli.pool_check import probe_command
+    from focalroute.cli.pool_check import measure_command
     from focalroute.core.pool import find_pool
 
-    if not probe_command(pool or find_pool(), store, as_json=as_json):
+    if not measure_command(pool or find_pool(), store, as_json=as_json):
         raise typer.Exit(1)
 
 

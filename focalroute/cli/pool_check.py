@@ -1,4 +1,4 @@
-"""``focalroute pool check`` and ``pool probe``: whether a pool can be asked, and what its endpoints can do."""
+"""``focalroute pool check`` and ``pool measure``: whether a pool can be asked, and what its endpoints can do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_NAMES = 1000  # searched for a similar name
 _LONGEST_ADVICE = 160
 
 
-State = Literal["ok", "key", "refused", "unlisted", "unreachable", "no address", "failed"]
+State = Literal["ok", "key", "refused", "unlisted", "unreachable", "no address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Checked:
     Attributes:
         state: "ok" (no problem was found); "key" (its variable is not set, or holds no key); "refused" (the service
             does not accept the key); "unlisted" (the service's list lacks the model); "unreachable"; "no address" (it
-            can only be replayed); "failed" (its probe failed, if it was probed).
+            can only be replayed).
         detail: the state in words; never a key.
         key: the variable of its key; None: it needs none.
         listed: whether the service lists the model; None: it gives no list.
         priced: whether its price is known.
-        capabilities: None: not known yet; `pool probe` measures them.
+        capabilities: None: not known yet; `pool measure` finds out.
         source: where ``capabilities`` is from: "pool file", "store", or "".
         reachable: whether the service responds; None: it was not called.
         accepted: whether the service accepts the key; None: it does not say, or there is none.
@@ -94,8 +94,8 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """The probe of one endpoint: a tiny question, then a check of its capabilities.
+class Measured:
+    """The measurement of one endpoint: a tiny question, then a check of its capabilities.
 
     Attributes:
         state: "ok" or "failed".
@@ -116,37 +116,28 @@ class Probed:
 # -- check -------------------------------------------------------------------------------------------------------------
 
 
-def check_command(pool: Path, store: str | None = None, *, learn: bool = False, as_json: bool = False) -> bool:
+def check_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
     """Check a pool file, and print the result; return whether every endpoint can be asked.
 
     If all endpoints have an address and key, also make an ensemble, without asking it, to check the settings.
 
     Args:
-        store: the store with earlier probes; None: the pool file's, if it has one.
-        learn: probe the endpoints first; the store is created if missing.
+        store: the store with earlier measurements; None: the pool file's, if it has one.
 
     Raises:
         ConfigError: the file or a setting in it is invalid, or there is no such store.
         StoreError: the store cannot be read.
     """
-    if store is not None and not learn:
+    if store is not None:
         require_existing(store)
     endpoints = with_prices(load_pool(pool).endpoints)
     settings = pool_settings(pool, {})
     if store is None:
         store = settings.get("store")
-        if learn and store is None:
-            raise ConfigError("--learn: the paid results would be lost; give --store, or a store in the pool file")
-        if not learn and isinstance(store, str) and not is_redis(store) and not Path(store).exists():
+        if isinstance(store, str) and not is_redis(store) and not Path(store).exists():
             store = None  # it is created by the first ask
-    failed: dict[str, str] = {}
     with closing(open_store(store)) as opened:
-        if learn:
-            failed = {one.endpoint: one.detail for one in asyncio.run(probe_pool(endpoints, opened)) if one.detail}
         found = check_pool(endpoints, opened)
-    for n, one in enumerate(found):
-        if one.state == "ok" and one.endpoint in failed:  # no other problem was found
-            found[n] = replace(one, state="failed", detail=failed[one.endpoint])
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
     else:
@@ -197,7 +188,7 @@ def _without_list(endpoint: Endpoint, error: NotListed) -> _Service:
         return _Service("unreachable", f"{address} {error}", _hint(endpoint, None))
     if error.status in _REFUSED:
         return _Service("refused", f"{address}: {error}", _hint(endpoint, error.status), accepted=False)
-    remedy = _hint(endpoint, 404) if error.status == 404 else "try it with focalroute pool probe"
+    remedy = _hint(endpoint, 404) if error.status == 404 else "try it with focalroute pool measure"
     return _Service("ok", f"{address} gives no list of models: {error}", remedy)
 
 
@@ -259,11 +250,11 @@ def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None
     return capabilities.override(endpoint, Capabilities.from_dict(row.values)), "store"
 
 
-# -- probe -------------------------------------------------------------------------------------------------------------
+# -- measure -----------------------------------------------------------------------------------------------------------
 
 
-def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
-    """Probe a pool, and print the results; return whether every endpoint answered.
+def measure_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
+    """Measure a pool, and print the results; return whether every endpoint answered.
 
     Args:
         store: where to keep measurements and cost; created if missing. None: the pool file's, if it has one.
@@ -272,29 +263,29 @@ def probe_command(pool: Path, store: str | None = None, *, as_json: bool = False
         ConfigError: the file is invalid.
         StoreError: the store cannot be opened.
     """
-    endpoints = load_pool(pool).endpoints
+    endpoints = with_prices(load_pool(pool).endpoints)
     with closing(open_store(store or pool_settings(pool, {}).get("store"))) as opened:
-        found = asyncio.run(probe_pool(endpoints, opened))
+        found = asyncio.run(measure_pool(endpoints, opened))
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2, default="{:f}".format))
     else:
-        _show_probed(found)
+        _show_measured(found)
     return all(one.state == "ok" for one in found)
 
 
-async def probe_pool(endpoints: Sequence[Endpoint], store: Store) -> list[Probed]:
+async def measure_pool(endpoints: Sequence[Endpoint], store: Store) -> list[Measured]:
     """Ask each endpoint a tiny question, then check its capabilities (two to seven tiny calls), all concurrently.
 
-    Results and cost are written to the store, so that an ensemble on it need not probe again for a week.
+    Results and cost are written to the store, so that an ensemble on it need not check again for a week.
     """
     clients = HttpClients()
     try:
-        return list(await asyncio.gather(*(_probe(endpoint, clients, store) for endpoint in endpoints)))
+        return list(await asyncio.gather(*(_measure(endpoint, clients, store) for endpoint in endpoints)))
     finally:
         await clients.aclose()
 
 
-async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Probed:
+async def _measure(endpoint: Endpoint, clients: HttpClients, store: Store) -> Measured:
     client, bills, at = EndpointClient(endpoint, clients), list[Bill](), time.time()
     latency: float | None = None
     try:
@@ -314,18 +305,18 @@ async def _probe(endpoint: Endpoint, clients: HttpClients, store: Store) -> Prob
             measured = await check.run()
         bills.append(bill_of(endpoint, check.usage, None))
     except ConfigError as error:
-        return Probed(endpoint.name, "failed", str(error), None, None, Decimal(0))
+        return Measured(endpoint.name, "failed", str(error), None, None, Decimal(0))
     except CallFailed as error:
         bills.append(bill_of(endpoint, error.usage, None, free=error.free))
         used, cost, source = Bill.total(bills)
         store.write(LedgerRow(PROBE, endpoint.name, at, used, cost, source))
-        return Probed(endpoint.name, "failed", error.failure.message, latency, None, cost)
+        return Measured(endpoint.name, "failed", error.failure.message, latency, None, cost)
     used, cost, source = Bill.total(bills)
     store.write(
         LedgerRow(PROBE, endpoint.name, at, used, cost, source),
         CapabilityRow(capabilities.key(endpoint), at, measured.to_dict()),
     )
-    return Probed(endpoint.name, "ok", "", latency, capabilities.override(endpoint, measured), cost)
+    return Measured(endpoint.name, "ok", "", latency, capabilities.override(endpoint, measured), cost)
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
@@ -344,7 +335,7 @@ def _show_checked(found: Sequence[Checked]) -> None:
             accepted = "not set"
         if one.priced:
             price = "known"
-        able = _can(one.capabilities) or "unknown: pool probe"
+        able = _can(one.capabilities) or "unknown: pool measure"
         rows.append((one.endpoint, _YES_NO[one.reachable], accepted, _YES_NO[one.listed], price, able))
     _show(("endpoint", "reachable", "key accepted", "model listed", "price", "can do"), rows)
     for one in found:
@@ -352,7 +343,7 @@ def _show_checked(found: Sequence[Checked]) -> None:
             print(f"{one.endpoint}: {one.remedy}" + (f" ({one.detail})" if one.detail else ""))
 
 
-def _show_probed(found: Sequence[Probed]) -> None:
+def _show_measured(found: Sequence[Measured]) -> None:
     rows = []
     for one in found:
         latency = "" if one.latency_s is None else f"{one.latency_s:.2f} s"
@@ -390,7 +381,7 @@ def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     grid = Table(box=SIMPLE)
     *whole, folded = zip(columns, *rows, strict=True)
     for cells in whole:
-        grid.add_column(cells[0], min_width=max(map(cell_len, cells)))
+        grid.add_column(cells[0], min_width=max(map(cell_len, cells)), no_wrap=True)
     grid.add_column(folded[0])
     for row in rows:
         grid.add_row(*row)

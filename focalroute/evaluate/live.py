@@ -130,7 +130,7 @@ def play_all(
         for steps in chain[1:]:
             played[f"self-correction {endpoint.name} @ {steps}"] = cut(test, answers, steps)
     if not any(one.asked.any() for one in played.values()):
-        raise FocalrouteError("no endpoint answered any of the questions; focalroute pool probe says why")
+        raise FocalrouteError("no endpoint answered any of the questions; focalroute pool measure says why")
     answers = asked(endpoints, (), policy="sequential-round-robin")
     played |= {f"round-robin @ {steps}": cut(test, answers, steps) for steps in chain}
     for name, policy in (("plurality", "plurality"), ("focalroute", None)):

@@ -92,7 +92,7 @@ class Settings:
         durability: "normal" survives a crash of the process, "full" a loss of power.
         seed: makes the sampled decisions repeatable. With ``learn_from_agreement`` they also depend on when concurrent
             asks end, and on background exploration, which ``probe_share=0`` turns off. The first requests on a new
-            store also depend on when the capability checks end (``focalroute pool check --learn`` makes these in
+            store also depend on when the capability checks end (``focalroute pool measure`` makes these in
             advance).
         telemetry: whether spans and metrics are recorded (`docs/telemetry.md`), by the program's OpenTelemetry
             providers or by those of a `focalroute.serving.telemetry.Telemetry`.

@@ -188,9 +188,9 @@ def test_a_chat_without_standard_input_ends_at_once(pool_file: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_probe_measures_and_is_remembered(pool_file: Path, tmp_path: Path) -> None:
+def test_measurements_are_remembered(pool_file: Path, tmp_path: Path) -> None:
     store = str(tmp_path / "s.db")
-    result = focalroute("pool", "probe", str(pool_file), "--store", store, "--json")
+    result = focalroute("pool", "measure", str(pool_file), "--store", store, "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert all(one["latency_s"] > 0 and float(one["cost"]) > 0 for one in found)
@@ -203,37 +203,22 @@ def test_a_probe_measures_and_is_remembered(pool_file: Path, tmp_path: Path) -> 
     }
 
 
-def test_a_check_that_learns_makes_the_store_that_has_it(pool_file: Path, tmp_path: Path) -> None:
-    result = focalroute("pool", "check", str(pool_file), "--learn", "--store", str(tmp_path / "s.db"), "--json")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert {(one["state"], one["source"]) for one in found} == {("ok", "store")}
-    assert all(one["capabilities"]["logprobs"] for one in found)
-
-
-@pytest.mark.parametrize("paid", [("check", "--learn"), ("probe",)], ids=str)
-def test_paid_findings_are_kept_in_the_pool_file_s_store(
-    pool_file: Path, tmp_path: Path, paid: tuple[str, ...]
-) -> None:
+def test_paid_findings_are_kept_in_the_pool_file_s_store(pool_file: Path, tmp_path: Path) -> None:
     """Without --store it was lost, though pages say that such a check is made ahead."""
     path, store = tmp_path / "named.toml", tmp_path / "s.db"
     path.write_text(f"{pool_file.read_text()}\n[ensemble]\nstore = '{store}'\n")
-    command, *options = paid
     unknown = json.loads(focalroute("pool", "check", str(path), "--json").stdout)
     assert {one["source"] for one in unknown} == {""}
     assert not store.exists()
-    assert focalroute("pool", command, str(path), *options).returncode == 0
+    assert focalroute("pool", "measure", str(path)).returncode == 0
     checked = json.loads(focalroute("pool", "check", str(path), "--json").stdout)
     assert {one["source"] for one in checked} == {"store"}
-    nowhere = focalroute("pool", "check", str(pool_file), "--learn")
-    assert nowhere.returncode == 2
-    assert "--learn: the paid results would be lost; give --store" in nowhere.stderr
 
 
-def test_a_probe_names_endpoints_that_do_not_answer(tmp_path: Path) -> None:
+def test_measuring_names_endpoints_that_do_not_answer(tmp_path: Path) -> None:
     pool = tmp_path / "pool.toml"
     pool.write_text('[[endpoint]]\nname = "gone"\nmodel = "m"\nbase_url = "http://127.0.0.1:1/v1"\n')
-    result = focalroute("pool", "probe", str(pool))
+    result = focalroute("pool", "measure", str(pool))
     assert result.returncode == 1
     assert "gone: could not reach the service" in result.stdout
 

@@ -31,9 +31,9 @@ def test_everything_has_a_help_text() -> None:
 
 
 def test_the_shell_completes_commands() -> None:
-    shell = {"_FOCALROUTE_COMPLETE": "complete_bash", "COMP_WORDS": "focalroute pool p", "COMP_CWORD": "2"}
+    shell = {"_FOCALROUTE_COMPLETE": "complete_bash", "COMP_WORDS": "focalroute pool m", "COMP_CWORD": "2"}
     code = "import sys; sys.argv = ['focalroute']; from focalroute.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | shell, capture_output=True, text=True, timeout=60
     )
-    assert sorted(done.stdout.split()) == ["prices", "probe"]
+    assert sorted(done.stdout.split()) == ["measure"]

@@ -68,7 +68,7 @@ def test_a_table_is_whole_on_a_narrow_terminal(
     assert run(monkeypatch, "pool", "check", str(tmp_path / "pool.toml")) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["swift-24b", "yes", "none", "yes", "known", "unknown:"] in lines
-    assert ["pool"] in lines or ["pool", "probe"] in lines
+    assert ["pool"] in lines or ["pool", "measure"] in lines
 
 
 def test_a_pool_that_can_be_asked_needs_nothing(
@@ -146,7 +146,7 @@ def test_an_unreachable_server_is_named() -> None:
     [
         ({}, 200, ""),
         ({"data": []}, 200, ""),
-        (None, 501, "try it with focalroute pool probe"),
+        (None, 501, "try it with focalroute pool measure"),
         (None, 404, "check base_url URL: its path may be wrong"),
     ],
 )

@@ -260,7 +260,9 @@ def test_missing_options_of_the_command_are_named(tmp_path: Path) -> None:
 def test_a_pool_that_does_not_answer_is_an_error_and_not_a_table_of_zeros(tmp_path: Path) -> None:
     pool, out = tmp_path / "pool.toml", tmp_path / "policies"
     pool.write_text('[[endpoint]]\nname = "a"\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n')
-    with pytest.raises(FocalrouteError, match="no endpoint answered any of the questions; focalroute pool probe says"):
+    with pytest.raises(
+        FocalrouteError, match="no endpoint answered any of the questions; focalroute pool measure says"
+    ):
         live_command(str(pool), write(tmp_path / "q.jsonl", HOPS[:10]), replace(QUICK, publish_to=out))
     assert not out.exists()
 

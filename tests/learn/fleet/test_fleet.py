@@ -54,7 +54,7 @@ def test_commands_that_read_a_store_take_a_redis_address(redis_server: RedisServ
         for arguments in (
             ["report", "--store", where, "--out", str(page)],
             ["policy", "compare", "cold", other, "--store", where],
-            ["pool", "probe", str(file), "--store", where],
+            ["pool", "measure", str(file), "--store", where],
             ["pool", "check", str(file), "--store", where, "--json"],
         ):
             said = CliRunner().invoke(app, arguments, catch_exceptions=False)
