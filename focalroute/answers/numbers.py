@@ -103,8 +103,11 @@ _GIVEN = re.compile(
     re.IGNORECASE,
 )
 _WAYS = re.compile(r"\s+(?:[a-z]+\s+)?(?:ways|orders|arrangements)\b", re.IGNORECASE)  # "in 24 different ways"
-_DOTTED = re.compile(  # 1.234.567; 1.234 €
-    r"(?<![\w.,])\d{1,3}(?:(?:\.\d{3}){2,}(?![\w]|[.,]\d)|\.\d{3}(?=\s?(?:€|Euro\b)))"
+_RACED = re.compile(r"\b(?:ran|swam|sprinted|skated|rowed|cycled)\s+\S+\s+\S+\s+in\s+$")  # "ran 100 m in 9.58 s"
+_WHOLE_THINGS = r"personas|persone|Personen|pessoas|Menschen|Einwohner|habitantes|abitanti|años|anos|anni|Jahren?"
+_DOTTED = re.compile(  # 1.234.567; 1.234 €; 1.500 personas
+    rf"(?<![\w.,])\d{{1,3}}(?:(?:\.\d{{3}}){{2,}}(?![\w]|[.,]\d)"
+    rf"|\.\d{{3}}(?=\s?(?:€|[Ee]uros?\b)|\s(?:{_WHOLE_THINGS})\b))"
 )
 # "$2.5M", "5 M€", "5k", "5 bn"; but "300 K", "0.1 M", "5m" and "$5 m$" have units
 _SHORTENED = re.compile(
@@ -293,7 +296,10 @@ def _is_given(match: re.Match[str]) -> bool:
     before = _GIVEN.search(text, max(0, begin - 60), begin)
     if before is None or before["outcome"]:
         return False
-    return before["in"] is None or _WAYS.match(text, end) is None
+    if before["in"] is None:
+        return True
+    is_time = "." in match[0] and _RACED.search(text, max(0, begin - 60), begin) is not None
+    return not is_time and _WAYS.match(text, end) is None
 
 
 def _form(match: re.Match[str]) -> str:

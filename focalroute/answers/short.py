@@ -92,7 +92,11 @@ def _likeliest(answer: FinalAnswer) -> str:
 
     If the last line explains a short first paragraph, as in "Paris.\\n\\nIt is the capital of France.", that counts.
     """
-    text = (None if answer.marked else only_bold(answer.reply)) or answer.text
+    bold = None if answer.marked else only_bold(answer.reply)
+    described = _STATED.match(answer.text)
+    if bold and described and bold.casefold() in described[0].casefold():
+        bold = None  # a heading, such as "Capital", of "The capital of Australia is Canberra."
+    text = bold or answer.text
     stated = _STATED.match(text)
     explains = answer.explained or (len(text.split()) > _MOST_WORDS and (not stated or _EXPLAINS.match(text)))
     opening = answer.opening if explains and text == answer.text and not answer.marked else None
