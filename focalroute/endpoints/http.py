@@ -48,6 +48,7 @@ _MAX_CONNECTIONS = 1000
 _CONNECT_S = 10.0  # the caller bounds all else
 _MOST_CLOSED = 100  # connections closed for one call
 _KEEPALIVE_S = 30.0
+_HEADER_BYTES = 2**16  # longest header of a response; aiohttp's 8 KiB are fewer than some proxies send
 _LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
 
 #: Sends a request (method, address, headers and body); the response is httpx's, or has what `Transport` uses of it.
@@ -169,7 +170,12 @@ async def session_of_loop() -> AsyncGenerator[aiohttp.ClientSession, None]:
     connector = _Connector(limit=most, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
     timeout, no_cookies = aiohttp.ClientTimeout(sock_connect=_CONNECT_S), aiohttp.DummyCookieJar()
     session = aiohttp.ClientSession(
-        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=no_cookies, trust_env=False
+        connector=connector,
+        timeout=timeout,
+        auto_decompress=False,
+        cookie_jar=no_cookies,
+        trust_env=False,
+        max_field_size=_HEADER_BYTES,
     )
     try:
         yield session

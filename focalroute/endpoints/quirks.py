@@ -67,6 +67,7 @@ class Quirks:
         service = endpoint.service or service_at(endpoint.base_url)
         self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", *wanted)}
         self._wants_thinking = service in _WANTED["reasoning_content"]
+        self._knows_developer = service in ("openai", "azure")
 
     @property
     def thinks(self) -> bool:
@@ -93,9 +94,11 @@ class Quirks:
         return tuple(rooms)
 
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request's body without fields that were refused, or that belong to another service."""
+        """Return a request's body in the service's terms, without fields that it refused or that are another's."""
         if self._foreign:
             body = {**body, "messages": [_without(self._foreign, message) for message in body["messages"]]}
+        if not self._knows_developer:
+            body = {**body, "messages": [*map(_as_system, body["messages"])]}
         if self._wants_thinking:
             body = {**body, "messages": [*map(_with_thinking, body["messages"])]}
         if not self._refused and self._cap is None:
@@ -170,6 +173,11 @@ def _without(foreign: Set[str], message: Mapping[str, Any]) -> Mapping[str, Any]
         return message
     bare, *calls = [{name: value for name, value in part.items() if name not in foreign} for part in parts]
     return {**bare, "tool_calls": calls} if calls else bare
+
+
+def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a developer's message under the older name of its role, which every service knows."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else message
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -363,11 +363,13 @@ def _check_counts(params: Mapping[str, Any]) -> None:
 
 
 def _check_tools(tools: object) -> None:
-    """Refuse functions that cannot be called; tools of other kinds are left to the service to check."""
+    """Refuse tools whose calls cannot be made or read; those that run at a service are left to it to check."""
     form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ConfigError(f"tools: give a list of {form}")
     for number, tool in enumerate(tools, 1):
+        if tool.get("type") == "custom":
+            raise ConfigError(f"tools: number {number}: only calls of functions are read; give a function instead")
         if tool.get("type", "function") != "function":
             continue
         function = tool.get("function")

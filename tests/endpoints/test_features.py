@@ -12,6 +12,7 @@ from aiohttp import web
 
 from focalroute import Endpoint, Ensemble, PoolError
 from focalroute.endpoints.capabilities import Needs
+from focalroute.endpoints.quirks import Quirks
 from focalroute.endpoints.wire.refusals import unsupported
 from focalroute.serving.query import make_query
 from focalroute.sim import SimulatedModel, SimulatedPool
@@ -253,6 +254,19 @@ def test_every_parameter_and_message_goes_on_unchanged(server: Server, asked: An
     assert body["min_p"] == 0.1
     assert body["messages"][:4] == messages[:4]
     assert body["messages"][4] == messages[4] or asked
+
+
+@pytest.mark.parametrize(
+    ("service", "role"), [("openai", "developer"), ("azure", "developer"), ("mistral", "system"), (None, "system")]
+)
+def test_a_developer_s_message_goes_out_as_a_system_s_where_that_role_is_unknown(
+    service: str | None, role: str
+) -> None:
+    """DeepSeek and Mistral refuse the role, and most models' templates know none of its name."""
+    quirks = Quirks(Endpoint("e", model="m", service=service, base_url="http://h/v1"))
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "?"}]
+    sent = quirks.fit({"model": "m", "messages": messages})["messages"]
+    assert sent == [{"role": role, "content": "Be brief."}, messages[1]]
 
 
 #: What a message with tool calls, or the call, is signed with, and by whom.

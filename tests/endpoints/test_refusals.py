@@ -14,7 +14,7 @@ from aiohttp import web
 
 from focalroute import AsyncEnsemble, Endpoint, Ensemble, PoolError
 from focalroute.endpoints.wire.refusals import located, refusal_of
-from tests.loopback import json_reply, serving, speaking, sse
+from tests.loopback import completion, json_reply, serving, speaking, sse
 
 KEY = "sk-planted0KEY1never2to3be4seen"
 QUESTION = "who is the violet walrus?"
@@ -368,6 +368,21 @@ def test_an_error_in_a_successful_response_is_told_in_the_service_s_words(
         first, then = (part.replace("HOST", server.url.split("/")[2]) for part in said)
     assert told.startswith(first)
     assert then in told
+
+
+def test_a_header_of_thirty_kilobytes_is_read() -> None:
+    """As some proxies send. It was said to be no HTTP."""
+    sent = json.dumps(completion("42")).encode()
+    head = b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 30_000 + b"\r\nContent-Length: %d\r\n\r\n" % len(sent)
+
+    async def run() -> str:
+        async with (
+            speaking(head + sent) as url,
+            AsyncEnsemble([Endpoint("a", model="m", base_url=url)], attempts=1) as ensemble,
+        ):
+            return (await ensemble.ask("?")).text
+
+    assert asyncio.run(run()) == "42"
 
 
 @pytest.mark.parametrize(

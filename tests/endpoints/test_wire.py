@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import re
@@ -502,6 +503,35 @@ def test_a_stream_may_begin_with_a_mark_of_its_byte_order() -> None:
     """The first words were lost, and the rest was the answer."""
     decoder = StreamDecoder()
     assert decoder.feed(b"\xef\xbb") + decoder.feed(b"\xbf" + chunk("A", "stop").encode()) == "A"
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_an_object_in_several_lines_instead_of_events_is_the_reply(newline: str) -> None:
+    decoder = StreamDecoder()
+    text = decoder.feed(json.dumps(reply("It is\n{ 42 }"), indent=2).replace("\n", newline).encode())
+    assert text + decoder.end() == "It is\n{ 42 }"
+    assert decoder.finish().choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (json.dumps({"error": {"message": "no quota", "code": 429}}, indent=1).encode(), "reports error 429"),
+        (b'{\n "choices": [\n', "the reply is not JSON"),
+        (b"{\n" + b"[\n" * 150_000, "too many parts"),
+        (gzip.compress(b"data: {}\n\n"), "the reply is compressed"),
+    ],
+    ids=["error", "cut", "large", "gzip"],
+)
+def test_something_else_instead_of_events_is_named(sent: bytes, said: str) -> None:
+    decoder = StreamDecoder()
+
+    def decode_all() -> None:
+        decoder.feed(sent)
+        decoder.finish()
+
+    with pytest.raises(CallFailed, match=said):
+        decode_all()
 
 
 def test_a_sign_of_life_is_no_event() -> None:

@@ -52,6 +52,11 @@ def formatted(schema: Any) -> dict[str, Any]:
         ({"stream": "yes"}, "stream", "give true or false"),
         ({"tools": "add"}, "tools", "give a list"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "number 1: function.name"),
+        (
+            {"tools": [call_of("add"), {"type": "custom", "custom": {"name": "code"}}]},
+            "tools",
+            "number 2: only calls of functions are read",
+        ),
         ({"tool_choice": 5}, "tool_choice", "give a name or an object"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tools": [call_of("add")], "tool_choice": call_of("sub")}, "tool_choice", "not among the tools"),

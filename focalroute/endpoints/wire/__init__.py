@@ -163,15 +163,21 @@ def decode_bytes(body: bytes | bytearray) -> Completion:
 
 def parse_json(body: bytes | bytearray) -> object:
     """Parse a reply's body in bounded time and memory; CallFailed if it is not JSON or has too many parts."""
+    refuse_compressed(body)
     if len(body) > _LARGE and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
         raise fields.protocol_error("the reply has too many parts")
     try:
         return read_json(body)
     except (ValueError, RecursionError):
-        if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-            failure = Failure("protocol", "the reply is compressed, though the request forbids it", hint=_UNCOMPRESSED)
-            raise CallFailed(failure) from None
         raise fields.protocol_error(f"the reply {_what_it_is(body)}") from None
+
+
+def refuse_compressed(body: bytes | bytearray) -> None:
+    """Raise CallFailed if a body, or its first piece, begins as gzip or Zstandard do."""
+    if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        raise CallFailed(
+            Failure("protocol", "the reply is compressed, though the request forbids it", hint=_UNCOMPRESSED)
+        )
 
 
 def _what_it_is(body: bytes | bytearray) -> str:

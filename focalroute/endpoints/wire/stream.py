@@ -11,7 +11,15 @@ from typing import Any
 from focalroute.core.errors import CallFailed
 from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Usage
-from focalroute.endpoints.wire import MAX_CHOICES, MAX_REPLY_BYTES, Completion, CompletionChoice, fields
+from focalroute.endpoints.wire import (
+    MAX_CHOICES,
+    MAX_REPLY_BYTES,
+    Completion,
+    CompletionChoice,
+    fields,
+    parse_json,
+    refuse_compressed,
+)
 from focalroute.endpoints.wire.thinking import ThinkingSplitter, joined_details, split_thinking, thinking_of
 
 _MAX_LINE = 2**20
@@ -41,6 +49,7 @@ class StreamDecoder:
         self._line: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
         self._length = 0
         self._data: list[str] = []
+        self._object: list[str] = []  # the lines of an object that came instead of events, over several lines
         self._named_error = False  # the event is an error, as its name says
         self._page = False  # it began as a web page
         self._bytes = 0
@@ -54,6 +63,8 @@ class StreamDecoder:
         Raises:
             CallFailed: what came is not a chat completion stream.
         """
+        if not self._bytes:
+            refuse_compressed(chunk)
         self._bytes += len(chunk)
         if self._bytes > MAX_REPLY_BYTES:
             raise self._failed("the reply is too long")
@@ -72,6 +83,9 @@ class StreamDecoder:
 
     def _take(self, line: str) -> str:
         """Decode a line: data is kept until the empty line that ends its event; other fields are skipped."""
+        if self._object or (line == "{" and not self.done):
+            self._object.append(line)
+            return ""
         if line.startswith("event:"):
             self._named_error = line[6:].strip() == "error"
         if line.startswith("data:"):
@@ -146,7 +160,11 @@ class StreamDecoder:
 
     def end(self) -> str:
         """End the stream; return the new text of a last event that has no empty line after it."""
-        return self.feed(b"\n\n")
+        text = self.feed(b"\n\n")
+        lines, self._object = self._object, []
+        if lines:
+            text += self.event(parse_json("\n".join(lines).encode()))
+        return text
 
     def finish(self) -> Completion:
         """Return the whole reply, once the stream has ended.
