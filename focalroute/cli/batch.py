@@ -74,7 +74,10 @@ def batch(
     if as_json:
         print(json.dumps({**result, "usd": usd}, default=str))
     else:
-        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {dollars(usd)} in all; {out}")
+        there = ""
+        if before:
+            there = f" ({before} were there)"
+        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {dollars(usd)} in all; {out}{there}")
         for message in sorted(set(failed))[:3]:
             print(f"  {message}")
     if failed:

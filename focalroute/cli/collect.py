@@ -13,6 +13,7 @@ import typer
 from focalroute.cli import EngineOption, JsonOption, PoolOption, SkipBadRowsOption
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
+from focalroute.core.spelling import counted
 
 if TYPE_CHECKING:
     from focalroute.evaluate.collect import Collected
@@ -58,6 +59,7 @@ def collect(
             for name in names
         ]
         about = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
+        about["unpriced"] = sorted(collected.unpriced)
         print(json.dumps({"log": str(out), **about, "endpoints": counts}, indent=2, default=str))
     else:
         _show(collected, out, names)
@@ -85,11 +87,11 @@ def import_(
         print(json.dumps({"log": str(out), **dataclasses.asdict(found)}, indent=2))
         return
     for name, answered in found.answered.items():
-        print(f"{name}: {answered} questions, {_share_right(found.right[name], answered)} right")
+        print(f"{name}: {counted(answered, 'question')}, {_share_right(found.right[name], answered)} right")
     left_out = ""
     if found.bad_rows:
-        left_out = f", {found.bad_rows} bad rows left out"
-    print(f"{found.questions} questions{left_out}; {out}")
+        left_out = f", {counted(found.bad_rows, 'bad row')} left out"
+    print(f"{counted(found.questions, 'question')}{left_out}; {out}")
 
 
 def _columns(given: Sequence[str]) -> Mapping[str, str]:
@@ -122,9 +124,9 @@ def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
     there = ""
     if collected.before:
         there = f" ({collected.before} were there)"
-    print(f"{collected.asked} questions asked for ${collected.usd:f}; {out}{there}")
+    print(f"{counted(collected.asked, 'question')} asked for ${collected.usd:f}; {out}{there}")
     never = [name for name in names if collected.answered[name] >= SUSPICIOUS and not collected.right[name]]
-    for sentence in log_problems(0, (), never):
+    for sentence in log_problems(0, sorted(collected.unpriced), never):
         print(sentence)
     if collected.stopped is not None:
         print(f"stopped: {collected.stopped}; --resume goes on from here")

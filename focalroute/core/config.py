@@ -334,6 +334,12 @@ def _price(amount: object) -> Decimal:
     return value
 
 
+def _share(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError("give a share from 0 to 1, such as 0.84 for 84 %")
+    return value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Url = Annotated[str, AfterValidator(_http_url)]
 ProxyUrl = Annotated[str, AfterValidator(_proxy_url)]
@@ -470,7 +476,7 @@ class Endpoint:
     reasoning_effort: Name | None = None
     thinking_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     verbosity: Name | None = None
-    expected_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+    expected_accuracy: Annotated[float, AfterValidator(_share)] | None = None
     params: Mapping[str, Any] = Field(default_factory=dict)
     extra_body: Mapping[str, Any] = Field(default_factory=dict)
 

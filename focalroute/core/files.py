@@ -56,7 +56,11 @@ def read_toml(data: bytes) -> dict[str, Any]:
         if line.count(b".") > MAX_DOTS:
             raise ValueError(f"more than {MAX_DOTS} dots (at line {number}, column 1)")
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))  # some editors begin a file with a byte-order mark
+        text = data.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8; save it as that") from None
+    try:
+        return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

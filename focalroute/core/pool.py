@@ -111,7 +111,10 @@ def load_pool(path: str | Path) -> PoolFile:
     try:
         content = read_file(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; focalroute init writes a pool file") from None
+        remedy = "focalroute init writes a pool file"
+        if path.parts[0] in SERVICES and path.suffix != ".toml":
+            remedy = f"a pool of one endpoint is [Endpoint({str(path)!r})], and {remedy}"
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; {remedy}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; give a file that this user may read") from None
     except ValueError as error:  # such as a NUL in its name

@@ -52,6 +52,7 @@ class Collected:
         usd: the known cost of this run, including capability checks.
         right: right answers by endpoint; ``answered``: all answers; ``failed``: failed calls.
         error: why the latest failed call of each endpoint failed.
+        unpriced: endpoints with calls of unknown cost, which ``usd`` lacks.
         stopped: why it stopped before the last question; None if it did not.
     """
 
@@ -62,6 +63,7 @@ class Collected:
     answered: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     error: dict[str, str] = field(default_factory=dict)
+    unpriced: set[str] = field(default_factory=set)
     stopped: str | None = None
 
 
@@ -158,6 +160,8 @@ class LogFile:
         self._advance(1)
         self.collected.asked += 1
         for name, output in outputs.items():
+            if "cost_usd" not in output:
+                self.collected.unpriced.add(name)
             if "error" in output:
                 self.collected.failed[name] += 1
                 self.collected.error[name] = output["error"]
@@ -166,8 +170,10 @@ class LogFile:
                 self.collected.right[name] += output["answer"] == question.label
 
     def close(self) -> None:
-        """Put the lines in order."""
+        """Put the lines in order; a log without lines is removed."""
         self._put_in_order()
+        if not os.fstat(self._file.fileno()).st_size:
+            self._path.unlink()
         self._file.close()
 
     def _put_in_order(self) -> bool:

@@ -50,7 +50,7 @@ def _facts(report: Report) -> dict[str, str]:
     if report.bad_rows:
         facts["bad rows left out"] = f"{report.bad_rows:,}"
     if report.unpriced:
-        facts["of unknown price"] = ", ".join(report.unpriced)
+        facts["of unknown price, counted as free"] = ", ".join(report.unpriced)
     if report.never_right:
         facts["never right"] = ", ".join(report.never_right)
     return facts

@@ -97,7 +97,7 @@ def log_problems(bad_rows: int, unpriced: Sequence[str], never_right: Sequence[s
     if bad_rows:
         yield f"Left out as bad rows of the log: {bad_rows}."
     if unpriced:
-        yield f"Left out of all costs, as no price is known: {', '.join(unpriced)}."
+        yield f"Counted as free, as no price is known: {', '.join(unpriced)}."
     if never_right:
         yield f"Never right: {', '.join(never_right)}; are answers and labels written in the same form?"
 

@@ -51,7 +51,7 @@ class LogTable:
         seconds: (T, N) duration of the call, as recorded or by a model (`call_seconds`).
         usd: (T, N) cost of the call; 0 without a call, and for unpriced endpoints.
         embed: embeds a text.
-        unpriced: endpoints left out of all costs, as neither pool file nor log has the cost of every call.
+        unpriced: endpoints whose calls count as free, as neither pool file nor log has the cost of every call.
         bad_rows: lines of the log that were left out.
     """
 

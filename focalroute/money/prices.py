@@ -118,9 +118,13 @@ def _compare(endpoint: Endpoint, price: Price | None, source: str, as_of: date, 
 def _look_up(endpoint: Endpoint, fetched: _Fetched) -> ListedPrice:
     old = stale(endpoint)
     if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
-        if installed() and (found := _from_library(endpoint)).price is not None:
-            return found
-        return ListedPrice(endpoint.name, None, "no listing", old)
+        detail = ""
+        if installed():
+            if (found := _from_library(endpoint)).price is not None:
+                return found
+        elif endpoint.price is None:
+            detail = "a price library may have it: pip install 'focalroute[prices]'"
+        return ListedPrice(endpoint.name, None, "no listing", old, detail)
     address, with_key = endpoint.base_url, (endpoint.base_url, endpoint.api_key_env)
     listing = fetched.get(address, fetched.get(with_key))
     if listing is None:

@@ -71,6 +71,16 @@ def test_every_question_has_its_line_and_a_run_goes_on_where_it_stopped(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGINT")
+def test_a_run_without_questions_left_says_how_many_answers_are_there(
+    pool_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said "0 answered" of a file with all answers."""
+    command = ("batch", "questions.jsonl", "answers.jsonl", "--pool", str(pool_file))
+    (folder / "questions.jsonl").write_text(json.dumps("What is 17 + 25?") + "\n")
+    assert run(monkeypatch, *command) == run(monkeypatch, *command, "--resume") == 0
+    assert capsys.readouterr().out.endswith("answers.jsonl (1 were there)\n")
+
+
 def test_an_interrupt_says_how_to_go_on(folder: Path) -> None:
     async def hanging(*_: Any) -> web.StreamResponse:
         await asyncio.sleep(120)

@@ -101,6 +101,7 @@ def test_ask_takes_a_policy_by_its_name(pool_file: Path) -> None:
         (["ask", "   ", "--pool", "POOL"], "query"),
         (["ask", "What?", "--pool", "POOL", "--policy", "pluralty"], "did you mean 'plurality'"),
         (["update", "--store", "s.db", "--policy", "plurality"], "'plurality' is a rule"),
+        (["update", "--store", "s.db", "--policy", "x"], 'x: there is no such folder; for a new one give "./x"'),
         (["ask", "What?"], "--pool"),
         (["demo", "--queries", "1"], "--queries"),
         (["eval", "log.jsonl", "--pool", "POOL", "--preset", "rl"], "preset"),

@@ -134,6 +134,14 @@ def test_a_pool_file_that_would_take_gigabytes_or_minutes_is_refused(tmp_path: P
     assert_cpu_at_most(15, refuse)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_pool_file_in_another_encoding_is_told_to_be_saved_as_utf_8(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text("# café\n", encoding)
+    with pytest.raises(ConfigError, match="not valid TOML: it is not UTF-8; save it as that"):
+        load_pool(path)
+
+
 @pytest.mark.parametrize("put_there", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_a_pool_file_that_is_not_a_regular_file_is_refused_at_once(
     tmp_path: Path, put_there: Callable[[Path], None]

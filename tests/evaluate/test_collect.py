@@ -391,6 +391,18 @@ def test_questions_that_failed_in_an_outage_are_asked_again(
     assert collect(pool.endpoints[:2], questions, out, resume=True).before == 12
 
 
+def test_a_log_without_a_line_is_removed_and_unknown_costs_are_named(
+    tmp_path: Path, pool: SimulatedPool, dataset: Path
+) -> None:
+    """The next run, with prices, was refused as the empty log was there; and a run without prices "cost $0"."""
+    unpriced = [replace(one, input_usd_per_1m=None, output_usd_per_1m=None) for one in pool.endpoints[:1]]
+    questions, out = read_dataset(dataset)[:2], tmp_path / "log.jsonl"
+    with pytest.raises(ConfigError, match="cannot be kept while the price"):
+        collect(unpriced, questions, out, max_usd=5)
+    assert not out.exists()
+    assert collect([*unpriced, *pool.endpoints[1:2]], questions, out).unpriced == {unpriced[0].name}
+
+
 # -- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -243,7 +243,7 @@ def test_feedback_as_it_is_in_life_reaches_every_method_and_stands_in_the_report
     assert eval_page(read_eval(found, "log")).facts["feedback"] == words
 
 
-def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
+def test_bad_rows_are_left_out_and_unknown_prices_count_as_free(
     given: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, pool = given
@@ -256,10 +256,10 @@ def test_bad_rows_and_endpoints_of_unknown_price_are_left_out_and_said(
     assert (report["bad_rows"], report["unpriced"], report["n_train"] + report["n_test"]) == (1, ["d[/b]"], 50)
     said = capsys.readouterr().out
     assert "Left out as bad rows of the log: 1." in said
-    assert "Left out of all costs, as no price is known: d[/b]." in said
+    assert "Counted as free, as no price is known: d[/b]." in said
     assert "Never right: d[/b]; are answers and labels written in the same form?" in said
     facts = eval_page(read_eval(report, "report.json")).facts
-    assert (facts["bad rows left out"], facts["of unknown price"]) == ("1", "d[/b]")
+    assert (facts["bad rows left out"], facts["of unknown price, counted as free"]) == ("1", "d[/b]")
     assert facts["never right"] == "d[/b]" == ", ".join(report["never_right"])
 
 

@@ -159,7 +159,10 @@ def test_without_it_services_have_no_listing_and_a_request_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     assert not installed()
-    assert [one.state for one in listed_prices([endpoint("a", "dated")])] == ["no listing"]
+    listed = listed_prices([endpoint("a", "dated")])
+    assert [(one.state, one.detail) for one in listed] == [
+        ("no listing", "a price library may have it: pip install 'focalroute[prices]'")
+    ]
     with pytest.raises(ConfigError, match=r"pip install 'focalroute\[prices\]'"):
         listed_prices([endpoint("a", "dated")], library=True)
 

@@ -257,6 +257,11 @@ def test_a_failure_that_several_members_share_is_reported_once() -> None:
         (lambda e: ensemble_class(e, policy=5), "policy: give a folder or a policy's name, got int"),
         (lambda e: ensemble_class(e, policy=""), "policy: is empty; give a folder or a policy's name, or leave it out"),
         (lambda e: ensemble_class("nowhere.toml"), "nowhere.toml: cannot be read: No such file"),
+        (
+            lambda e: ensemble_class("openai/gpt-5-mini"),
+            "a pool of one endpoint is [Endpoint('openai/gpt-5-mini')], and focalroute init writes a pool file",
+        ),
+        (lambda e: endpoint_class("a", model="m", expected_accuracy=84), "share from 0 to 1, such as 0.84 for 84 %"),
         (lambda e: ensemble_class(), "FOCALROUTE_POOL is not set, and there is no pool.toml here"),
         (lambda e: ensemble_class(e, policy="majority"), "did you mean 'plurality'?"),
         (lambda e: ensemble_class(e, policy="all"), "did you mean 'plurality'?"),

@@ -94,7 +94,7 @@ def _lead(history: History) -> str:
     if len(history.worth) < FEW:
         answers = counted(history.answers, "answer")
         return (
-            f"This store has {answers}, and feedback for {len(history.worth)} of them: whom it "
+            f"This page is about {answers}, with feedback for {len(history.worth)} of them: whom it "
             f"asks is below; how good the answers are takes feedback for {FEW}."
         )
     dollars = _known_mean(history.usd)
