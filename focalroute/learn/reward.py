@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, choice_text, normal_form
+from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
 from focalroute.core.errors import BadLabel, ConfigError, FeedbackError
@@ -106,27 +107,40 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     if answer.kind == "structured":
         return _structured_key(label, answer.keys)
     if isinstance(label, list | tuple | Mapping) and answer.kind != "choice":
-        try:
-            return candidate_key(calls_form([label] if isinstance(label, Mapping) else list(label)))
-        except ValueError:
+        key = _calls_key(label)
+        if key is None:
             raise BadLabel(
                 f"label: give the right answer as text, or tool calls, each with its name and arguments; got "
                 f"{type(label).__name__}"
-            ) from None
+            )
+        return key
     try:
         text = choice_text(label)
     except ConfigError:
-        raise BadLabel(f"label: give one of the choices or the right answer, got {type(label).__name__}") from None
+        got = _named(label, _number(label))
+        raise BadLabel(f"label: give one of the choices or the right answer, got {got}") from None
     if answer.kind == "choice":
         key = candidate_key(text)
         if key not in answer.keys:
             raise BadLabel("label: is not among the choices of this question; give one of them, or its label_index")
         return key
+    calls = _calls_key(text)
+    if calls is not None and calls in answer.keys:
+        return calls
     kind = "text" if answer.kind == SYNTHESIS else answer.kind
     form = text if kind == "custom" else normal_form(text, kind)
     if form is None:
         raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}; give the right answer alone")
     return candidate_key(form)
+
+
+def _calls_key(label: Any) -> str | None:
+    """Return the key of tool calls, given as such or as JSON; None if the label is something else."""
+    try:
+        calls = parsed(label) if isinstance(label, str) else label
+        return candidate_key(calls_form([calls] if isinstance(calls, Mapping) else list(calls)))
+    except (ValueError, TypeError):
+        return None
 
 
 def _structured_key(label: Label, keys: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from decimal import Decimal
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from focalroute.answers import candidate_key, normal_form
+from focalroute.answers.tool_calls import calls_form, calls_text
 from focalroute.core.errors import BadLabel, FeedbackError
 from focalroute.core.records import Evidence, Feedback, Labelled, Masses, Member, Outcome, Trajectory, preference
 from focalroute.learn.reward import credit, judged, label_key, outranks, reward_of, unjudged
@@ -121,6 +123,25 @@ def test_a_free_form_label_without_an_answer_in_it_is_a_bad_label() -> None:
         label_key("a few", FREE)
     with pytest.raises(BadLabel, match=r"give the right answer as text, or tool calls, each .*; got list"):
         label_key([42], FREE)
+
+
+def test_tool_calls_may_be_labelled_by_their_json() -> None:
+    """`answer.value` is such a text: as a label it counted as another answer, so the answer itself was wrong."""
+    call = {"name": "add", "arguments": {"a": 17, "b": 25}}
+    right = calls_form([call])
+    for kind in ("text", "number"):
+        asked = stored("52", right, backs={"a": 0, "b": 1}, q=(0.4, 0.6), kind=kind)
+        for label in (call, [call], calls_text([call]), json.dumps(call), json.dumps({"function": call})):
+            assert label_key(label, asked) == asked.keys[1]
+        assert label_key("52", asked) == asked.keys[0]
+        assert judged(asked, preferred=calls_text([call])) == (-1.0, preference(asked.keys[1], asked.keys[0]))
+    assert label_key('{"name": "sub"}', stored("x", backs={"a": 0}, q=(1.0,), kind="text")) not in asked.keys
+
+
+def test_a_missing_label_is_named() -> None:
+    """As pandas has them: "got float" did not say what is wrong, since a number may be a label."""
+    with pytest.raises(BadLabel, match="the right answer, got nan$"):
+        label_key(math.nan, FREE)
 
 
 def test_the_label_of_an_optional_answer_without_a_value_is_said() -> None:
