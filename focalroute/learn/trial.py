@@ -120,7 +120,7 @@ def read_trial(root: str | Path, champion: int, challenger: int | None) -> Trial
     if not path.exists():
         return Trial(champion, challenger)
     try:
-        arrays = arrays_in(path, read_file(path, path.parent))
+        arrays = arrays_in(read_file(path, path.parent))
         meta = json.loads(str(arrays["meta"]))
         tried, watched = (
             Counted(tuple(arrays[f"{name}.ids"].tolist()), arrays[f"{name}.values"].reshape(-1, WIDTH))

@@ -349,19 +349,25 @@ def _renamed(value: Any) -> Any:
 
 
 def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    return arrays_in(path, verified(path.parent, path.name, manifest))
-
-
-def arrays_in(path: Path, data: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file with this content; PolicyError if it is damaged, or unpacks to very much."""
+    data = verified(path.parent, path.name, manifest)
     try:
+        return arrays_in(data)
+    except ValueError as error:
+        raise PolicyError(f"{path}: {error}; publish again") from error
+
+
+def arrays_in(data: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file with this content; ValueError if it is damaged, or unpacks to very much."""
+    try:
+        if not data.startswith(b"PK"):  # numpy would advise to unpickle it
+            raise ValueError("it is no zip file")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             unpacked = sum(member.file_size for member in arrays.zip.infolist())
             if unpacked > _MAX_UNPACKED:
                 raise ValueError(f"{unpacked} bytes unpacked are more than {_MAX_UNPACKED}")
             return dict(arrays)
     except Exception as error:  # damage may raise anything
-        raise PolicyError(f"{path}: is not a plain array archive: {error}; publish again") from error
+        raise ValueError(f"is not a plain array archive: {error}") from error
 
 
 def header(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -386,7 +392,13 @@ def opened(path: Path, model: bytes, signature: Signature) -> Session:
 
 
 def _try(folder: Path, policy: Policy) -> None:
-    """Run both models on zeros and on ones with every embedding, which also warms them up."""
+    """Run both models on zeros and on ones with every embedding, which also warms them up, and read the curve."""
+    try:
+        for point in policy.metrics.get("curve", ()):
+            policy.served(float(point["cost_weight"]))
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+        said = f"metrics: curve: cannot be read ({type(error).__name__}: {error}); {_AGAIN}"
+        raise PolicyError(f"{folder / 'manifest.json'}: {said}") from None
     ids = np.arange(len(policy.names) + 1)
     for value in (0.0, 1.0):
         context, endpoints = _full(value, width(CONTEXT)), _full(value, ids.size, width(ENDPOINT))

@@ -117,6 +117,16 @@ def test_with_a_curve_of_an_earlier_format_the_nets_serve_their_trained_weights(
     assert [policy.served(weight)[1] for weight in (1.0, 2.0, 4.0, 5.0, 7.0, 100.0)] == [False] * 4 + [True] * 2
 
 
+@pytest.mark.parametrize(
+    "curve", [5, [5], [{}], [{"cost_weight": "x"}], [{"cost_weight": 1, "served": 2}], [{"cost_weight": 10**400}]]
+)
+def test_a_policy_whose_curve_cannot_be_read_is_not_served(root: Path, curve: object) -> None:
+    """It passed its checks, and every ask raised a bare TypeError or KeyError."""
+    rewrite(root / "v000001", lambda manifest: manifest["metrics"].update(curve=curve))
+    with pytest.raises(PolicyError, match=r"manifest.json: metrics: curve: cannot be read \(\w+: "):
+        load(root)
+
+
 def test_ids_follow_the_names_and_unknown_endpoints_are_neutral(root: Path) -> None:
     ids = load(root).ids(("qwen", "new", "llama"))
     assert ids.tolist() == [2, 0, 1]
@@ -200,8 +210,8 @@ def test_a_policy_with_a_damaged_experience_is_not_served(root: Path) -> None:
     path.unlink()
     with pytest.raises(PolicyError, match=r"experience.npz: cannot be read"):
         load(root)
-    swap_in(folder, "experience.npz", b"no archive")
-    with pytest.raises(PolicyError, match=r"experience.npz: is not a plain array archive"):
+    swap_in(folder, "experience.npz", b"no archive")  # of which numpy says that it could be loaded unsafely
+    with pytest.raises(PolicyError, match=r"experience.npz: is not a plain array archive: it is no zip file; publish"):
         load(root)
     for wrong in ({"accuracy": np.array([0.5, np.nan])}, {"values": made.values[:3]}, {"names": np.array(["qwen"])}):
         archive = io.BytesIO()
