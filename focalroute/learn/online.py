@@ -80,7 +80,7 @@ def _updated(
         if back is not None:
             return back
     if trial.challenger is not None:
-        return _judged(root, policy, trial, episodes, share)
+        return _judged(root, policy, trial, trial.challenger, episodes, share)
     return _challenged(root, policy, trial, episodes, settings, seed, costs, share)
 
 
@@ -88,7 +88,11 @@ def _watched(
     root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode]
 ) -> tuple[Trial, UpdateReport | None]:
     """Return to the previous version if it is surely better; stop watching once it is unlikely to be shown better."""
-    before = bundle.load(root, trial.parent)
+    try:
+        before = bundle.load(root, trial.parent)
+    except PolicyError as error:
+        _log.warning("version %d is no longer compared with the one before: %s", policy.version, error)
+        return replace(trial, parent=None), None
     trial = with_new_evidence(trial, _nets(policy), _nets(before), episodes)
     outcome, found = verdict(trial.watched)
     if outcome != "better":
@@ -102,10 +106,13 @@ def _watched(
 
 
 def _judged(
-    root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode], share: float
+    root: str | Path, policy: bundle.Policy, trial: Trial, version: int, episodes: Sequence[Episode], share: float
 ) -> UpdateReport:
-    """Publish the challenger, drop it, or keep it on trial."""
-    challenger = bundle.load(root, trial.challenger)
+    """Publish the challenger, which is this version, drop it, or keep it on trial."""
+    try:
+        challenger = bundle.load(root, version)
+    except PolicyError as error:  # it would be on trial for ever
+        return _dropped(root, trial, version, verdict(trial.tried)[1], f"version {version} cannot be tried: {error}")
     trial = with_new_evidence(trial, _nets(policy), _nets(challenger), episodes, share=share)
     outcome, found = verdict(trial.tried)
     if outcome == "open":
@@ -119,11 +126,15 @@ def _judged(
         used = Counted(trial.tried.ids)  # it was chosen on these answers, so they would flatter it
         write_trial(root, Trial(challenger.version, parent=policy.version, watched=used, record=record))
         return UpdateReport("published", challenger.version, policy.version, reason, comparison=found)
-    reason = f"version {challenger.version} is unlikely to prove better: {_shown(found)}"
+    return _dropped(root, trial, version, found, f"version {version} is unlikely to prove better: {_shown(found)}")
+
+
+def _dropped(root: str | Path, trial: Trial, version: int, found: Comparison, reason: str) -> UpdateReport:
+    """End the challenger's trial; the champion serves on."""
     end_trial(root)
-    ended = trial.noted(challenger.version, "dropped", found, reason)
-    write_trial(root, Trial(policy.version, parent=ended.parent, watched=ended.watched, record=ended.record))
-    return UpdateReport("dropped", policy.version, policy.version, reason, comparison=found)
+    record = trial.noted(version, "dropped", found, reason).record
+    write_trial(root, Trial(trial.champion, parent=trial.parent, watched=trial.watched, record=record))
+    return UpdateReport("dropped", trial.champion, trial.champion, reason, comparison=found)
 
 
 def _challenged(

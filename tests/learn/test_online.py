@@ -248,6 +248,31 @@ def test_a_challenger_that_is_not_better_is_dropped_at_the_end_of_its_trial(stor
     assert counts[-1] >= PATIENCE
 
 
+def test_a_challenger_that_cannot_be_loaded_is_dropped(store: Store, tmp_path: Path) -> None:
+    """Every update failed until somebody ended the trial by hand."""
+    put(tmp_path, linear_learner())
+    put(tmp_path, learned(1, 0), on_trial=True)
+    (tmp_path / "v000002" / "fusion.onnx").write_bytes(b"")
+    report = update_policy(store, tmp_path, seed=0)
+    assert (report.status, report.version, report.challenger) == ("dropped", 1, None)
+    assert report.reason.startswith("version 2 cannot be tried: ")
+    assert bundle.challenger(tmp_path) is None
+    (verdict,) = read_trial(tmp_path, 1, None).record
+    assert (verdict["version"], verdict["outcome"], verdict["gate"]["episodes"]) == (2, "dropped", 0)
+
+
+def test_updates_go_on_if_the_version_before_cannot_be_loaded(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, linear_learner())
+    put(tmp_path, learned(1, 0))
+    write_trial(tmp_path, Trial(2, parent=1))
+    (tmp_path / "v000001" / "fusion.onnx").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "focalroute"):
+        assert update_policy(store, tmp_path, seed=0).status == "insufficient"
+    assert "version 2 is no longer compared with the one before: " in caplog.text
+
+
 def test_a_published_policy_that_is_significantly_worse_is_rolled_back(store: Store, tmp_path: Path) -> None:
     """The world changed, or chance had deceived: the same test, on the answers of what serves."""
     good, bad = learned(3, 0), learned(1, 0)
