@@ -25,7 +25,7 @@ from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown, r
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
 from focalroute.learn.update_report import REACH, WINDOW, Comparison, UpdateReport
 from focalroute.policy import bundle
-from focalroute.policy.publish import end_trial, make_current, publish
+from focalroute.policy.publish import end_trial, make_current, publish, updating
 from focalroute.policy.slot import CHALLENGER_SHARE
 from focalroute.store.base import Store
 
@@ -59,10 +59,10 @@ def update_policy(
         share: share of the asks that a challenger decides; 0: it does not serve during its trial.
 
     Raises:
-        PolicyError: the current bundle fails a check, or the new one cannot be written.
+        PolicyError: the current bundle fails a check, or the folder cannot be written.
         StoreError: the store cannot be read.
     """
-    with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
+    with updating(Path(root)), threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
         return _updated(store, root, settings, seed, share)
 
 
@@ -153,7 +153,8 @@ def _challenged(
         settings = STARTING if policy.experience is None else REFINING
     held, rest = _split(latest, rng)
     if len(rest) + len(held) < LEAST:
-        reason = f"only {len(rest) + len(held)} answers with feedback to learn from; {LEAST} are needed"
+        found = f"only {len(rest) + len(held)} of the latest {REACH:,} answers have feedback to learn from"
+        reason = f"{found}; {LEAST} are needed"
         return UpdateReport("insufficient", policy.version, policy.version, reason, None, len(rest), len(held))
     names = vocabulary(policy.names, latest)
     learner = _resumed(root, policy, len(names), rng)

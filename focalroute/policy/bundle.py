@@ -10,7 +10,7 @@ root/
     experience.npz     optional: long-run accuracies and a memory of texts, see `focalroute.observe.experience`
     learner.npz        optional: the learner's state; serving never reads it
   trial.npz            optional: the state of the trial, see `focalroute.learn.trial`; serving never reads it
-  .lock, .tmp-*        the publisher's
+  .lock, .updating, .tmp-*  the publisher's
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, Unpack
 
@@ -290,6 +290,23 @@ def lock_folder(root: Path) -> Iterator[None]:
     """Lock ``root`` against all other processes and threads that lock it; the lock ends with its holder."""
     with (root / ".lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def updating(root: Path) -> Iterator[None]:
+    """Admit one update of ``root`` (created first) at a time: a second one waits, and then sees what the first changed.
+
+    Raises:
+        PolicyError: the folder cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((root / ".updating").open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise PolicyError(f"{root}: cannot be written: {error.strerror}; the current policy stays") from None
         yield
 
 

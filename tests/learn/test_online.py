@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -106,14 +107,14 @@ def test_an_empty_store_is_insufficient(store: Store, tmp_path: Path) -> None:
     report = update_policy(store, tmp_path / "policy", seed=0)
     assert (report.status, report.version, report.episodes, report.held_out) == ("insufficient", 0, 0, 0)
     assert report.diagnostics is None
-    assert not (tmp_path / "policy").exists()
+    assert not bundle.versions(tmp_path / "policy")
 
 
 def test_too_little_feedback_keeps_the_old_policy(store: Store, tmp_path: Path) -> None:
     fill(store, play(linear_learner(), LEAST - 1, 0))
     report = update_policy(store, tmp_path, settings=SETTINGS, seed=0)
     assert (report.status, report.version, report.episodes, report.held_out) == ("insufficient", 0, 80, 19)
-    assert f"{LEAST} are needed" in report.reason
+    assert report.reason == f"only 99 of the latest 4,000 answers have feedback to learn from; {LEAST} are needed"
     assert not bundle.versions(tmp_path)
 
 
@@ -123,6 +124,16 @@ def test_an_empty_folder_gets_the_shipped_policy_and_a_challenger(store: Store, 
     assert (report.status, report.version, report.parent, report.challenger) == ("on trial", 1, 0, 2)
     assert bundle.load(tmp_path).decider_onnx == bundle.cold().decider_onnx
     assert bundle.challenger(tmp_path) == 2
+
+
+def test_updates_at_the_same_time_put_one_challenger_on_trial(store: Store, tmp_path: Path) -> None:
+    """As of several workers with ``update_every``: each published the shipped policy, and a challenger to it."""
+    fill(store, play(linear_learner(), 200, 0))
+    with ThreadPoolExecutor(3) as workers:
+        reports = list(workers.map(lambda seed: update_policy(store, tmp_path, settings=SETTINGS, seed=seed), range(3)))
+    assert {(report.status, report.version, report.challenger) for report in reports} == {("on trial", 1, 2)}
+    assert sorted(report.episodes for report in reports) == [0, 0, 160]
+    assert bundle.versions(tmp_path) == (1, 2)
 
 
 def test_a_learned_policy_goes_on_trial_and_is_published_once_significantly_better(
