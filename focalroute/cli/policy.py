@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from focalroute.cli import JsonOption
+from focalroute.cli import JsonOption, printable
 from focalroute.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,23 +47,29 @@ def show_policy(
     if as_json:
         print(json.dumps(shown, indent=2))
         return
+    for line in _described(shown):
+        print(printable(line))
+
+
+def _described(shown: Mapping[str, Any]) -> Iterator[str]:
+    """Write what `describe` found as lines; a bundle made elsewhere may hold any text."""
     if "folder" in shown:
         roles = {shown["challenger"]: " (on trial)", shown["current"]: " (serves)"}
         kept = ", ".join(f"{version}{roles.get(version, '')}" for version in shown["versions"])
-        print(f"{shown['folder']}: versions {kept}")
+        yield f"{shown['folder']}: versions {kept}"
         for verdict in shown["record"]:
-            print(f"version {verdict['version']} was {verdict['outcome']}: {verdict['reason']}")
+            yield f"version {verdict['version']} was {verdict['outcome']}: {verdict['reason']}"
     made = datetime.fromtimestamp(shown["created_at"], UTC).isoformat(" ", "seconds") if shown["created_at"] else "-"
     origin = {None: "no other version", 0: "the shipped policy"}.get(shown["parent"], shown["parent"])
-    print(f"version {shown['version']}, learned from {origin}, made {made}")
-    print(f"endpoints: {', '.join(shown['names']) or 'none by name'}")
+    yield f"version {shown['version']}, learned from {origin}, made {made}"
+    yield f"endpoints: {', '.join(shown['names']) or 'none by name'}"
     for part in ("hyperparameters", "metrics"):
-        print(f"{part}:" if shown[part] else f"{part}: none")
+        yield f"{part}:" if shown[part] else f"{part}: none"
         for key, value in shown[part].items():
             several = isinstance(value, list)
-            print(f"  {key}:" if several else f"  {key}: {json.dumps(value)}")
+            yield f"  {key}:" if several else f"  {key}: {json.dumps(value)}"
             for one in value if several else ():
-                print(f"    {json.dumps(one)}")
+                yield f"    {json.dumps(one)}"
 
 
 def describe(reference: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _step_on_file(store: Store, folder: str | Path, every: int, seed: int | None
 
 
 def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
-    """Run steps until the process is told to end; a failed step is tried again."""
+    """Run steps until the process is told to end; a failed step is logged."""
     with _end_signal() as end:
         while not end.wait(_PAUSE_S):
             try:

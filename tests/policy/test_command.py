@@ -92,6 +92,16 @@ def test_it_shows_what_is_kept_and_what_it_was_made_from(root: Path, capsys: pyt
     assert "version 4, learned from the shipped policy" in capsys.readouterr().out
 
 
+def test_what_a_bundle_calls_itself_does_not_control_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bundle made elsewhere may hold any text; values are shown as JSON, but names and keys were not."""
+    named = {"\x1b[31mred": 1}
+    publish(tmp_path, decider=DECIDER, fusion=FUSION, names=(), parent=None, hyperparameters=named)
+    show_policy(str(tmp_path))
+    assert "  \N{REPLACEMENT CHARACTER}[31mred: 1\n" in capsys.readouterr().out
+
+
 def test_it_shows_the_challenger_on_trial_and_the_verdicts_on_earlier_ones(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
