@@ -16,11 +16,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from focalroute.answers import candidate_key, choice_text, normal_form
-from focalroute.answers.canonical_json import canonical, parsed
 from focalroute.answers.structured import label_form
 from focalroute.answers.tool_calls import calls_form
 from focalroute.core.errors import BadLabel, ConfigError, FeedbackError
-from focalroute.core.json_values import canonical
+from focalroute.core.json_values import canonical, parsed
 from focalroute.core.records import F32, Feedback, Labelled, Masses, Member, Outcome, Trajectory, preference
 from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.observe.observation import OPEN_CHOICES
@@ -137,7 +136,7 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
 def _calls_key(label: Any) -> str | None:
     """Return the key of tool calls, given as such or as JSON; None if the label is something else."""
     try:
-        calls = parsed(label) if isinstance(label, str) else label
+        calls: Any = parsed(label) if isinstance(label, str) else label
         return candidate_key(calls_form([calls] if isinstance(calls, Mapping) else list(calls)))
     except (ValueError, TypeError):
         return None

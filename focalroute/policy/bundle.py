@@ -360,7 +360,7 @@ def arrays_in(data: bytes) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file with this content; ValueError if it is damaged, or unpacks to very much."""
     try:
         if not data.startswith(b"PK"):  # numpy would advise to unpickle it
-            raise ValueError("it is no zip file")
+            raise ValueError("not a zip file")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             unpacked = sum(member.file_size for member in arrays.zip.infolist())
             if unpacked > _MAX_UNPACKED:

@@ -140,7 +140,7 @@ def test_tool_calls_may_be_labelled_by_their_json() -> None:
 
 def test_a_missing_label_is_named() -> None:
     """As pandas has them: "got float" did not say what is wrong, since a number may be a label."""
-    with pytest.raises(BadLabel, match="the right answer, got nan$"):
+    with pytest.raises(BadLabel, match=r"the right answer, got nan$"):
         label_key(math.nan, FREE)
 
 

@@ -211,7 +211,7 @@ def test_a_policy_with_a_damaged_experience_is_not_served(root: Path) -> None:
     with pytest.raises(PolicyError, match=r"experience.npz: cannot be read"):
         load(root)
     swap_in(folder, "experience.npz", b"no archive")  # of which numpy says that it could be loaded unsafely
-    with pytest.raises(PolicyError, match=r"experience.npz: is not a plain array archive: it is no zip file; publish"):
+    with pytest.raises(PolicyError, match=r"experience.npz: is not a plain array archive: not a zip file; publish"):
         load(root)
     for wrong in ({"accuracy": np.array([0.5, np.nan])}, {"values": made.values[:3]}, {"names": np.array(["qwen"])}):
         archive = io.BytesIO()
