@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from focalroute.observe.confusion import ChoiceCounts
 from focalroute.observe.experience import Experience
 from focalroute.policy.bundle import COLD
 from focalroute.policy.publish import publish
@@ -165,11 +166,13 @@ def trajectory_bytes() -> bytes:
 
 
 def experience() -> Experience:
-    """Of two endpoints and five queries."""
+    """Of two endpoints, five queries and a set of choices that recurs."""
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((5, 8)).astype(np.float32)
     even, unknown, ones = np.full(2, 0.5, np.float32), np.full(2, np.nan, np.float32), np.ones((5, 2), np.float32)
-    return Experience(("a", "b"), even, unknown, vectors, ones, ones)
+    counts = ChoiceCounts(np.ones(3), np.ones((2, 3, 3), np.float32))
+    confusion = {(None, ("no", "perhaps", "yes")): counts}
+    return Experience(("a", "b"), even, unknown, vectors, ones, ones, confusion=confusion)
 
 
 def models() -> tuple[bytes, bytes]:
