@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from focalroute.observe.confusion import ChoiceCounts
+from focalroute.observe.confusion import ChoiceCounts, ChoiceSet
 from focalroute.observe.experience import Experience
 from focalroute.policy.bundle import COLD
 from focalroute.policy.publish import publish
@@ -171,7 +171,7 @@ def experience() -> Experience:
     vectors = rng.standard_normal((5, 8)).astype(np.float32)
     even, unknown, ones = np.full(2, 0.5, np.float32), np.full(2, np.nan, np.float32), np.ones((5, 2), np.float32)
     counts = ChoiceCounts(np.ones(3), np.ones((2, 3, 3), np.float32))
-    confusion = {(None, ("no", "perhaps", "yes")): counts}
+    confusion: dict[ChoiceSet, ChoiceCounts] = {(None, ("no", "perhaps", "yes")): counts}
     return Experience(("a", "b"), even, unknown, vectors, ones, ones, confusion=confusion)
 
 
