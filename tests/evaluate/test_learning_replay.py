@@ -79,8 +79,10 @@ def test_where_the_networks_are_wrong_and_the_members_fixed_online_beats_frozen(
 
 @pytest.mark.slow
 def test_the_refitted_fusion_learns_and_the_decider_stays(tmp_path: Path) -> None:
-    """The policy believes one that is mostly wrong here."""
-    table = table_of(tmp_path, stream(300, {**BEFORE, "a": 0.1, "b": 0.9}), PRICES)
+    """The policy believes one that is mostly wrong here; choices that recur would show that, too."""
+    lines = stream(300, {**BEFORE, "a": 0.1, "b": 0.9})
+    own = [line | {"choices": [f"{choice} of {line['id']}" for choice in line["choices"]]} for line in lines]
+    table = table_of(tmp_path, own, PRICES)
     root = believing_in(0, tmp_path / "policy")
     settings: dict[str, Any] = {"seed": 0, "explore": False, "probe_share": 0.0, "detect": False}
     frozen = play(Serving(load(root), table.endpoints, **settings), table, np.arange(300))
