@@ -232,7 +232,7 @@ def test_sections_without_data_say_what_they_need(asked: Asked) -> None:
     assert "nothing was asked" in empty.sections["timeline"].caption
     assert "is empty" in empty.lead
     one = replace(_without(asked.history, feedback=0), answers=1)
-    assert "has 1 answer, and" in store_page(one, "s.db").lead
+    assert "is about 1 answer, with" in store_page(one, "s.db").lead
     little = store_page(_without(asked.history, feedback=FEW - 1), "s.db")
     assert little.lead.endswith("how good the answers are takes feedback for 10.")
     few = little.sections
