@@ -131,6 +131,8 @@ def take(keys: Sequence[str], printed: str, command: str | None = None) -> None:
         command: the command; of a table that is there already, by default the one that printed it before.
     """
     tables = re.findall(r"(?:^ *\|.*\n?)+", printed, re.MULTILINE)
+    if len(keys) != len(tables):
+        raise SystemExit(f"{len(tables)} tables were printed, and {len(keys)} named; '-' skips one")
     for key, table in zip(keys, tables, strict=True):
         if key == "-":
             continue
