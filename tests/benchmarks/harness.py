@@ -18,10 +18,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from focalroute import AsyncEnsemble, Budget, Endpoint
 from focalroute.core.records import F64
@@ -29,6 +30,8 @@ from focalroute.evaluate.metrics import student_quantile
 from tests.benchmarks.peers import MESSAGES as MESSAGES
 from tests.benchmarks.peers import PROMPT as PROMPT
 from tests.benchmarks.peers import Call
+
+Case = TypeVar("Case")
 
 CHOICES = ("120 km", "180 km", "240 km", "320 km")
 WARM = 50
@@ -184,6 +187,32 @@ def growth(values: Sequence[float]) -> tuple[float, bool]:
 def _status_mb(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def played_or_kept(
+    described: str | None, folder: str, cases: Mapping[str, Case], play: Callable[[Case, Path, int], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Play each case, as the command line says, or read what was found from the files that it names.
+
+    Args:
+        described: the benchmark's docstring.
+        folder: where what was found is kept, by default.
+        cases: title -> case.
+        play: of a case, the folder of the logs, and the number of seeds.
+    """
+    parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="*", help="what was found before, to print in place of playing")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=Path(folder))
+    given = parser.parse_args()
+    found = [json.loads(file.read_text()) for file in given.files]
+    if not found:
+        given.json.mkdir(parents=True, exist_ok=True)
+        for title, case in cases.items():
+            found.append(play(case, given.data, given.seeds))
+            (given.json / f"{title}.json").write_text(json.dumps(found[-1], indent=1))
+    return found
 
 
 def main(section: Callable[[], Section]) -> None:

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from focalroute.evaluate.metrics import PairedDifference
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import SplitKind
-from tests.benchmarks.harness import Table, markdown_table
+from tests.benchmarks.harness import Table, markdown_table, played_or_kept
 
 #: The baselines that the curve, and the point held at `_HELD`, are shown minus.
 _BESIDE = (
@@ -38,25 +36,17 @@ CASES: Sequence[tuple[str, SplitKind, Sequence[float]]] = (
 
 def main() -> None:
     """Print accuracy @ cost of each method, the curve minus each baseline, and the point held at 0.2 minus each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="*", help="reports to print, in place of playing")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=Path("build/quality"))
-    given = parser.parse_args()
-    files = given.files or [played(given.data, *case, given.seeds, given.json) for case in CASES]
-    print("\n\n".join(markdown_table(made) for made in tables([json.loads(file.read_text()) for file in files])))
+    cases = {f"{log}, {split_by}": (log, split_by, costs) for log, split_by, costs in CASES}
+    logs = played_or_kept(__doc__, "build/quality", cases, played)
+    print("\n\n".join(markdown_table(made) for made in tables(logs)))
 
 
-def played(data: Path, log: str, split_by: SplitKind, costs: Sequence[float], seeds: int, folder: Path) -> Path:
-    """Train and play on a log; return the file of its report."""
-    found = evaluate(
+def played(case: tuple[str, SplitKind, Sequence[float]], data: Path, seeds: int) -> dict[str, Any]:
+    """Train and play on a log; return its report."""
+    log, split_by, costs = case
+    return evaluate(
         data / f"{log}.jsonl.gz", data / f"{log}.pool.toml", split_by=split_by, operating_points=costs, seeds=seeds
-    )
-    file = folder / f"{log}, {split_by}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(found.to_dict(), indent=1))
-    return file
+    ).to_dict()
 
 
 def tables(logs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:

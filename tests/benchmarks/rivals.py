@@ -6,10 +6,8 @@ log in the folder ``--json``; with such files it prints their table.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +22,7 @@ from focalroute.evaluate.training import read_table
 from focalroute.evaluate.votes import cascade
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.routers import ROUTERS, TextRouter
+from tests.benchmarks.harness import played_or_kept
 
 OURS = "focalroute"
 #: By log what others report of the same test part, at the nearest of the points: the log's maker, or a policy that was
@@ -69,18 +68,7 @@ CASES = (
 
 def main() -> None:
     """Run as the module says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="*", help="what was found before, to print in place of playing")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=Path("build/rivals"))
-    given = parser.parse_args()
-    found = [json.loads(file.read_text()) for file in given.files]
-    if not found:
-        given.json.mkdir(parents=True, exist_ok=True)
-        for case in CASES:
-            found.append(measured(case, given.data, given.seeds))
-            (given.json / f"{case.title}.json").write_text(json.dumps(found[-1], indent=1))
+    found = played_or_kept(__doc__, "build/rivals", {case.title: case for case in CASES}, measured)
     print("\n".join(table(found)))
 
 
