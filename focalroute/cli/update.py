@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -46,15 +45,12 @@ def update(
     """
     from focalroute.learn.fleet.learner import Archive, FleetLearner
     from focalroute.learn.online import update_policy
-    from focalroute.policy.references import ALL_BASELINES, SHIPPED, resolve_policy
+    from focalroute.policy.references import resolve_policy
     from focalroute.serving.updates import learned_folder
     from focalroute.store import open_store, require_existing
     from focalroute.store.redis.store import RedisStore
 
-    is_name = Path(policy).name == policy and not os.path.lexists(policy)
-    if is_name and policy not in (*ALL_BASELINES, SHIPPED, ""):
-        raise ConfigError(f'policy: {policy}: there is no such folder; for a new one give "./{policy}"')
-    folder = learned_folder(resolve_policy(policy, ()))
+    folder = learned_folder(resolve_policy(policy, (), learns=True))
     require_existing(store)
     with ExitStack() as stack:
         opened = stack.enter_context(closing(open_store(store)))

@@ -91,7 +91,7 @@ _PRESETS: Mapping[str, str] = {
 
 
 def resolve_policy(
-    policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None
+    policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None, *, learns: bool = False
 ) -> Baseline | Path | None:
     """Resolve ``policy=`` to the policy of this name, or else to a folder; None: the shipped policy.
 
@@ -99,6 +99,9 @@ def resolve_policy(
 
     A folder that does not exist yet must be written as a path ("policy/", "./policy" or a `Path`), so that an unknown
     name is an error and does not silently serve the cold start.
+
+    Args:
+        learns: whether updates are to be published there, so that the error proposes no rule.
 
     Raises:
         ConfigError: it is neither a name nor a folder.
@@ -129,6 +132,8 @@ def resolve_policy(
         )
     if isinstance(policy, Path) or there or Path(policy).name != policy:  # has several parts, or ends in a separator
         return Path(policy).absolute()
+    if learns:
+        raise ConfigError(f'policy: {policy}: there is no such folder; for a new one give "./{policy}"')
     new_folder = f'for a new folder of that name give "./{policy}"'
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
     if plain in NEED_A_LOG:
