@@ -64,19 +64,14 @@ class Experience:
         """Return a memory for a pool, filled with these queries."""
         memory = Memory(len(pool))
         values, costs = np.full((2, len(self.values), len(pool)), np.nan, np.float32)
-        rows = {name: row for row, name in enumerate(self.names)}
-        for column, name in enumerate(pool):
-            if name in rows:
-                values[:, column] = self.values[:, rows[name]]
-                costs[:, column] = self.costs[:, rows[name]]
+        there, columns = self._known(pool)
+        values[:, there], costs[:, there] = self.values[:, columns], self.costs[:, columns]
         memory.fill(self.vectors, values, costs)
         return memory
 
     def totals(self, pool: Sequence[str]) -> dict[str | None, Totals]:
         """Return the book's totals with a pool's endpoints as columns; 0 for unknown endpoints."""
-        rows = {name: row for row, name in enumerate(self.names)}
-        there = [i for i, name in enumerate(pool) if name in rows]
-        columns = [rows[pool[i]] for i in there]
+        there, columns = self._known(pool)
         found: dict[str | None, Totals] = {}
         for task, known in self.book.items():
             totals = Totals(np.zeros((4, len(pool), known.sums.shape[2])), np.zeros((2, len(pool))))
@@ -87,14 +82,19 @@ class Experience:
 
     def confused(self, pool: Sequence[str]) -> dict[ChoiceSet, ChoiceCounts]:
         """Return the counts of choices that recur for a pool's endpoints; 0 for unknown endpoints."""
-        rows = {name: row for row, name in enumerate(self.names)}
-        there = [i for i, name in enumerate(pool) if name in rows]
+        there, columns = self._known(pool)
         found: dict[ChoiceSet, ChoiceCounts] = {}
         for key, known in self.confusion.items():
             given = np.zeros((len(pool), *known.given.shape[1:]), np.float32)
-            given[there] = known.given[[rows[pool[i]] for i in there]]
+            given[there] = known.given[columns]
             found[key] = ChoiceCounts(known.right, given)
         return found
+
+    def _known(self, pool: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Return the places in the pool of the endpoints it knows, and their places in ``names``."""
+        places = {name: place for place, name in enumerate(self.names)}
+        there = [i for i, name in enumerate(pool) if name in places]
+        return there, [places[pool[i]] for i in there]
 
     def same(self, other: Experience) -> bool:
         """Whether both hold the same data; writing and reading arrays again changes nothing."""
