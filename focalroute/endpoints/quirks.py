@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from focalroute.core.config import Endpoint
@@ -65,9 +66,14 @@ class Quirks:
         self._cap: str | None = None  # the name of the token limit; None: the usual one at this address
         self._refused: set[str] = set()
         service = endpoint.service or service_at(endpoint.base_url)
-        self._foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", *wanted)}
-        self._wants_thinking = service in _WANTED["reasoning_content"]
-        self._knows_developer = service in ("openai", "azure")
+        foreign = {field for field, wanted in _WANTED.items() if service not in (None, "litellm", *wanted)}
+        self._rewrites: list[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = []  # of a message, in this order
+        if foreign:
+            self._rewrites.append(partial(_without, foreign))
+        if service not in ("openai", "azure"):
+            self._rewrites.append(_as_system)
+        if service in _WANTED["reasoning_content"]:
+            self._rewrites.append(_with_thinking)
 
     @property
     def thinks(self) -> bool:
@@ -95,12 +101,8 @@ class Quirks:
 
     def fit(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return a request's body in the service's terms, without fields that it refused or that are another's."""
-        if self._foreign:
-            body = {**body, "messages": [_without(self._foreign, message) for message in body["messages"]]}
-        if not self._knows_developer:
-            body = {**body, "messages": [*map(_as_system, body["messages"])]}
-        if self._wants_thinking:
-            body = {**body, "messages": [*map(_with_thinking, body["messages"])]}
+        for rewrite in self._rewrites:
+            body = {**body, "messages": [*map(rewrite, body["messages"])]}
         if not self._refused and self._cap is None:
             return dict(body)
         fitting = {name: value for name, value in body.items() if name not in self._refused}
