@@ -91,7 +91,7 @@ def _watched(
     try:
         before = bundle.load(root, trial.parent)
     except PolicyError as error:
-        _log.warning("version %d is no longer compared with the one before: %s", policy.version, error)
+        _log.warning("version %d is no longer compared with its predecessor: %s", policy.version, error)
         return replace(trial, parent=None), None
     trial = with_new_evidence(trial, _nets(policy), _nets(before), episodes)
     outcome, found = verdict(trial.watched)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
-from focalroute.core.records import F32, F64, HASHED, I64, Evidence, Member, Observation, Query, Reply, differ
+from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply, differ
 from focalroute.observe import observation
 from focalroute.observe.agreement import Agreement, moved_to_leader, shared
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass, recalibrated
@@ -342,7 +342,7 @@ class AskView:
         if mass is not None:
             self._write_mass(seen, mass, members)
         if self._confusion is not None and members:
-            self._weigh_choices(seen, self._confusion, np.array(members))
+            self._weigh_choices(seen, self._confusion, members)
         if self.agreement is not None and members:
             seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
         sums = np.add.reduce(seen[:, :, _SUMMED], axis=1)
@@ -360,10 +360,9 @@ class AskView:
             log_mass = centred_log_mass(mass, np.array(mass.shape[1]))
             observation.calibrate(seen, log_mass, known, ~np.isnan(mass[:, 0]))
 
-    def _weigh_choices(self, seen: F32, confusion: Confusion, members: I64) -> None:
-        votes = np.array([self.backs[i] for i in members.tolist()])
-        ratios = confusion.votes[members, votes]
-        ratios[[i in self._masses for i in members.tolist()]] = 0  # their probabilities are calibrated instead
+    def _weigh_choices(self, seen: F32, confusion: Confusion, members: Sequence[int]) -> None:
+        ratios = confusion.votes[members, [self.backs[i] for i in members]]
+        ratios[[i in self._masses for i in members]] = 0  # their probabilities are calibrated instead
         observation.weigh_choices(seen, ratios, confusion.prior)
 
     def _mass(self, members: Sequence[int]) -> NDArray[np.float64] | None:

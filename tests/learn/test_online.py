@@ -281,7 +281,7 @@ def test_updates_go_on_if_the_version_before_cannot_be_loaded(
     (tmp_path / "v000001" / "fusion.onnx").write_bytes(b"")
     with caplog.at_level(logging.WARNING, "focalroute"):
         assert update_policy(store, tmp_path, seed=0).status == "insufficient"
-    assert "version 2 is no longer compared with the one before: " in caplog.text
+    assert "version 2 is no longer compared with its predecessor: " in caplog.text
 
 
 def test_a_published_policy_that_is_significantly_worse_is_rolled_back(store: Store, tmp_path: Path) -> None:

@@ -237,10 +237,11 @@ def confusion(recorded: RecordedLog) -> dict[ChoiceSet, ChoiceCounts]:
     tasks = [None] * len(recorded) if recorded.tasks is None else [task or None for task in recorded.tasks.tolist()]
     known = np.flatnonzero(recorded.closed & ((recorded.worth == 1).sum(axis=1) == 1)).tolist()
     choices = recorded.choices.tolist()
-    often = Counter((tasks[row], frozenset(choices[row])) for row in known)
+    sets = {row: (tasks[row], frozenset(choices[row])) for row in known}
+    often = Counter(sets.values())
     stats = ConfusionStats(len(recorded.names), kept=0)
-    for row in known:
-        if often[tasks[row], frozenset(choices[row])] >= _RECURS:
+    for row, choice_set in sets.items():
+        if often[choice_set] >= _RECURS:
             votes = {i: given for i, given in enumerate(recorded.candidate[row].tolist()) if given >= 0}
             stats.add(str(row), Labelled(tasks[row], choices[row], int(recorded.worth[row].argmax())), votes)
     return dict(stats.sets)
