@@ -37,7 +37,7 @@ def of(stats: ConfusionStats, labels: tuple[str, ...] = LABELS) -> Confusion:
 
 
 def by(confusion: Confusion, vote: int, endpoint: int = 0) -> list[float]:
-    """What one vote says about each choice, in nats, beyond what accuracy says."""
+    """Return the evidence of one vote for each choice, in nats, beyond the endpoint's accuracy."""
     said: list[float] = confusion.votes[endpoint, vote].tolist()
     return said
 

@@ -331,7 +331,7 @@ print(SqliteStore(sys.argv[1], to_read=True).answer("x").id)
 
 
 def test_a_disk_too_full_to_open_a_file_is_named() -> None:
-    """SQLite calls it an I/O error if there is no room for the file that readers share."""
+    """Without room for the file that readers share, SQLite reports an I/O error."""
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
     assert str(database.store_error("s.db", error)) == "s.db: disk I/O error; make room on the disk"
