@@ -433,7 +433,7 @@ class Rounds:
         return bool(self._ask.view.backs)
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """Return the likeliest endpoint not asked yet that can be asked now; if there is none, one that is out of use."""
+        """Return the likeliest endpoint not asked yet that can be asked now, else one that is out of use."""
         probabilities = self.decision.probabilities
         now, unpaused, broken = self._pool.available(), self._pool.unpaused(), self._pool.out()
         lacks = self._pool.lacking(self._needs)
