@@ -180,7 +180,7 @@ def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
                 sources[stored.id] = feedback.source
 
     learn_stored(store, observer, absorb, window=settings.window, learn_from_agreement=agreement)
-    return savings(endpoints, store.totals(), store.ledger("all"), observer.accuracy())
+    return savings(endpoints, store.totals(), observer.accuracy())
 
 
 def show_savings(saved: Sequence[Saving], form: Form) -> str:

@@ -168,8 +168,8 @@ class Saving:
 
     Attributes:
         against: "all endpoints", or the name of a single one.
-        asks: how many asks the ledger holds, without pruned rows.
-        cost: the known cost of these asks; None: no call's cost is known.
+        asks: how many asks made calls.
+        cost: the known cost of all calls; None: no call's cost is known.
         otherwise: what these asks would have cost; None: unknown.
         saved: the difference; below 0 if more was spent. None: unknown, as it is if any call's cost is unknown.
     """
@@ -182,7 +182,7 @@ class Saving:
 
 
 def savings(
-    pool: Sequence[Endpoint], found: Mapping[str, LedgerSum], rows: Sequence[LedgerSum], accuracy: Sequence[float]
+    pool: Sequence[Endpoint], found: Mapping[str, LedgerSum], accuracy: Sequence[float]
 ) -> tuple[Saving, Saving]:
     """Estimate the savings against asking the whole pool, and against the most accurate endpoint (first among equals).
 
@@ -191,13 +191,12 @@ def savings(
 
     Args:
         found: the store's `totals`; they also have endpoints that left the pool, and an embedder.
-        rows: the store's ledger as one sum.
     """
     totals = {endpoint.name: found[endpoint.name] for endpoint in pool if endpoint.name in found}
     means = [_mean_cost(endpoint, totals) for endpoint in pool]
     best = accuracy.index(max(accuracy))
-    asks, cost = sum(row.asks for row in rows), known_cost(rows)
-    paid = None if any(row.unpriced for row in rows) else cost
+    asks, cost = sum(row.asks for row in found.values()), known_cost(found.values())
+    paid = None if any(row.unpriced for row in found.values()) else cost
 
     def against(name: str, each: Decimal | None) -> Saving:
         otherwise = None if each is None else asks * each

@@ -602,10 +602,7 @@ class AsyncEnsemble:
             self._recorder.join(headers)
 
     def stats(self) -> Stats:
-        """Return what was asked, paid and learned so far, by endpoint.
-
-        Adds up the ledger, which takes seconds once that is long: in a coroutine call it through `asyncio.to_thread`.
-        """
+        """Return what was asked, paid and learned so far, by endpoint. Waits for the store."""
         self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats

@@ -101,7 +101,7 @@ def stats_of(
             accuracy_interval=intervals[i], latency_s=latency[i],
             breaker=health[i].breaker, health=health[i], change=changes[i],
         )  # fmt: skip
-    saved = savings(pool, totals, store.ledger("all"), accuracy)
+    saved = savings(pool, totals, accuracy)
     all_, best = saved
     return Stats(
         policy_version=version,

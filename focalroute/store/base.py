@@ -305,11 +305,15 @@ class Store(Protocol):
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
         """The ledger summed by endpoint, tag ("": none) or day (UTC, ISO date), in order of the keys; or as one sum.
 
-        A row with several tags counts towards each of them. Pruned rows count only by endpoint.
+        A row with several tags counts towards each of them. Pruned rows count only by endpoint. Reads the whole ledger.
         """
 
     def totals(self) -> Mapping[str, LedgerSum]:
-        """The ledger's sum for each endpoint that was called, by endpoint."""
+        """The ledger's sum for each endpoint that was called, by endpoint, pruned rows included.
+
+        An ask counts at the endpoint that it called first; what is estimated or held is left out. Takes as long whether
+        the ledger is short or long.
+        """
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:
         """The latest answers with their feedback, oldest first."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from focalroute.core.errors import FocalrouteError, StoreError, UnknownAnswer
@@ -209,6 +209,9 @@ class EngineReads(Protocol[ReadConnectionT]):
     def ledger_sums(self, connection: ReadConnectionT, by: Grouping, /) -> list[LedgerSum]:
         """See `Store.ledger`."""
 
+    def totals(self, connection: ReadConnectionT, /) -> Mapping[str, LedgerSum]:
+        """See `Store.totals`."""
+
     def find_problems(self, connection: ReadConnectionT, /) -> tuple[str, ...]:
         """See `Store.verify`."""
 
@@ -243,6 +246,17 @@ def duplicate_answer(answer_id: str) -> StoreError:
 def difference_of(account: Account, kept: AccountState | None, true: AccountState) -> BalanceDifference:
     """The difference between an account's stored state (None: unreadable) and the sum of its rows."""
     return BalanceDifference(account, None if kept is None else kept.balance(account), true.balance(account))
+
+
+def with_totals(kept: Iterable[LedgerSum], totals: Mapping[str, LedgerSum]) -> list[LedgerSum]:
+    """The sums of the rows that are kept, by endpoint, with calls, tokens and cost of all rows."""
+    sums = {row.key: row for row in kept}
+    for key, row in totals.items():
+        if row.calls:
+            own = sums.get(key, LedgerSum(key))
+            held, estimated = own.held, own.estimated_cost
+            sums[key] = replace(row, asks=own.asks, estimated=own.estimated, estimated_cost=estimated, held=held)
+    return [sums[key] for key in sorted(sums)]
 
 
 def unless_damaged(read: Callable[[], T]) -> list[T]:
@@ -333,7 +347,7 @@ class QueuedStore(Generic[ConnectionT]):
 
     def totals(self) -> Mapping[str, LedgerSum]:
         """See `Store.totals`."""
-        return {row.key: row for row in self.ledger("endpoint") if row.calls}
+        return self._read(self._reads.totals)
 
     def verify(self) -> tuple[str, ...]:
         """See `Store.verify`."""

@@ -193,7 +193,7 @@ def test_a_slow_disk_is_left_to_the_thread_for_a_while(tmp_path: Path, monkeypat
 def test_calls_are_committed_while_all_of_a_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
-    """`stats` adds up the ledger: asks waited for it, seconds in a file of 300,000 answers."""
+    """Asks waited for it, seconds in a file of 300,000 answers."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(usual: Callable[..., Any], *values: Any) -> Any:
@@ -201,7 +201,7 @@ def test_calls_are_committed_while_all_of_a_file_is_read(
         assert go_on.wait(10)
         return usual(*values)
 
-    for name in ("ledger_sums", "find_problems", "reconcile"):
+    for name in ("totals", "find_problems", "reconcile"):
         monkeypatch.setattr(reads, name, partial(slow, getattr(reads, name)))
     with closing(SqliteStore(tmp_path / "s.db")) as store, ThreadPoolExecutor(1) as pool:
         store.write(bill()).result(10)

@@ -77,7 +77,7 @@ def test_the_carry_of_many_small_costs_does_not_overflow() -> None:
         store.write(bill(cost=Decimal("0.999999999999"))).result(10)
         copy = (
             "INSERT INTO ledger_sums SELECT endpoint, 10000000, 0, 0, 0, 10000000 * (cost_pico / 1000000), "
-            "10000000 * (cost_pico % 1000000), 0 FROM ledger"
+            "10000000 * (cost_pico % 1000000), 0, 0, 0, 0 FROM ledger"
         )
         on_thread(store, lambda db: db.execute(copy))
         assert store.totals()["a"].cost == Decimal("0.999999999999") * 10_000_001

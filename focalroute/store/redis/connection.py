@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import redis
 
 
-_SCRIPTS = ("write", "reserve", "balances", "overdue", "verify", "trim", "lease", "publish", "rollback")
+_SCRIPTS = ("write", "reserve", "balances", "overdue", "verify", "trim", "count", "lease", "publish", "rollback")
 _TIMEOUT_S = 5.0
 _MOVES = 5
 _ADVICE = {
@@ -54,13 +54,14 @@ _WITH_EPOCH = {"write", "reserve", "balances"}
 #: The names of the keys. Streams: the ids of answers, feedback, the ids of probed answers, ledger rows. Hashes, except
 #: for the sorted set "due": ledger sums by endpoint, reservations, when these are due, and the rows that estimate their
 #: calls; balances, and the periods of a tag's accounts; endpoints' capabilities and health; the last call of each
-#: writer; the policy's state, and its files.
+#: writer; the policy's state, and its files. A set: the ids of the asks in the ledger.
 KeyName = Literal[
     "answers", "feedback", "probed", "ledger", "totals", "reservations", "due", "overdue", "balances", "accounts",
-    "capabilities", "health", "writers", "policy", "bundles",
+    "capabilities", "health", "writers", "policy", "bundles", "asks",
 ]  # fmt: skip
-#: Keys that every script gets, in this order, before the keys of the answers it touches.
-FIXED: tuple[KeyName, ...] = get_args(KeyName)
+#: Keys that every script gets, in this order, before the keys of the answers it touches. "asks" comes after these, as
+#: journals of earlier versions hold their positions.
+FIXED: tuple[KeyName, ...] = get_args(KeyName)[:-1]
 #: The feedback stream's consumer group; entries that its one consumer has not acknowledged were not learned from yet.
 GROUP = "learner"
 #: The field of the policy's hash with a random id, written when the store is first opened; data loss changes it.
@@ -176,7 +177,7 @@ class RedisConnection:
 
     def script_command(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
         """The command that runs a script. Needs an open connection."""
-        every = [*self.keys.fixed, *keys]
+        every = [*self.keys.fixed, *keys, self.keys["asks"]]
         if name in _WITH_EPOCH:
             arguments = [*arguments, self._epoch]
         return ("EVALSHA", self._hashes[name], len(every), *every, *arguments)

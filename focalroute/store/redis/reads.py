@@ -22,12 +22,14 @@ from focalroute.store.base import (
     LedgerSum,
     StoredAnswer,
 )
-from focalroute.store.engine import difference_of, unless_damaged
+from focalroute.store.engine import difference_of, unless_damaged, with_totals
 from focalroute.store.redis.connection import KeyName, RedisConnection
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
 #: Set while a learner keeps an archive: then twice as many rows are kept, until they are archived.
 ARCHIVED = "archived"
+#: Set once the asks of all rows of the ledger are counted.
+_COUNTED = "asks_counted"
 
 #: Runs a command: of a connection, or of a store, between its other jobs.
 Command = Callable[..., Any]
@@ -253,21 +255,20 @@ def ledger_sums(connection: RedisConnection, by: Grouping, command: Command | No
     for held in map(json.loads, command("HVALS", keys["reservations"])):
         pico = int(held["micro"]) * 1_000_000 + int(held["pico"])
         add(json.loads(held["row"])[1], float(held["at"]), json.loads(held["tags"]), None, held=pico)
-    if by == "endpoint":  # these sums include dropped rows
-        for endpoint, total in _totals(command("HGETALL", keys["totals"])).items():
-            dict.update(sums[endpoint], total)
-    return [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
+    found = [_ledger_sum(key, len(asks[key]), sums[key]) for key in sorted(sums)]
+    return with_totals(found, totals(connection, command)) if by == "endpoint" else found
 
 
-def _totals(reply: Sequence[bytes]) -> dict[str, Counter[str]]:
-    """The ledger summed by endpoint, dropped rows included."""
+def totals(connection: RedisConnection, command: Command | None = None) -> dict[str, LedgerSum]:
+    """See `EngineReads`; ``command``: runs the command in place of the connection."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, value in pairs(reply).items():
+    for name, value in pairs((command or connection.command)("HGETALL", connection.keys["totals"])).items():
         endpoint, field = json.loads(name)
         sums[endpoint][field] = int(value)
     for total in sums.values():
-        total["pico"] += total.pop("micro", 0) * 1_000_000
-    return {endpoint: total for endpoint, total in sums.items() if total["calls"]}
+        total["pico"] += total["micro"] * 1_000_000
+    found = [_ledger_sum(name, total["asks"], total) for name, total in sorted(sums.items())]
+    return {row.key: row for row in found if row.calls or row.asks}
 
 
 def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
@@ -286,6 +287,15 @@ def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
 
 
 # -- keeping it bounded -------------------------------------------------------------------------------------------
+
+
+def count_asks(connection: RedisConnection) -> None:
+    """Count the asks of a ledger that an earlier version wrote. Several processes may do so at once."""
+    if not connection.command("HGET", connection.keys["policy"], _COUNTED):
+        after = b"-"
+        while after:
+            after = connection.script("count", (), (after,))
+        connection.command("HSET", connection.keys["policy"], _COUNTED, 1)
 
 
 def trim(connection: RedisConnection, keep: int) -> None:

@@ -111,6 +111,7 @@ class RedisStore(QueuedStore[RedisConnection]):
                 return
             self._check_durability()
             reads.trim(self._connection, self.keep)  # first, as it makes room in a Redis that is full
+            reads.count_asks(self._connection)
             settle_overdue(self._connection)
         except RedisUnavailable as error:
             if self._journal is None:

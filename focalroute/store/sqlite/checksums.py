@@ -40,7 +40,10 @@ COLUMNS = {
         *("answer_id", "endpoint", "at", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
         *("provider_pico", "cost_pico", "cost_source", "tags", "overdue"),
     ),
-    "ledger_sums": ("endpoint", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico"),
+    "ledger_sums": (
+        *("endpoint", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico"),
+        *("asks", "upto", "pruned"),
+    ),
     "capabilities": ("key", "probed_at", "capability_values"),
     "reservations": ("id", "answer_id", "endpoint", "at", "pico", "until", "tags"),
     "balances": ("tag", "period_s", "period", "spent", "reserved"),

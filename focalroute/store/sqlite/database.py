@@ -26,6 +26,7 @@ from focalroute.store.sqlite.checksums import (
     read_mark,
     read_schema,
     recount,
+    seal,
 )
 
 LONGEST_ROW = 256 * 2**20  # bytes; also the longest value
@@ -37,6 +38,7 @@ FAILURES = (sqlite3.Error, UnicodeDecodeError)
 ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
 
 _OUR_TABLES = {"answers", "ledger_sums"}  # every version of our database has these
+_CHAINED_SINCE = 6  # the migration that made the chain
 _MOST_PAGES = 4000  # pages not checkpointed, from all processes, after which the next commit does it
 _LONGEST_PAUSE_S = 0.004  # between two tries to begin
 _FILE_CHECK_S = 1.0  # between checks whether the file is still in its place
@@ -258,8 +260,11 @@ def migrate(db: sqlite3.Connection, name: str) -> None:
     for migration in migrations()[version:]:
         for statement in filter(str.strip, migration.split(";")):
             db.execute(statement.strip())
-    if version < newest:
+    if version < _CHAINED_SINCE:
         begin_chain(db)
+    elif version < newest:
+        seal(db, "ledger_sums")
+    if version < newest:
         db.execute(f"PRAGMA user_version = {newest}")
 
 

@@ -22,10 +22,10 @@ from focalroute.store.base import (
     StoredAnswer,
 )
 from focalroute.store.codec import read_answer
-from focalroute.store.engine import difference_of, source_name, unless_damaged
+from focalroute.store.engine import difference_of, source_name, unless_damaged, with_totals
 from focalroute.store.sqlite.checksums import Check, checks, checksum, head
 from focalroute.store.sqlite.database import fresh_schema
-from focalroute.store.sqlite.writes import find_differences
+from focalroute.store.sqlite.writes import SUMMED_UPTO, SUMS, find_differences
 
 if TYPE_CHECKING:
     import sqlite3
@@ -183,11 +183,6 @@ WITH bills AS (
     FROM ledger
     UNION ALL SELECT NULL, endpoint, at, tags, 0, 0, 0, 0, 0, 0, 0, pico FROM reservations
 ),
-everything AS (
-    SELECT * FROM bills
-    UNION ALL SELECT NULL, endpoint, 0, '[]', calls, unpriced, 0, prompt_tokens, completion_tokens, micro, pico, 0
-    FROM ledger_sums
-),
 tagged AS (
     SELECT coalesce(tag.value, '') AS tag, bills.* FROM bills
     LEFT JOIN json_each(bills.tags) AS tag ON tag.key = (
@@ -200,7 +195,7 @@ _LEDGER_SUMS = """
     sum(micro * estimated), sum(pico * estimated), sum(held / 1000000), sum(held % 1000000)
 """
 _LEDGER_KEYS = {
-    "endpoint": ("endpoint", "everything"),
+    "endpoint": ("endpoint", "bills"),
     "tag": ("tag", "tagged"),
     "day": ("date(at, 'unixepoch')", "bills"),
     "all": ("'all'", "bills"),
@@ -211,10 +206,26 @@ def ledger_sums(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
     """See `EngineReads`."""
     key, rows = _LEDGER_KEYS[by]
     query = f"{_LEDGER_ROWS} SELECT {key}, {_LEDGER_SUMS} FROM {rows} GROUP BY 1 ORDER BY 1"  # noqa: S608 - constants
-    return [
+    sums = [
         LedgerSum(*row[:7], *(from_pico(row[i] * 1_000_000 + row[i + 1]) for i in (7, 9, 11)))
         for row in db.execute(query)
     ]
+    return with_totals(sums, totals(db)) if by == "endpoint" else sums
+
+
+def totals(db: sqlite3.Connection) -> dict[str, LedgerSum]:
+    """See `Store.totals`."""
+    columns = "calls, unpriced, prompt_tokens, completion_tokens, micro, pico, asks"
+    rows = f"SELECT endpoint, {columns} FROM ledger_sums UNION ALL "  # noqa: S608 - constants
+    rows += f"SELECT endpoint, {columns} FROM ({SUMS.format(f'seq > {SUMMED_UPTO}')})"  # noqa: S608 - constants
+    summed = ", ".join(f"sum({column})" for column in columns.split(", "))
+    found = {}
+    for endpoint, calls, unpriced, prompt, completion, micro, pico, asks in db.execute(
+        f"SELECT endpoint, {summed} FROM ({rows}) GROUP BY endpoint ORDER BY endpoint"  # noqa: S608 - constants
+    ):
+        cost = from_pico(micro * 1_000_000 + pico)
+        found[endpoint] = LedgerSum(endpoint, asks, calls, unpriced, 0, prompt, completion, cost)
+    return {endpoint: row for endpoint, row in found.items() if row.calls or row.asks}
 
 
 # -- integrity -----------------------------------------------------------------------------------------------------

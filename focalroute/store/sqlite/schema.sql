@@ -99,3 +99,11 @@ ALTER TABLE reservations ADD COLUMN crc INTEGER;
 ALTER TABLE balances ADD COLUMN crc INTEGER;
 ALTER TABLE health ADD COLUMN crc INTEGER;
 INSERT INTO sqlite_sequence (name, seq) VALUES ('chain', '');
+
+-- migration 7
+-- From now on the sums are of all rows up to number upto, pruned or not. An ask counts at the endpoint it called first.
+ALTER TABLE ledger_sums ADD COLUMN asks INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ledger_sums ADD COLUMN upto INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE ledger_sums ADD COLUMN pruned INTEGER NOT NULL DEFAULT 0;
+UPDATE ledger_sums SET pruned = 1;
+CREATE INDEX ledger_ask ON ledger (answer_id);

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +42,7 @@ from focalroute.store.base import (
 from focalroute.store.engine import Job, QueuedStore, ReadJob, Resolved, WriterQueue
 from focalroute.store.sqlite import database, reads
 from focalroute.store.sqlite.checksums import Chain, CommitLog
-from focalroute.store.sqlite.writes import AccountBalances, insert, prune
+from focalroute.store.sqlite.writes import AccountBalances, insert, prune, sum_up
 
 if TYPE_CHECKING:
     import sqlite3
@@ -53,6 +54,8 @@ _log = logging.getLogger("focalroute.store")
 _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
+_SUM_EVERY = 1000  # rows
+_SUMMED_AT_ONCE = 5000  # rows: asks wait as long, some 20 ms
 _CHECKPOINT_EVERY = 300  # rows of this process: about 1,000 pages, SQLite's own default
 _SLOW_S = 0.05  # after a commit that waited longer, the store's thread does the next ones
 _SLOW_FOR_S = 10.0  # for this long
@@ -140,6 +143,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._since_checkpoint = 0  # rows written since the last checkpoint
         self._next_write_waits = False  # for the disk, as no write followed the last checkpoint yet
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left rows to prune
+        self._unsummed = 0 if to_read else _SUM_EVERY  # or to add up
         self._queue = WriterQueue(self._name, self._work, trouble="is the file locked, or its disk too slow?")
         self._queue.open()
         self._change(AccountBalances.settle_overdue).exception()  # errors ignored: `verify` reports a damaged file
@@ -187,6 +191,10 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
         """See `Store.ledger`."""
         return self._read_beside(lambda db: reads.ledger_sums(db, by))
+
+    def totals(self) -> Mapping[str, LedgerSum]:
+        """See `Store.totals`."""
+        return self._read_beside(reads.totals)
 
     def verify(self) -> tuple[str, ...]:
         """See `Store.verify`."""
@@ -276,11 +284,12 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         next_settling = time.monotonic() + SETTLE_EVERY_S
         running = True
         while running:
-            jobs = self._queue.take(next_poll, _BATCH)
+            jobs = self._queue.take(0.0 if self._unsummed >= _SUM_EVERY else next_poll, _BATCH)
             running = None not in jobs
             with self._using:
                 self._commit([job for job in jobs if isinstance(job, TransactionJob)])
                 self._prune()
+                self._sum_up()
                 for job in jobs:
                     if isinstance(job, ReadJob):
                         self._look(job)
@@ -377,6 +386,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         if savepoint:
             db.execute("RELEASE unit")
         self._unpruned += len(unit.rows)
+        self._unsummed += len(unit.rows)
         self._since_checkpoint += len(unit.rows) or 1
         return result
 
@@ -390,6 +400,16 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._commit([job])
         if (error := job.future.exception()) is not None:
             _log.warning("pruning failed, trying again later: %s", error)
+
+    def _sum_up(self) -> None:
+        """Add rows to the ledger's sums if due, also what callers wrote in their own thread, a part at a time."""
+        if self._unsummed < _SUM_EVERY:
+            return
+        work = partial(sum_up, least=_SUM_EVERY, most=_SUMMED_AT_ONCE)
+        job = TransactionJob([Unit((), lambda db, _: work(db))], single=True)
+        self._commit([job])
+        if job.future.exception() is not None or not job.future.result():
+            self._unsummed = 0
 
     def _checkpoint(self) -> None:
         """Checkpoint, which callers that commit in their own thread leave to this one."""

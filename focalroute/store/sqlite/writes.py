@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -39,7 +40,9 @@ from focalroute.store.accounts import (
 )
 from focalroute.store.base import (
     DOUBT,
+    JUDGE,
     MOST_REVISIONS,
+    PROBE,
     REVISION,
     BalanceDifference,
     CapabilityRow,
@@ -65,6 +68,19 @@ _log = logging.getLogger("focalroute.store")
 _OF_TAG = "(? = '' OR ? IN (SELECT value FROM json_each(tags)))"
 _LONGEST_S = 3600.0  # of a call, for old reservations without a deadline
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
+_SUMMED = ("endpoint", "asks", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico")
+#: The number of the last ledger row that is in the ledger's sums.
+SUMMED_UPTO = "(SELECT coalesce(max(upto), 0) FROM ledger_sums)"
+#: The ledger's sums, as columns `_SUMMED`, of the rows of a condition; an ask counts at the endpoint of its first row.
+SUMS = """
+SELECT endpoint,
+    sum(answer_id NOT LIKE 'probe%' AND answer_id NOT LIKE 'judge%' AND NOT EXISTS
+        (SELECT 1 FROM ledger AS same WHERE same.answer_id = ledger.answer_id AND same.seq < ledger.seq)) AS asks,
+    count(*) AS calls, sum(cost_pico IS NULL) AS unpriced,
+    coalesce(sum(prompt_tokens), 0) AS prompt_tokens, coalesce(sum(completion_tokens), 0) AS completion_tokens,
+    coalesce(sum(cost_pico / 1000000), 0) AS micro, coalesce(sum(cost_pico % 1000000), 0) AS pico
+FROM ledger WHERE {} GROUP BY endpoint
+"""
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -187,28 +203,52 @@ def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> 
     _put(db, chain, "ledger", (row.answer_id, row.endpoint, float(row.at), *row.used, *paid))
 
 
+def sum_up(db: sqlite3.Connection, *, least: int = 1, most: int = sys.maxsize) -> bool:
+    """Add the next ledger rows, at most ``most``, to the ledger's sums, unless there are fewer than ``least``.
+
+    Returns:
+        Whether there may be more.
+    """
+    (last,) = db.execute(f"SELECT {SUMMED_UPTO}").fetchone()
+    following = "SELECT count(*), max(seq) FROM (SELECT seq FROM ledger WHERE seq > ? ORDER BY seq LIMIT ?)"
+    count, upto = db.execute(following, (last, most)).fetchone()
+    if count < least:
+        return False
+    added = ", ".join(f"{column} = {column} + excluded.{column}" for column in _SUMMED[1:])
+    db.execute(
+        f"INSERT INTO ledger_sums ({', '.join(_SUMMED)}, upto) "  # noqa: S608 - constants
+        f"SELECT *, ? FROM ({SUMS.format('seq > ? AND seq <= ?')}) WHERE true "
+        f"ON CONFLICT (endpoint) DO UPDATE SET {added}, upto = excluded.upto",
+        (upto, last, upto),
+    )
+    seal(db, "ledger_sums")
+    return bool(count == most)
+
+
+def _take_from_sums(db: sqlite3.Connection, reservation: Reservation, seq: int, pico: int) -> None:
+    """Take a deleted row, the estimate of a call, from the ledger's sums, if it is in them."""
+    ask, endpoint = reservation.answer_id, reservation.endpoint
+    others = f"SELECT EXISTS (SELECT 1 FROM ledger WHERE answer_id = ? AND seq <= {SUMMED_UPTO})"  # noqa: S608 - constants
+    no_ask = ask.startswith((PROBE, JUDGE)) or db.execute(others, (ask,)).fetchone()[0]
+    less = "asks = asks - ?, calls = calls - 1, micro = micro - ?, pico = pico - ?"
+    values = (not no_ask, pico // 1_000_000, pico % 1_000_000, endpoint, seq)
+    db.execute(f"UPDATE ledger_sums SET {less} WHERE endpoint = ? AND ? <= {SUMMED_UPTO}", values)  # noqa: S608 - constants
+    seal(db, "ledger_sums")
+
+
 def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
-    """Drop answers beyond the latest ``keep``, with their feedback and probes; fold old ledger rows into the sums."""
+    """Drop answers beyond the latest ``keep``, with their feedback and probes, and old ledger rows from its sums on."""
     old = "WHERE answers.seq <= (SELECT max(seq) - ? FROM answers)"
     chain.remove("answers", old, (keep,))
     for table in ("feedback", "probes"):
         chain.remove(table, f"JOIN answers ON answers.id = {table}.answer_id {old}", (keep,))
     db.execute(f"DELETE FROM answers {old}", (keep,))  # noqa: S608 - constants
     last = db.execute("SELECT max(seq) - ? FROM ledger", (_LEDGER_ROWS_AN_ANSWER * keep,)).fetchone()
-    db.execute(
-        "INSERT INTO ledger_sums (endpoint, calls, unpriced, prompt_tokens, completion_tokens, micro, pico) "
-        "SELECT endpoint, count(*), sum(cost_pico IS NULL), coalesce(sum(prompt_tokens), 0), "
-        "coalesce(sum(completion_tokens), 0), coalesce(sum(cost_pico / 1000000), 0), "
-        "coalesce(sum(cost_pico % 1000000), 0) FROM ledger WHERE seq <= ? GROUP BY endpoint "
-        "ON CONFLICT (endpoint) DO UPDATE SET calls = calls + excluded.calls, unpriced = unpriced + excluded.unpriced, "
-        "prompt_tokens = prompt_tokens + excluded.prompt_tokens, "
-        "completion_tokens = completion_tokens + excluded.completion_tokens, "
-        "micro = micro + excluded.micro, pico = pico + excluded.pico",
-        last,
-    )
+    sum_up(db)
     chain.remove("ledger", "WHERE seq <= ?", last)
-    db.execute("DELETE FROM ledger WHERE seq <= ?", last)
-    seal(db, "ledger_sums")
+    if db.execute("DELETE FROM ledger WHERE seq <= ?", last).rowcount:
+        db.execute("UPDATE ledger_sums SET pruned = 1")
+        seal(db, "ledger_sums")
 
 
 # -- balances ------------------------------------------------------------------------------------------------------
@@ -297,6 +337,8 @@ class AccountBalances:
         found = find_differences(self._db, self._now)
         for account, _, true in found:
             self._write(account, true)
+        if not _is_pruned(self._db):
+            self._db.execute("DELETE FROM ledger_sums")  # they are added up again
         self.settle_overdue()
         self.chain.accept()
         return [difference_of(*one) for one in found]
@@ -330,12 +372,13 @@ class AccountBalances:
             held = pico_above(reservation.amount)
             if not reservation.id.startswith(DOUBT):
                 return held, 0
-        estimate = self._db.execute("SELECT cost_pico FROM ledger WHERE overdue = ?", (reservation.id,)).fetchone()
+        estimate = self._db.execute("SELECT seq, cost_pico FROM ledger WHERE overdue = ?", (reservation.id,)).fetchone()
         if estimate is None:
             return held, 0
         self.chain.remove("ledger", "WHERE overdue = ?", (reservation.id,))
         self._db.execute("DELETE FROM ledger WHERE overdue = ?", (reservation.id,))
-        return held, estimate[0]
+        _take_from_sums(self._db, reservation, *estimate)
+        return held, estimate[1]
 
     def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
         """Add picodollars to every open account that a call with these tags and this begin counts towards.
@@ -395,7 +438,7 @@ def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, 
 
     After pruning, the sums of tags and periods are unknown, so those accounts are left out.
     """
-    pruned = db.execute("SELECT count(*) FROM ledger_sums").fetchone()[0]
+    pruned = _is_pruned(db)
     kept: dict[Account, AccountState | None] = {}
     periods: dict[Account, int] = {}
     for tag, period_s, *values in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
@@ -427,10 +470,17 @@ def _add_up(db: sqlite3.Connection, periods: Mapping[Account, int]) -> dict[Acco
         spent_by_tag, held_by_tag = _sums(db, spent, within), _sums(db, held, within)
         for account in accounts:
             found[account] = AccountState(period, spent_by_tag[account.tag], held_by_tag[account.tag])
-    if Account() in found:
-        pruned = _sums(db, "SELECT '[]', sum(micro), sum(pico) FROM ledger_sums")
-        found[Account()] = found[Account()].add(0, pruned[""], 0)
+    if Account() in found and _is_pruned(db):
+        rest = SUMS.format(f"seq > {SUMMED_UPTO}")
+        every = f"SELECT micro, pico FROM ledger_sums UNION ALL SELECT micro, pico FROM ({rest})"  # noqa: S608 - constants
+        spent_by_tag = _sums(db, f"SELECT '[]', micro, pico FROM ({every})")  # noqa: S608 - constants
+        found[Account()] = found[Account()]._replace(spent=spent_by_tag[""])
     return found
+
+
+def _is_pruned(db: sqlite3.Connection) -> bool:
+    """Whether ledger rows were dropped, so that only the sums know what they cost."""
+    return bool(db.execute("SELECT max(pruned) FROM ledger_sums").fetchone()[0])
 
 
 def _sums(db: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> Counter[str]:

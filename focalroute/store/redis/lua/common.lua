@@ -4,6 +4,7 @@
 
 local answers, feedback, probed, ledger, totals, reservations, due, overdue, balances, accounts, capabilities, health,
     writers, policy, bundles = unpack(KEYS, 1, 15)
+local asks = KEYS[#KEYS]
 
 local MICRO = 1000000
 local NOTHING = {0, 0}
@@ -177,6 +178,15 @@ local function add_up(endpoint, sign, prompt, completion, micro, pico)
     else
         total('micro', micro)
         total('pico', pico)
+    end
+end
+
+-- Counts the ask of a ledger row, given as JSON, at the endpoint that it called first.
+local function count_ask(text)
+    local id, endpoint = unpack(cjson.decode(text), 1, 2)
+    local kind = string.sub(id, 1, 5)
+    if kind ~= 'probe' and kind ~= 'judge' and redis.call('SADD', asks, id) == 1 then
+        redis.call('HINCRBY', totals, cjson.encode({endpoint, 'asks'}), 1)
     end
 end
 

@@ -22,6 +22,7 @@ for _, id in ipairs(ids) do
             held.tags, 'row', held.row, 'overdue', id)
         estimate(id, entry, held.micro, held.pico)
         add_up(cjson.decode(held.row)[2], '', '0', '0', held.micro, held.pico)
+        count_ask(held.row)
     end
     redis.call('HDEL', reservations, id)
     redis.call('ZREM', due, id)

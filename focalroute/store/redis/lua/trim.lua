@@ -3,7 +3,11 @@
 
 local dropped = 0
 if ARGV[1] ~= '' then
-    local _, ms, seq = nil, string.match(ARGV[1], '^(%d+)-(%d+)$')
+    for _, entry in ipairs(redis.call('XRANGE', ledger, '-', ARGV[1])) do
+        local sound, row = pcall(cjson.decode, fields_of(entry[2]).row)
+        redis.call('SREM', asks, sound and row[1] or '')
+    end
+    local ms, seq = string.match(ARGV[1], '^(%d+)-(%d+)$')
     dropped = redis.call('XTRIM', ledger, 'MINID', '=', ms .. '-' .. whole(tonumber(seq) + 1))
     if dropped > 0 then
         redis.call('HSET', policy, 'ledger_dropped', '1')

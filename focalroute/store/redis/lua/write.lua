@@ -113,6 +113,9 @@ function apply.bill(row)
     end
     local entry = redis.call('XADD', ledger, '*', 'at', moment, 'micro', micro, 'pico', pico, 'tags', tags, 'row', text)
     add_up(endpoint, '', prompt, completion, micro, pico)
+    if estimated == NOTHING then -- else the estimate's ask was counted
+        count_ask(text)
+    end
     local held_on = NOTHING
     if known and (row[12] or '') ~= '' then -- a journal of an earlier version has no such field
         held_on = hold('doubt:' .. held, moment, row[12], row[13], tags, text, now() + DOUBT_S)
