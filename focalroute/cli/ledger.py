@@ -51,7 +51,7 @@ def ledger(
 
     Or compare the running balances of budgets with the ledger, and correct them.
     """
-    from focalroute.store import is_redis, open_store, require_existing
+    from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
@@ -66,8 +66,7 @@ def ledger(
     elif as_json:
         form = "json"
     settings = None if saved is None else read_settings(saved)
-    to_read = not repair or is_redis(store)  # a repair drops no old rows of a fleet
-    with closing(open_store(require_existing(store), to_read=to_read)) as opened:
+    with closing(open_store(require_existing(store))) as opened:
         if reconcile or repair:
             found = opened.reconcile(repair=repair)
             typer.echo(show_differences(found, form))

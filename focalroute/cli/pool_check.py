@@ -261,7 +261,7 @@ def measure_command(pool: Path, store: str | None = None, *, as_json: bool = Fal
 
     Raises:
         ConfigError: the file is invalid.
-        StoreError: the store cannot be opened.
+        StoreError: the store cannot be opened or written.
     """
     endpoints = with_prices(load_pool(pool).endpoints)
     with closing(open_store(store or pool_settings(pool, {}).get("store"))) as opened:
@@ -309,13 +309,11 @@ async def _measure(endpoint: Endpoint, clients: HttpClients, store: Store) -> Me
     except CallFailed as error:
         bills.append(bill_of(endpoint, error.usage, None, free=error.free))
         used, cost, source = Bill.total(bills)
-        store.write(LedgerRow(PROBE, endpoint.name, at, used, cost, source))
+        await asyncio.wrap_future(store.write(LedgerRow(PROBE, endpoint.name, at, used, cost, source)))
         return Measured(endpoint.name, "failed", error.failure.message, latency, None, cost)
     used, cost, source = Bill.total(bills)
-    store.write(
-        LedgerRow(PROBE, endpoint.name, at, used, cost, source),
-        CapabilityRow(capabilities.key(endpoint), at, measured.to_dict()),
-    )
+    row = CapabilityRow(capabilities.key(endpoint), at, measured.to_dict())
+    await asyncio.wrap_future(store.write(LedgerRow(PROBE, endpoint.name, at, used, cost, source), row))
     return Measured(endpoint.name, "ok", "", latency, capabilities.override(endpoint, measured), cost)
 
 

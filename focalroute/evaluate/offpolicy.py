@@ -381,7 +381,7 @@ def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool 
         StoreError: the store cannot be read.
     """
     first, second = load_reference(a), load_reference(b)
-    with closing(open_store(require_existing(store), to_read=True)) as opened:
+    with closing(open_store(require_existing(store))) as opened:
         found = compare_policies(opened.recent(output.LATEST), first, second, seed=seed)
     names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}
     if as_json:

@@ -17,16 +17,16 @@ __all__ = ["Store", "display_name", "is_redis", "is_shared", "open_store", "requ
 
 
 def open_store(
-    where: str | Path | None, *, durability: Literal["normal", "full"] = "normal", to_read: bool = False
+    where: str | Path | None, *, durability: Literal["normal", "full"] = "normal", tends: bool = False
 ) -> Store:
     """Open the store at a path or at a ``redis://`` address, or in memory.
 
     Args:
-        to_read: whether the store is only read. A file may then be in a place that is read-only; on Redis, the store
-            must be there, and nothing is dropped from it.
+        tends: whether to tend the store, as ensembles do: drop the oldest answers from Redis, settle dead processes'
+            reservations there, and add up a file's ledger. Otherwise a file may be in a place that is read-only.
 
     Raises:
-        ConfigError: the address is wrong, redis-py is not installed, or the store to read is not there.
+        ConfigError: the address is wrong, or redis-py is not installed.
         StoreError: the store cannot be opened.
     """
     if where is not None and not isinstance(where, str | Path):
@@ -36,12 +36,12 @@ def open_store(
     if isinstance(where, str) and is_redis(where):
         from focalroute.store.redis.store import RedisStore
 
-        return RedisStore(where, durability=durability, to_read=to_read)
+        return RedisStore(where, durability=durability, tends=tends)
     if isinstance(where, str) and ("://" in where or where.startswith("redis:")):
         raise ConfigError(f"store: {where.partition(':')[0]}: is not known; give a file, or redis://HOST:PORT/DB")
     from focalroute.store.sqlite.store import SqliteStore
 
-    return SqliteStore(where, durability=durability, to_read=to_read)
+    return SqliteStore(where, durability=durability, tends=tends)
 
 
 def is_shared(store: Store) -> TypeGuard[RedisStore]:
@@ -51,12 +51,16 @@ def is_shared(store: Store) -> TypeGuard[RedisStore]:
 
 
 def require_existing(where: str) -> str:
-    """Return the store's address or path; a path must be that of an existing file.
+    """Return the path or address of a store that must be there, as opening it would else make a new one.
 
     Raises:
-        ConfigError: the file does not exist or is empty; opening it would make a new store.
+        ConfigError: the file does not exist or is empty; or Redis has no store at this address.
+        StoreError: Redis cannot be used.
     """
     if is_redis(where):
+        from focalroute.store.redis.store import require_there
+
+        require_there(where)
         return where
     path, remedy = Path(where), "give the file or address that the ensemble uses as its store"
     if not path.exists():

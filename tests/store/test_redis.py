@@ -17,6 +17,8 @@ from focalroute.cli.app import app
 from focalroute.core.errors import ConfigError, StoreError, UnknownAnswer
 from focalroute.core.records import Usage
 from focalroute.learn.fleet import rollback_fleet_command
+from focalroute.sim import default_models
+from focalroute.sim.process import pool_toml
 from focalroute.store import open_store, require_existing
 from focalroute.store.accounts import Account
 from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Row
@@ -27,6 +29,7 @@ from focalroute.store.redis.connection import FIXED, Keys, RedisConnection
 from focalroute.store.redis.journal import Entry
 from focalroute.store.redis.rows import pack_rows, refusal
 from focalroute.store.redis.store import RedisStore
+from tests.conftest import StartPool
 from tests.loopback import self_signed, until
 from tests.redis_server import RedisServer, free_port, place
 from tests.store.made import answer, bill, judge, trajectory
@@ -77,12 +80,6 @@ def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "p%40ss" not in str(raised.value)
     with pytest.raises(ConfigError, match="not in both"):
         RedisAddress.of("redis://me:too@host/0?password_env=FLEET_PASSWORD")
-
-
-def test_an_address_counts_as_a_store_that_is_there(tmp_path: Path) -> None:
-    assert require_existing("redis://host/0") == "redis://host/0"
-    with pytest.raises(ConfigError, match="there is no such store"):
-        require_existing(str(tmp_path / "s.db"))
 
 
 # -- who may use it ----------------------------------------------------------------------------------------------------
@@ -312,21 +309,40 @@ def test_old_rows_are_dropped_and_the_sums_stay(where: str) -> None:
         assert store.verify() == ()
 
 
-def test_who_only_reads_drops_nothing_and_makes_no_store(where: str) -> None:
-    """`ledger` on a fleet's address without its `keep` dropped answers; with a misspelt prefix it showed zeros."""
+def test_a_tool_drops_nothing_and_reads_no_store_that_is_not_there(
+    where: str, tmp_path: Path, start_pool: StartPool
+) -> None:
+    """Of a fleet with a great `keep`, whoever left that out of the address dropped all but 100,000 answers."""
+    pool = tmp_path / "pool.toml"
+    pool.write_text(pool_toml(start_pool(default_models()[:1]).endpoints))
+    tool = f"{where}&keep=5"
+    commands = [
+        ["ledger", "--store", tool],
+        ["ledger", "--store", tool, "--repair"],
+        ["pool", "check", str(pool), "--store", tool],
+        ["pool", "measure", str(pool), "--store", tool],
+        ["update", "--store", tool, "--policy", str(tmp_path / "policy")],
+    ]
     with closing(RedisStore(where)) as store:
         for number in range(600):
             written = store.write(answer(str(number)), bill())
         written.result(10)
-        for repair in ([], ["--repair"]):
-            said = CliRunner().invoke(app, ["ledger", "--store", f"{where}&keep=5", *repair])
-            assert said.exit_code == 0
+        for words in commands:
+            said = CliRunner().invoke(app, words)
+            assert said.exit_code == 0, said.output
             assert len(list(store.recent(999))) == 600
+        with closing(open_store(tool)) as opened:
+            for _ in range(600):
+                written = opened.write(bill())
+            written.result(10)
+            assert len(list(opened.recent(999))) == 600
         nowhere = f"{where}-misspelt"
         with pytest.raises(ConfigError, match="there is no such store; give the address that the ensemble uses"):
-            open_store(nowhere, to_read=True)
+            require_existing(nowhere)
         with pytest.raises(ConfigError, match="there is no such store"):
             rollback_fleet_command(nowhere, None)
+        said = CliRunner().invoke(app, ["update", "--store", nowhere, "--policy", str(tmp_path / "policy")])
+        assert "there is no such store" in str(said.exception)
         assert store.run(lambda connection: connection.command("KEYS", "*-misspelt*")) == []
 
 

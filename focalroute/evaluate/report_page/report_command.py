@@ -172,7 +172,7 @@ def _page(evaluation: Path | None, store: str | None, last: int | None, updates:
             raise ConfigError("report: --last counts only with --store; leave it out")
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - checked above
-    with closing(open_store(require_existing(store), to_read=True)) as opened:
+    with closing(open_store(require_existing(store))) as opened:
         name = display_name(store)
         if not is_redis(store):
             name = Path(store).name

@@ -16,7 +16,7 @@ from focalroute.core.errors import ConfigError, FocalrouteError, PolicyError, St
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.publish import install
 from focalroute.policy.slot import PolicySlot
-from focalroute.store import Store, is_shared
+from focalroute.store import Store, is_shared, require_existing
 
 if TYPE_CHECKING:
     from focalroute.store.redis.store import RedisStore
@@ -92,7 +92,7 @@ def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = F
     from focalroute.store.redis.fleet_policy import FleetPolicy
     from focalroute.store.redis.store import RedisStore
 
-    with closing(RedisStore(where, to_read=True)) as store:  # it drops no old rows of the fleet
+    with closing(RedisStore(require_existing(where), tends=False)) as store:
         fleet_policy = FleetPolicy(store)
         state = fleet_policy.state()
         if not state.current:

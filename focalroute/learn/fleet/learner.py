@@ -34,7 +34,14 @@ from focalroute.store import Store, open_store
 from focalroute.store.accounts import from_pico
 from focalroute.store.base import CapabilityRow, LedgerRow
 from focalroute.store.redis.fleet_policy import FleetPolicy
-from focalroute.store.redis.reads import LedgerEntry, drop_answers, drop_ledger, oldest_answers, oldest_ledger
+from focalroute.store.redis.reads import (
+    LedgerEntry,
+    drop_answers,
+    drop_ledger,
+    kept_answers,
+    oldest_answers,
+    oldest_ledger,
+)
 from focalroute.store.redis.rows import AnswerHash, entry_order
 from focalroute.store.redis.store import RedisStore
 
@@ -61,21 +68,22 @@ class Archive:
         FleetPolicy(store).keep_archive(True)
 
     def take(self) -> int:
-        """Take over all rows beyond those Redis should keep; return the number of answers taken.
+        """Take over all rows beyond those the ensembles keep in Redis; return the number of answers taken.
 
         Raises:
             StoreError: Redis or the archive cannot be used; nothing is lost.
         """
-        while bills := self._store.run(lambda connection: oldest_ledger(connection, self._store.keep)):
+        keep = self._store.run(lambda connection: kept_answers(connection, self._store.keep))
+        while bills := self._store.run(lambda connection: oldest_ledger(connection, keep)):
             self._take_bills(bills)
             last = bills[-1].entry
-            self._store.run(lambda connection, last=last: drop_ledger(connection, last, self._store.keep))  # type: ignore[misc]
+            self._store.run(lambda connection, last=last: drop_ledger(connection, last, keep))  # type: ignore[misc]
         taken = 0
-        while answers := self._store.run(lambda connection: oldest_answers(connection, self._store.keep)):
+        while answers := self._store.run(lambda connection: oldest_answers(connection, keep)):
             for _, _, one in answers:
                 self._take_answer(one)
             dropped = [(entry, name) for entry, name, _ in answers]
-            self._store.run(lambda connection, rows=dropped: drop_answers(connection, rows, self._store.keep))  # type: ignore[misc]
+            self._store.run(lambda connection, rows=dropped: drop_answers(connection, rows, keep))  # type: ignore[misc]
             taken += len(answers)
         return taken
 

@@ -99,19 +99,15 @@ class DataLost(StoreError):
 class RedisConnection:
     """One connection, re-established whenever it is lost. Not thread-safe.
 
-    Args:
-        to_read: whether a store that is not there is an error, instead of being made.
-
     Raises:
         ConfigError: redis-py is not installed, or cannot read the address.
     """
 
-    def __init__(self, address: RedisAddress, *, to_read: bool = False) -> None:
+    def __init__(self, address: RedisAddress) -> None:
         with needing("store: a Redis store needs redis-py", "redis"):
             import redis
         self._redis: Any = redis
         self._address = address
-        self._to_read = to_read
         self.keys = Keys(address.prefix)
         self._hashes: dict[str, str] = {}
         self._pool = self._make_pool(address.url)
@@ -137,7 +133,6 @@ class RedisConnection:
         """Connect and load the scripts, unless connected already.
 
         Raises:
-            ConfigError: the store is to be read, and not there.
             RedisUnavailable: it cannot be reached now.
             StoreError: retrying will not help, as when the password is wrong or the access list forbids a command.
             DataLost: Redis has lost the data that was there when this first connected.
@@ -154,17 +149,16 @@ class RedisConnection:
         key = self.keys["policy"]
         found = self._direct("HGET", key, EPOCH)
         if not self._epoch:
-            if found is None and self._to_read:
-                raise ConfigError(
-                    f"{self._address.name}: there is no such store; give the address that the ensemble uses, with its "
-                    "database and prefix"
-                )
             if found is None:
                 self._direct("HSETNX", key, EPOCH, secrets.token_hex(8))
                 found = self._direct("HGET", key, EPOCH)
             self._epoch = found
         elif found != self._epoch:
             raise DataLost(f"{self._address.name}: {_ADVICE[_LOST]}")
+
+    def there(self) -> bool:
+        """Whether the store is there, which `connect` would make; raises as `connect` does."""
+        return bool(self._direct("HEXISTS", self.keys["policy"], EPOCH))
 
     def command(self, *words: Any) -> Any:
         """Run one command like `run`, but raise the server's error."""

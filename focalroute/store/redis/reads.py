@@ -30,6 +30,8 @@ from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabiliti
 ARCHIVED = "archived"
 #: Set once the asks of all rows of the ledger are counted.
 _COUNTED = "asks_counted"
+#: How many answers the ensembles keep, as the latest of them to drop old ones was told.
+_KEPT = "keep"
 
 #: Runs a command: of a connection, or of a store, between its other jobs.
 Command = Callable[..., Any]
@@ -298,14 +300,21 @@ def count_asks(connection: RedisConnection) -> None:
         connection.command("HSET", connection.keys["policy"], _COUNTED, 1)
 
 
+def kept_answers(connection: RedisConnection, otherwise: int) -> int:
+    """How many of the latest answers the ensembles keep; ``otherwise``: where none has said."""
+    return int(connection.command("HGET", connection.keys["policy"], _KEPT) or otherwise)
+
+
 def trim(connection: RedisConnection, keep: int) -> None:
     """Drop all but the latest ``keep`` answers and their share of the ledger; twice as many with an archive."""
+    kept = keep
     if connection.command("HGET", connection.keys["policy"], ARCHIVED):
         keep *= 2
     while rows := _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep):
         drop_ledger(connection, rows[-1][0], keep)
     while answers := _oldest(connection, "answers", keep):
         drop_answers(connection, [(entry, _id_of(fields)) for entry, fields in answers], keep)
+    connection.command("HSET", connection.keys["policy"], _KEPT, kept)  # last, as a Redis that is full refuses it
 
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:

@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from focalroute.core.errors import StoreError
+from focalroute.core.errors import ConfigError, StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import SETTLE_EVERY_S, Account, Balance
 from focalroute.store.base import (
@@ -61,14 +61,14 @@ class RedisStore(QueuedStore[RedisConnection]):
         durability: "full": refuse a Redis that acknowledges calls before they are on its disk, and sync the journal.
         poll_s: how often to look for feedback and policies from other processes.
         patience_s: how long a call waits for an unavailable Redis.
-        to_read: whether opening it makes no store, drops no old answers and settles no reservations.
+        tends: whether to drop old answers, count those of earlier versions and settle dead processes' reservations.
 
     Attributes:
         name: the address without its password.
         keep: how many of the latest answers stay in Redis.
 
     Raises:
-        ConfigError: the address is wrong, redis-py is not installed, or the store to read is not there.
+        ConfigError: the address is wrong, or redis-py is not installed.
         StoreError: Redis cannot be used. With a journal, an unreachable Redis is waited for instead.
     """
 
@@ -79,7 +79,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         durability: Literal["normal", "full"] = "normal",
         poll_s: float = 0.25,
         patience_s: float = _PATIENCE_S,
-        to_read: bool = False,
+        tends: bool = True,
     ) -> None:
         super().__init__(reads)
         address = RedisAddress.of(where)
@@ -87,7 +87,8 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._full = durability == "full"
         self._poll_s = poll_s
         self._patience_s = patience_s
-        self._connection = RedisConnection(address, to_read=to_read)
+        self._connection = RedisConnection(address)
+        self._tends = tends
         self._opened: set[Account] = set()  # by this process: if one is missing in Redis, it was lost
         self._untrimmed = 0
         self._next_settling = time.monotonic() + SETTLE_EVERY_S
@@ -100,19 +101,18 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._queue = WriterQueue(
             self.name, self._work, trouble="is Redis away, or too slow?", waiting=self._sender.__len__
         )
-        self._connect(to_read)
+        self._connect()
         self._queue.open()
 
-    def _connect(self, to_read: bool) -> None:
+    def _connect(self) -> None:
         """Connect once, and raise if Redis cannot be used as it is set up."""
         try:
             self._connection.connect()
-            if to_read:
-                return
-            self._check_durability()
-            reads.trim(self._connection, self.keep)  # first, as it makes room in a Redis that is full
-            reads.count_asks(self._connection)
-            settle_overdue(self._connection)
+            if self._tends:
+                self._check_durability()
+                reads.trim(self._connection, self.keep)  # first, as it makes room in a Redis that is full
+                reads.count_asks(self._connection)
+                settle_overdue(self._connection)
         except RedisUnavailable as error:
             if self._journal is None:
                 raise StoreError(str(error)) from None
@@ -271,10 +271,10 @@ class RedisStore(QueuedStore[RedisConnection]):
             kept = self._connection.command("HMGET", self._connection.keys["policy"], "current", "clock_jumps")
             version, jumps = (int(number or 0) for number in kept)
             self._subscription.deliver(self._connection)
-            if self._untrimmed >= min(_TRIM_EVERY, self.keep):
+            if self._tends and self._untrimmed >= min(_TRIM_EVERY, self.keep):
                 reads.trim(self._connection, self.keep)
                 self._untrimmed = 0
-            if time.monotonic() >= self._next_settling:
+            if self._tends and time.monotonic() >= self._next_settling:
                 settle_overdue(self._connection)
                 self._next_settling = time.monotonic() + SETTLE_EVERY_S
         except Exception as error:  # noqa: BLE001 - damage may show as anything, and the thread goes on
@@ -291,6 +291,22 @@ class RedisStore(QueuedStore[RedisConnection]):
             self._version = version
             for on_version in tuple(self._on_version):
                 on_version(version)
+
+
+def require_there(where: str) -> None:
+    """Raise ConfigError if no store is at this address, StoreError if Redis cannot be used."""
+    address = RedisAddress.of(where)
+    connection = RedisConnection(address)
+    try:
+        if not connection.there():
+            raise ConfigError(
+                f"{address.name}: there is no such store; give the address that the ensemble uses, with its database "
+                "and prefix"
+            )
+    except RedisUnavailable as error:
+        raise StoreError(str(error)) from None
+    finally:
+        connection.drop()
 
 
 def settle_overdue(connection: RedisConnection) -> None:

@@ -79,22 +79,20 @@ def _code(error: Exception) -> int:
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def open_database(
-    path: Path | None, name: str, log: CommitLog, *, full: bool, to_read: bool = False
-) -> sqlite3.Connection:
+def open_database(path: Path | None, name: str, log: CommitLog, *, full: bool, to_write: bool) -> sqlite3.Connection:
     """Open a database and bring its schema up to date; path None: make one in memory.
 
     Args:
         name: the database's name, for errors.
         log: the log of its latest commits.
         full: whether a committed row must survive a power failure.
-        to_read: whether the file may be in a read-only place.
+        to_write: whether a file in a read-only place is an error.
 
     Raises:
         StoreError: it cannot be opened, belongs to another program, or was written by a newer version.
     """
     writable = path is None or not os.access(path, os.F_OK) or os.access(path, os.W_OK, effective_ids=_EFFECTIVE)
-    if not writable and not to_read:
+    if not writable and to_write:
         # If a crash left a log, SQLite opens such a file, and only writing to it fails.
         raise StoreError(f"{name}: may only be read; {_ADVICE[sqlite3.SQLITE_READONLY]}")
     give_up = time.monotonic() + BUSY_S
@@ -103,7 +101,8 @@ def open_database(
         try:
             return _connect(path, name, log, full, immutable)
         except FAILURES as error:
-            if to_read and not immutable and _code(error) in _NOT_WRITABLE and path is not None and not _has_log(path):
+            unwritable = _code(error) in _NOT_WRITABLE and path is not None and not _has_log(path)
+            if unwritable and not to_write and not immutable:
                 immutable = True  # else SQLite must make the -wal file that a closed database lacks
                 continue
             # The process that switches the file to WAL locks others out, and SQLite does not wait for that.

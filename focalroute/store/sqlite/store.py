@@ -105,7 +105,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         keep: how many of the latest answers to keep, with their feedback; None: all in a file, 10,000 in memory. The
             ledger's sums are never pruned.
         poll_s: how often to look for feedback from other processes.
-        to_read: whether the store is only read; its file may then be in a read-only place.
+        tends: whether to add up its ledger; if not, its file may be in a read-only place.
 
     Raises:
         StoreError: it cannot be opened, is not a focalroute database, or was written by a newer version.
@@ -118,7 +118,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         durability: Literal["normal", "full"] = "normal",
         keep: int | None = None,
         poll_s: float = 0.25,
-        to_read: bool = False,
+        tends: bool = True,
     ) -> None:
         super().__init__(reads)
         if path is not None and os.fspath(path) == ":memory:":  # SQLite's own name for it
@@ -126,14 +126,14 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._path = None if path is None else Path(path)
         self._name = "the store in memory" if self._path is None else str(self._path)
         self._file = None if self._path is None else self._path.absolute()  # the working folder may change
-        self._to_read = to_read
+        self._tends = tends
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         if self._path is not None:
             database.prepare(self._path)
         self._commit_log = CommitLog(self._file)
         self._connection = database.open_database(
-            self._path, self._name, self._commit_log, full=durability == "full", to_read=to_read
+            self._path, self._name, self._commit_log, full=durability == "full", to_write=tends
         )
         self._chain = Chain(self._connection)
         self._opened_file = database.OpenedFile(self._file, self._connection)
@@ -143,7 +143,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._since_checkpoint = 0  # rows written since the last checkpoint
         self._next_write_waits = False  # for the disk, as no write followed the last checkpoint yet
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left rows to prune
-        self._unsummed = 0 if to_read else _SUM_EVERY  # or to add up
+        self._unsummed = _SUM_EVERY if tends else 0  # or to add up
         self._queue = WriterQueue(self._name, self._work, trouble="is the file locked, or its disk too slow?")
         self._queue.open()
         self._change(AccountBalances.settle_overdue).exception()  # errors ignored: `verify` reports a damaged file
@@ -233,7 +233,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def _read_beside(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Read a file in the calling thread, as all of it may take seconds, for which asks would have to wait."""
-        if self._file is None or self._to_read or self._queue.inside:
+        if self._file is None or not self._tends or self._queue.inside:
             return self._read(work)
         self._read(lambda _: None)  # waits for queued writes, and finds a file that was replaced
         try:

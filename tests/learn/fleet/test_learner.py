@@ -29,7 +29,7 @@ from focalroute.policy import bundle
 from focalroute.policy.fallback import Fallback
 from focalroute.policy.publish import FILES, install, publish
 from focalroute.policy.slot import PolicySlot
-from focalroute.store import open_store
+from focalroute.store import is_shared, open_store
 from focalroute.store.base import LedgerRow
 from focalroute.store.redis.fleet_policy import FleetPolicy
 from focalroute.store.redis.reads import oldest_answers, oldest_ledger
@@ -374,6 +374,17 @@ def test_answers_that_redis_no_longer_keeps_are_in_the_archive_once(where: str, 
         assert (total.calls, total.unpriced, total.cost) == (160, 0, Decimal("0.160"))
         assert (total.prompt_tokens, total.completion_tokens) == (160, 320)
         assert kept.verify() == ()
+
+
+def test_the_archive_goes_by_what_the_workers_keep(where: str, tmp_path: Path) -> None:
+    """The learner's address need not say it again, and did drop more if it did not."""
+    with closing(RedisStore(f"{where}&keep=20")) as store, closing(open_store(f"{where}&keep=5")) as learners:
+        assert is_shared(learners)
+        for number in range(30):
+            store.write(answer(f"a{number}")).result(10)
+        with closing(Archive(learners, tmp_path / "archive.db")) as archive:
+            assert archive.take() == 10
+        assert len(list(store.recent(100))) == 20
 
 
 def test_the_archive_takes_rows_before_workers_drop_them(where: str, tmp_path: Path) -> None:
