@@ -42,14 +42,15 @@ _SENTENCE_END = re.compile(
     r"[.!?][\"'*_)\u201d\u2019]*\s+(?=[A-Z(])"
 )
 _REASON = re.compile(
-    r"(?<=\w)[,;]?\s+\(?because\b|(?<=\S)[,;]\s+(?:which|who|where|since|as|not|though|although)\b", re.IGNORECASE
+    r"(?<=[\w*])[,;]?\s+\(?because\b|(?<=\S)[,;]\s+(?:which|who|where|since|as|not|though|although)\b", re.IGNORECASE
 )
 _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019]s)\b)", re.IGNORECASE)
 _NAMES_OF_ANSWER = f"answer|{_SPACED}|{_UNSPACED}".split("|")
-#: "Wait, no", which takes back all before it, but not "Wait, no other ...". The pattern begins with "ait", as a fixed
-#: text is found quickly.
+#: "Wait, no" or "Wait, that's wrong", which takes back all before it, but not "Wait, no other ...". The pattern begins
+#: with "ait", as a fixed text is found quickly.
 TAKEN_BACK = re.compile(
     r"ait(?<=[Ww]ait)(?:,\s+no\b(?!\s+(?:other|more|longer|one|such|need)\b)"
+    r"|[,.!]\s+(?:that(?:['\u2019]s|\s+is)\s+(?:wrong|incorrect|not\s+right)|I\s+made\s+an?\s+(?:mistake|error))\b"
     r"|(?:\s+no|(?<=[Nn]o wait)|(?<=[Nn]o, wait))(?=[,.:;!]))(?=\W+\w)"
 )
 #: Words by which a reply declines to answer.
@@ -58,6 +59,10 @@ UNDECIDED = re.compile(  # not "I can't say for sure, but ..."
     r"(?:determine|say|tell|answer|know|help)|(?:not|n['\u2019]t)\s+enough\s+information"
     r"|(?:n['\u2019]t\s+know|not\s+sure|unclear)\s+(?:if|whether)\b)(?![^.\n]{0,80}\bbut\b)",
     re.IGNORECASE,
+)
+# The beginning of a reply that holds no answer; "Of course." may be one.
+_PREFACE = re.compile(
+    r"\s*(?:(?:(?:That['\u2019]s|What)\s+an?\s+)?(?i:great|good)\s+question[.!]|(?:Sure|Certainly|Of\s+course)!)\s+(?=\S)"
 )
 #: The beginning of a last line that holds no answer.
 _SMALL_TALK = re.compile(
@@ -112,7 +117,7 @@ def find_final(text: str) -> FinalAnswer | None:
     >>> find_final("6 * 7 is easy. The answer is **42**. Anything else?").text
     '42**'
     """
-    lines = _without_thinking(text).strip().splitlines()
+    lines = _PREFACE.sub("", _without_thinking(text), count=1).strip().splitlines()
     while len(lines) > 1 and (not _has_word(lines[-1]) or _SMALL_TALK.match(lines[-1])):
         lines.pop()
     reply, last = "\n".join(lines), "".join(lines[-1:]).strip()

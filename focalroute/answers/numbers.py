@@ -72,35 +72,52 @@ _OTHER_SCALE = (
     r"|тыс\w*|миллион\w*|миллиард\w*|млн|млрд|[a-z]{1,12}illions?\b|(?:ten|hundred|thousand|million)th(?:s|\b)|and\s+(?:a\s+half\b|\d+\s*/\s*\d))"
 )
 _RANGE = r"\s?(?:-|\bto\b(?!\s\d\s+decimal)|['\u2032])\s?|(?(between)\s+and\s+|(?!))"  # "3-5", "between 3 and 5"; 5'6
-_MEASURE = r"\s?(?:feet|foot|ft|hours?|hrs?|h|minutes?|min|pounds?|dollars?)\s+(?:and\s+)?"  # "5 feet 6"
+_OR = r"\s+or\s+-?\d+(?!\d|[.,]\d|\s?[%/])"  # "41 or 42"; "3/4 or 0.75" is one number, written twice
+_ODDS = r"(?<=(?<![\d.,])1)\s+(?:in|out\s+of)(?:\s+every)?\s+(?!(?:19|20)\d\d\b)\d[\d,]*"  # "1 in 6", not "1 in 2019"
+# "7 each, with 2 left over", "3 with a remainder of 2"; not "is left with 2 remaining"
+_REST = r"[^\d.;\n]{0,40}(?<!up|er|im|em|ft),?\swith\s(?:a\sremainder\sof\s\d|\d+(?:\s[a-z]+)?\s(?:left|remaining)\b)"
+_MEASURE = r"\s?(?:feet|foot|ft|hours?|hrs?|h|minutes?|min|pounds?|lbs?|dollars?)\s+(?:and\s+)?"  # "5 feet 6"
 _SMALLER_UNIT = (
     r"(?![\d.,]|\s+(?!(?:in|inch\w*|min\w*|sec\w*|s|o\w*|cents?|pence)\b)[^\W\d_])"  # not "3 hours 45 litres"
 )
-_SECOND_ANSWER = r"[$\s]*\b(?:or|and)\s+[$]?[a-z]\s*=\s*-?"  # "x = 3 or x = -2"
+_SECOND_ANSWER = (  # "x = 3 or x = -2", "x_1 = 3, x_2 = -2"
+    r"[$\s]*(?:\b(?:or|and)\s+[$]?[a-z]|[,;][$\s]*(?:\\q?quad\s*)?[a-z]_\{?2\}?)\s*=\s*-?"
+)
 _ANOTHER = (
     rf"{_MORE_DIGITS}|{_OTHER_SCALE}|(?:{_RANGE}|{_SECOND_ANSWER}){_CURRENCY}?\d[\d.,]*"
-    rf"|{_MEASURE}{_CURRENCY}?\d[\d.,]*{_SMALLER_UNIT}"
+    rf"|{_MEASURE}{_CURRENCY}?\d[\d.,]*{_SMALLER_UNIT}|{_OR}|{_ODDS}|{_REST}"
 )
 _TOKEN = re.compile(
-    rf"""(?=[-+$€£¥₹\d.^_*mns\\√]|between|from)(?:
+    rf"""(?=[-+$€£¥₹\d.^_*mns\\√±]|between|from)(?:
     (?P<none>{_EXPONENT}|{_DATE}|{_RATIO}|{_IN_BITS}|{_ROOT}|{_TIMES_PI}|{_RANGE_START})
-    |(?P<between>\bbetween\s+)?(?P<sign>{_SIGN})?{_CURRENCY}?(?:{_SCIENTIFIC}|{_POWER}|{_QUOTIENT}|{_IN_DIGITS})
+    |(?P<between>\bbetween\s+)?(?P<either>(?:±|\\pm)\s*)?(?P<sign>{_SIGN})?{_CURRENCY}?
+     (?:{_SCIENTIFIC}|{_POWER}|{_QUOTIENT}|{_IN_DIGITS})
      (?:{_AND_PART})?(?P<scales>{_SCALES_AFTER})?(?P<unclear>{_ANOTHER})?)""",
     re.VERBOSE | re.IGNORECASE,
 )
 _LARGEST_WITH_PART = 10**6  # "3 and a half"
 _FIRST, _LAST = 0, -1
-_ORDINAL = re.compile(r"(?:st|nd|rd|th|\s+decimals?|\s+times\s+as)\b", re.IGNORECASE)  # "10th", "to 1 decimal"
+# "10th", "to 1 decimal", "a 3-day pass"
+_ORDINAL = re.compile(r"(?:st|nd|rd|th|\s+decimals?|\s+times\s+as|-(?:hour|day|week|month|year))\b", re.IGNORECASE)
 _PRONOUN = r"(?<!\bit)(?<!\bthat)(?<!\bhe)(?<!\bshe)(?<!\bthere)(?<!\bhere)"
 # "result in 42", "is done in 8 days"
 _OUTCOME = r"(?P<outcome>\b(?:result\w*|finish(?:es|ed)?|done|ready|completed?)\s+)"
 # "the 3 friends", "after 3 h", "in 2020", "in 2 weeks", "World War 2", "Tom's 20", "42 of 100", "4, not 5", "(120 min)"
+# "with a 20% tip", "since 2010", "in fiscal 2024", "Q3", "ways to seat 5 people", "from a group of 10"
 _GIVEN = re.compile(
-    r"(?:\b(?:the|after|not|per|rather\s+than|(?:as|out|instead)\s+of(?:\s+[a-z]+)?|from\s\S{1,8}\s+to"
+    r"(?:\b(?:the|(?:after|with|for|at)\s+an?|after|since|during|not|per|rather\s+than"
+    r"|(?:as|out|instead|each)\s+of(?:\s+[a-z]+)?|from\s\S{1,8}\s+to|ways\s+to\s+[a-z]+|from\s+an?\s+[a-z]+\s+of"
+    r"|(?:early|mid|late|fiscal|financial)(?:\s+year)?|Q[1-4]|FY"
     r"|nach|apr[eè]s|despu[eé]s\s+de|depois\s+de|dopo)"
     rf"|\w{_PRONOUN}['\u2019]s|\d%?\s+of|{_OUTCOME}?\b(?P<in>in|en|em)|,\s+or(?:\s+(?:about|roughly))?"
-    r"|(?-i:(?<=[a-z]\ )[A-Z][a-z]{2,}))\s+$|(?<=[a-z])-$|\[$|(?<!\S)\([^()]*$",
+    r"|,\s+with|(?-i:(?<=[a-z]\ )[A-Z][a-z]{2,}))\s+$|(?<=[a-z])-$|(?-i:\b(?!USD|EUR|GBP|INR)[A-Z]{1,3}$)"
+    r"|\[$|(?<!\S)\([^()]*$",
     re.IGNORECASE,
+)
+_YEAR = re.compile(r"[12]\d{3}")
+_NAMED = re.compile(  # "Apollo 11 landed", but not "Nearly 42 came"
+    r"(?:[^,\d]*\d{4},\s)?\W*(?!(?:About|Around|Almost|Over|Under|Some|All|Just|Total|Another|These|Those|\w+ly)\s)"
+    r"[A-Z]\w+(?:\s[A-Z]\w+)*\s\d[\d.]*\s(?:was|were|is|came|flew|took|[a-z]+ed)\b"
 )
 _WAYS = re.compile(r"\s+(?:[a-z]+\s+)?(?:ways|orders|arrangements)\b", re.IGNORECASE)  # "in 24 different ways"
 _RACED = re.compile(r"\b(?:ran|swam|sprinted|skated|rowed|cycled)\s+\S+\s+\S+\s+in\s+$")  # "ran 100 m in 9.58 s"
@@ -278,13 +295,18 @@ def _spelled(match: re.Match[str]) -> str:
 def _number_in_digits(texts: Iterable[str], which: int) -> str | None:
     """Return the first or last number of the first text that has one, in canonical form; "" if it is unclear.
 
-    Ordinals, and what the question gave ("the 3 friends", "in 2020"), count only if there is nothing else.
+    Ordinals, and what the question gave ("the 3 friends", "in 2020"), count only if there is nothing else. In
+    "Apollo 11 landed in 1969" it is unclear which one is the answer.
     """
     for text in texts:
         found = [match for match in _TOKEN.finditer(text) if match["none"] is None]
         if found:
             answers = [match for match in found if not _is_given(match)]
             in_words = None if answers else _number_in_words(text, which, given=False)
+            year = any(match not in answers and _YEAR.fullmatch(match[0]) for match in found)
+            named = _NAMED.match(text) if year else None
+            if year and len(found) > 1 and not in_words and all(named and m.end() < named.end() for m in answers):
+                return ""
             return in_words or _form((answers or found)[which])
     return None
 
@@ -304,7 +326,7 @@ def _is_given(match: re.Match[str]) -> bool:
 
 def _form(match: re.Match[str]) -> str:
     try:
-        value = None if match["unclear"] else _value(match)
+        value = None if match["unclear"] or match["either"] else _value(match)
         if value is None:
             return ""
         if match["and"]:
@@ -361,7 +383,7 @@ def _value_in_words(match: re.Match[str], text: str) -> Fraction | None:
         return Fraction(1, 2)
     words = [word.removesuffix("s") for word in _WORD.findall(match["words"].casefold())]
     before = text[max(0, match.start() - 10) : match.start()].casefold()
-    if len(words) > _MOST_WORDS or before.endswith("point "):
+    if len(words) > _MOST_WORDS or before.endswith(("point ", "one in ")):
         return None
     if words[0] in _SCALES and (match["words"][-1] in "sS" or not _ALONE.search(before)):
         return None

@@ -31,18 +31,21 @@ _MOST_WORDS = 4  # of a date; an explanation has more
 _APPOSED = re.compile(r"(?<=\w)(?:,\s+|\s+[\u2013\u2014-]\s+)(?:the|an?)\s+\w+\s+(?:of|in|for|that)\b")
 _LETTERS = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d"})
 _ROLE = r"of|for|most|first|\w+est|von|des|de|du|della|di|d[ao]"  # "The red car is German" does not name one
-_SUBJECT = r"(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)"
+_UNSURE = r"(?:I['\u2019]m\s+not\s+(?:\w+\s+)?(?:sure|certain),\s+but\s+)?"
+_SUBJECT = rf"{_UNSURE}(?:It|This|That|He|She|I\s+(?:think|believe)\s+(?:that\s+)?[a-z]+)"
 _IT_IS = rf"{_SUBJECT}(?:\s+(?:is|was|would\s+be)|['\u2019]s)\s(?:called\s)?"
 _LABELLED = r"\*\*[^*\n]+(?::\*\*|\*\*\s*:)\s+(?!The\s|An?\s)(?=\W*[A-Z\d])"
 _DESCRIBED = (  # others may name it at the beginning, as does "The Nile is the longest river"
     rf"(?:The(?=\s+[a-z])|D(?:ie|er|as)|L[ae]|El|Il|[AO])(?=(?:\s+\S+){{0,6}}?\s+(?:{_ROLE})\s)"
-    r"(?:\s+[^\s.!?:;]+){2,12}?(?<! no)(?<! non)(?<! não)\s+(?:is|was|are|were|ist|est|es|è|é)\s(?=\W*[A-Z\d])"
+    r"(?:\s+[^\s.!?:;]+){2,12}?(?<! no)(?<! non)(?<! não)\s+(?:is|was|are|were|ist|est|es|è|é)\s"
+    r"(?=\W*[A-Z\d]|\W*(?:the\s+|an?\s+)?[a-z]+\W*$)"
 )
 _DESCRIBED_IN_CHINESE = r"[^\W\d_]{1,12}的[^\W\d_]{1,8}?(?<!不)是"
 # "It is Paris.", "**Capital:** Paris", "The capital of France is Paris."
 _STATED = re.compile(rf"\s*(?:{_IT_IS}|{_LABELLED}|{_DESCRIBED}|{_DESCRIBED_IN_CHINESE})")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _BULLET = re.compile(r"[-+*>#\u2022]+\s+(?=[^\W\d_])")
+_FUNCTION = re.compile(r"\\(?=(?:log|ln|exp|sin|cos|tan|min|max)(?![A-Za-z]))")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-z)])_\{?(\d{1,3})\}?")
 _EMOJI = re.compile("[\u2705\u2714\u274c\ufe0f\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff]")
 _QUOTES = str.maketrans("\u2018\u2019", "''", '"\u201c\u201d\u201e«»') | {ord("&"): " and "}
@@ -64,6 +67,12 @@ _VERDICT = re.compile(
     r"(?P<not>(?:\b(?:can)?not(?!\s+only\b)|\bnever|n['\u2019]t)\s+(?:[\w'\u2019]+\s+){0,3}|\b(?:hardly|far\s+from)\s+)?"
     r"(?<!\bpartly )(?<!\bpartially )"
     rf"\b(?:(?P<yes>{'|'.join(_YES)})|(?P<no>{'|'.join(_NO)}))\b",
+    re.IGNORECASE,
+)
+# What makes a "true" or "correct" later in the clause unclear: "no evidence that it is true"
+_DOUBT = re.compile(
+    r"\b(?:myth|misconception|opposite|doubtful|I\s+doubt|wrong\s+to\s+\w+|whether|if|no\s+(?:\w+\s+)?(?:evidence|proof)"
+    r"|not\s+(?:\w+\s+)?(?:clear|certain|known|proven))\b[^,.;:!?\n]*$",
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(r"\*+|(?<![^\W_])_+|_+(?![^\W_])")
@@ -109,7 +118,7 @@ def fold(text: str) -> str | None:
     """Fold a string as `read_short` says; None if nothing is left, or it is too long for a short answer."""
     if len(text) > _LONGEST:
         return None
-    text = _CITED.sub("", without_commands(text)).translate(_QUOTES)
+    text = _CITED.sub("", _FUNCTION.sub("", without_commands(text))).translate(_QUOTES)
     text = unicodedata.normalize("NFKD", text).casefold()
     text = unicodedata.normalize("NFKC", _ACCENT.sub("", text.translate(_LETTERS)))
     text = _SUBSCRIPT.sub(r"\1", _HYPHEN.sub(" ", text).replace("**", ""))
@@ -163,7 +172,7 @@ def read_verdict(text: str) -> str | None:
     alone = _ITS.sub("", line.strip(_AROUND_VERDICT).casefold().replace("\u2019", "'"), count=1)
     if alone in _ALONE:
         return _ALONE[alone]
-    found = [match for match in _VERDICT.finditer(line) if not _is_determiner(match, line)]
+    found = [match for match in _VERDICT.finditer(line) if not _is_unclear(match)]
     verdicts = [_meaning(match) for match in found]
     opening = _opening_verdict(answer.reply)
     said = not answer.marked and answer.reply.lstrip(_AROUND_VERDICT)[:1] in "YyNn"  # yes or no, not true or false
@@ -179,16 +188,18 @@ def _meaning(match: re.Match[str]) -> str:
     return "yes" if bool(match["yes"]) != bool(match["not"]) else "no"
 
 
-def _is_determiner(match: re.Match[str], line: str) -> bool:
-    """Whether it is the "no" of "no reason"."""
-    word = match["no"] or ""
-    return word.casefold() == "no" and DETERMINED.match(line, match.end()) is not None
+def _is_unclear(match: re.Match[str]) -> bool:
+    """Whether it is the "no" of "no reason", or the "true" of "no evidence that it is true"."""
+    word, line = (match["yes"] or match["no"]).casefold(), match.string
+    if word in _WORDS_SAID:
+        return word == "no" and DETERMINED.match(line, match.end()) is not None
+    return _DOUBT.search(line, max(0, match.start() - 80), match.start()) is not None
 
 
 def _opening_verdict(text: str) -> str | None:
     text = text.lstrip(_AROUND_VERDICT)[:40]
     match = _VERDICT.match(text)
-    if match is None or match["not"] or _is_determiner(match, text) or _EITHER.match(text):
+    if match is None or match["not"] or _is_unclear(match) or _EITHER.match(text):
         return None
     return _meaning(match)
 
@@ -241,12 +252,12 @@ _FORMS = tuple(
             rf"{_MONTH_DAY}[\s,-]+{_ANY_YEAR}",
             rf"{_YEAR}[\s,-]+{_MONTH}[\s-]+{_DAY}(?![\s,-]+\d)",
             rf"{_YEAR},?\s+{_DAY}[\s-]+{_OF}{_MONTH}(?![\s,-]+\d)",
-            rf"{_YEAR}(?P<j>[-/.])(?P<number>\d{{1,2}})(?P=j){_DAY}",
+            rf"{_YEAR}(?P<j>[-/]|\.\s?)(?P<number>\d{{1,2}})(?P=j){_DAY}",
             rf"(?P<first>\d{{1,2}})(?P<j>[-/.])(?P<second>\d{{1,2}})(?P=j)(?:{_YEAR}|\d\d)",
         ),
         (rf"{_MONTH}[\s,-]+{_OF}{_YEAR}", r"(?P<year>\d{4})-(?P<number>\d\d)"),
         (_DAY_MONTH, _MONTH_DAY),
-        (r"(?P<year>[12]\d{3})",),
+        (r"(?P<range>\d{1,2}\.?\s+[^\W\d_]{3,12}\s+)?(?P<year>[12]\d{3})",),  # a month in another language: unclear
     )
 )
 _IN_CHARACTERS = re.compile(
@@ -254,6 +265,7 @@ _IN_CHARACTERS = re.compile(
 )
 _YEARLESS = re.compile(r"(?<!\S)--(?P<number>\d\d)-(?P<day>\d\d)(?!\S)")
 _RANGED = re.compile(rf"(?:\d{{4}}|[-/.]\d\d?|\b(?:{'|'.join(_MONTHS)})\.?(?:\s+\d\d?\w*)?)[.,]?{_TO}$", re.IGNORECASE)
+_REFERRED = re.compile(r"\b(?:after|before|since)\s+$", re.IGNORECASE)  # "3 days after March 1"
 _LEAP = 2000
 
 
@@ -285,9 +297,9 @@ def _find_dates(text: str) -> list[str | None]:
     """Return all dates of the most complete forms that occur, in order; None for one that is unclear or no date."""
     text = " ".join(text.translate({0x2010: "-", 0x2011: "-", 0x2013: "-"}).split())
     for forms in ([_IN_CHARACTERS], *_FORMS, [_YEARLESS]):
-        matches = [match for form in forms for match in form.finditer(text)]
+        found = sorted((match for form in forms for match in form.finditer(text)), key=re.Match.start)
+        matches = [m for m in found if not _REFERRED.search(text, max(0, m.start() - 20), m.start())] or found
         if matches:
-            matches.sort(key=re.Match.start)
             ends = [_RANGED.search(text, max(0, m.start() - 30), m.start()) for m in matches]
             return [None if any(ends[i : i + 2]) else _read(match) for i, match in enumerate(matches)]
     return []

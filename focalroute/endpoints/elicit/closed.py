@@ -54,8 +54,8 @@ _CONFIRMED = re.compile(
     r"|(?:the|our|my)\s+(?:(?:correct|right|best|final)\s+)?(?:answer|option|choice|one)\b)"
 )
 _CONCLUDES = re.compile(
-    r"(?:\b(?:so|thus|hence|therefore|but|it\s+is|it['\u2019]s|must\s+be|say|think|choose|select|pick"
-    rf"|(?:go|answer)\s+with)\b|选|選),?{_OPENING}",
+    r"(?:\b(?:so|thus|hence|therefore|overall|but|it\s+is|it['\u2019]s|must\s+be|choose|select|pick|(?:go|answer)\s+with"
+    rf"|(?:I|we)(?:['\u2019]d|\s+\w+)?\s+(?:say|think))\b|选|選),?{_OPENING}",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(r'"[^"\n]*"|“[^“”\n]*”|^[ \t]*>.*$', re.MULTILINE)
@@ -81,7 +81,7 @@ _REFUTED = re.compile(
 )
 _NOT = re.compile(
     r"(?:(?<![^\W_])(?:(?:can)?not|never|neither|rather than|instead of)|n['\u2019]t)[*_]*"
-    r"\s+[*_]*(?:the\s+)?((?:\w+\s+){0,2})[\"'`*_(\[\u201c\u2018]*$",
+    r"\s+[*_]*(?:the\s+)?((?:\w+\s+){0,2})[\"'`*_(\[\u201c\u2018]*$|(?<![^\W_])(?:no\s+|non[\s-])$",
     re.IGNORECASE,
 )
 
