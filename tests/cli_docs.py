@@ -63,6 +63,8 @@ def parameters(command: Callable[..., Any]) -> Iterator[Parameter]:
             continue
         kind, info = get_args(hint)
         assert isinstance(info, OptionInfo | ArgumentInfo), name
+        if info.hidden:
+            continue
         default = inspect.signature(command).parameters[name].default
         needed = default is inspect.Parameter.empty
         shown = "required" if needed else f"`{default}`" if str(default) not in ("None", "", "False") else ""

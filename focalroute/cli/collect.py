@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from focalroute.cli import EngineOption, JsonOption, PoolOption, SkipBadRowsOption
+from focalroute.cli import EngineOption, JsonOption, PoolOption, SkipBadRowsOption, resumable
 from focalroute.core.errors import ConfigError
 from focalroute.core.progress import progress_bar
 from focalroute.core.spelling import counted
@@ -46,7 +46,8 @@ def collect(
     endpoints = load_pool(pool or find_pool()).endpoints
     questions = read_dataset(dataset, columns=_columns(column or ()), kind=answer)[:limit]
     settings: Any = {"kind": answer, "concurrency": concurrency, "max_usd": max_usd, "resume": resume}
-    with progress_bar("asking", len(questions), shown=not as_json) as advance, open_engine(engine) as opened:
+    bar = progress_bar("asking", len(questions), shown=not as_json)
+    with resumable(), bar as advance, open_engine(engine) as opened:
         collected = ask_pool(endpoints, questions, out, **settings, advance=advance, engine=opened)
     names = [endpoint.name for endpoint in endpoints]
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from focalroute.cli import JsonOption
+from focalroute.cli import JsonOption, printable
 from focalroute.core.dollars import dollars
 from focalroute.core.errors import ConfigError
 from focalroute.core.services import SERVICES, find_service
@@ -66,7 +66,7 @@ def init(
     if not tables:
         keys = ", ".join(SERVICES[name].api_key_env or "" for name in _MODELS)
         raise ConfigError(f"model: set a key ({keys}), or give --model or --local; focalroute demo needs neither")
-    _write(pool, [table for n, table in enumerate(tables) if table not in tables[:n]], usd_total)
+    unlimited = _write(pool, [table for n, table in enumerate(tables) if table not in tables[:n]], usd_total)
     checked = check_pool(load_pool(pool).endpoints)
     problems = [f"{one.endpoint}: {one.remedy} ({one.detail})" for one in checked if one.state != "ok"]
     names = [one.endpoint for one in checked]
@@ -74,6 +74,9 @@ def init(
         print(f"{pool} has {', '.join(names)}")
         for problem in problems:
             print(f"  {problem}")
+    if unlimited:
+        whose = ", ".join(map(printable, unlimited))
+        typer.echo(f"usd_total does not limit {whose}: no price was found; write prices into {pool}", err=True)
     answer = None
     if ask and not problems:
         with Ensemble.from_toml(pool) as ensemble:
@@ -159,8 +162,11 @@ def _listed(name: str, table: Mapping[str, str]) -> list[str]:
     return [name for name in names if name.isprintable() and name.strip()]
 
 
-def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> None:
-    """Write the pool file, with listed prices. Only models of the user's own server are taken for free."""
+def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> list[str]:
+    """Write the pool file, with listed prices; return the endpoints without one, if there is a budget.
+
+    Only models of the user's own server are taken for free.
+    """
     from focalroute.core.dollars import parse_usd
     from focalroute.core.pool import load_pool
     from focalroute.money.prices import listed_prices, write_prices
@@ -184,9 +190,11 @@ def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> N
         draft = Path(beside) / pool.name
         draft.write_text(text, "utf-8")
         write_prices(draft, listed_prices(load_pool(draft).endpoints))
-        if budget and any(endpoint.price is None for endpoint in load_pool(draft).endpoints):
+        unpriced = [endpoint.name for endpoint in load_pool(draft).endpoints if budget and endpoint.price is None]
+        if unpriced:
             budget += (
                 "allow_unpriced = true # calls to endpoints without a price are not counted: give each its price\n"
             )
         draft.write_text(draft.read_text("utf-8") + _STORE + budget, "utf-8")
         draft.replace(pool)
+    return unpriced

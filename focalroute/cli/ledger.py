@@ -16,6 +16,7 @@ import typer
 
 from focalroute.cli import printable
 from focalroute.core.errors import ConfigError
+from focalroute.core.spelling import counted
 
 if TYPE_CHECKING:
     from focalroute.core.records import Feedback
@@ -113,7 +114,7 @@ def _table(sums: Sequence[LedgerSum], by: str) -> Iterator[str]:
         yield _line(one.key or "(none)", (one.asks, one.calls, one.prompt_tokens, one.completion_tokens, *usd))
     unpriced = sum(one.unpriced for one in sums)
     if unpriced:
-        yield f"{unpriced} calls of unknown cost are not in these sums"
+        yield f"not in these sums: {counted(unpriced, 'call')} of unknown cost"
 
 
 def _dollars(usd: Decimal | None) -> str:

@@ -81,15 +81,18 @@ def test_a_run_without_questions_left_says_how_many_answers_are_there(
     assert capsys.readouterr().out.endswith("answers.jsonl (1 were there)\n")
 
 
-def test_an_interrupt_says_how_to_go_on(folder: Path) -> None:
+@pytest.mark.parametrize("command", ["batch in.jsonl out.jsonl", "collect labelled.jsonl --out out.jsonl"])
+def test_an_interrupt_says_how_to_go_on(folder: Path, command: str) -> None:
+    (folder / "labelled.jsonl").write_text('{"query": "What is 17 + 25?", "choices": ["32", "42"], "label": "42"}')
+
     async def hanging(*_: Any) -> web.StreamResponse:
         await asyncio.sleep(120)
         return json_reply({})
 
     with serving(hanging) as server:
         (folder / "pool.toml").write_text(f'[[endpoint]]\nname = "e"\nmodel = "m"\nbase_url = "{server.url}"')
-        command = [sys.executable, "-m", "focalroute", "batch", "in.jsonl", "out.jsonl"]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
+        words = [sys.executable, "-m", "focalroute", *command.split()]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts)
         assert server.arrived.wait(30)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)

@@ -89,6 +89,17 @@ def test_a_pool_that_does_not_answer_was_written_and_is_named(
     assert "name the variable of its key in api_key_env" in said.err
 
 
+def test_it_says_which_endpoints_the_budget_does_not_limit(
+    local: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ("--model", "openai/unheard-of-1", "--model", "openai/unheard-of-2", "--local", local)
+    assert run(monkeypatch, "init", *models, "--usd-total", "1", "--no-ask") == 1
+    said = "usd_total does not limit unheard-of-1, unheard-of-2: no price was found; write prices into pool.toml"
+    assert said in capsys.readouterr().err
+    assert run(monkeypatch, "init", *models, "--no-ask", "--pool", "second.toml") == 1
+    assert "usd_total" not in capsys.readouterr().err
+
+
 def test_whatever_a_server_lists_is_written_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,15 @@ def test_features_declared_in_the_file_are_found(open_pool: SimulatedPool) -> No
 
 
 @pytest.mark.slow
+def test_the_pool_file_is_given_either_way_but_once(
+    pool_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ([str(pool_file)], ["--pool", str(pool_file)]):
+        assert run(monkeypatch, "pool", "prices", *given) == 0
+    assert run(monkeypatch, "pool", "prices", str(pool_file), "--pool", "other.toml") == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGINT")
 def test_an_interrupt_ends_it_at_once_where_a_service_hangs(tmp_path: Path) -> None:
     """The thread with the listing was waited for, up to its timeout."""

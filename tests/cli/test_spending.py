@@ -91,10 +91,10 @@ def test_a_tag_cannot_control_the_terminal(tmp_path: Path) -> None:
 def test_by_day_as_a_table(path: Path) -> None:
     lines = [line.split() for line in command("--store", path, "--by", "day").splitlines()]
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    assert [line[0] for line in lines] == ["day", "1970-01-02", "1970-01-03", today, "1"]
+    assert [line[0] for line in lines] == ["day", "1970-01-02", "1970-01-03", today, "not"]
     assert lines[2] == ["1970-01-03", "3", "3", "21", "6", "0.750000", "0.250000", "0.000000"]
     assert lines[3] == [today, *"0000", "0.000000", "0.000000", "0.125000"]
-    assert "1 calls of unknown cost" in " ".join(lines[-1])
+    assert "not in these sums: 1 call of unknown cost" in " ".join(lines[-1])
 
 
 def test_an_empty_store_and_a_missing_one(tmp_path: Path) -> None:
