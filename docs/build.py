@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 import shutil
@@ -23,7 +24,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures"
 REPOSITORY = "https://github.com/focalroute/focalroute"
 _LINK = re.compile(r"\]\(([\w./-]+)(#[\w-]+)?\)")
-_FOREIGN = re.compile(r'<script src="https?://[^>]*></script>')
+_SHIM = re.compile(r'<script src="https?://[^>]*iframe-worker[^>]*></script>')
+#: In place of the shim that the offline plugin would fetch from elsewhere: no browser starts a worker, here the search,
+#: from a file on the disk, but from a text.
+_WORKER = """if (location.protocol === "file:") {
+  window.Worker = class extends Worker {
+    constructor() {
+      super(URL.createObjectURL(new Blob([%s])));
+    }
+  };
+}
+"""
 #: Where a row of a table must not break a figure: 0.656 @ 0.203, +2.8 (+0.9 to +4.8), 83.0 ± 2.1, 8.4e-05 ↓.
 _ROW = re.compile(r"^\|.*", re.MULTILINE)
 _WITHIN = re.compile(r"[\d)] (?:@|to) [-+.\d]|\d ± [\d.]++(?! @)|\d ↓|\de-\d")
@@ -82,8 +93,11 @@ def build(folder: Path) -> Path:
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     site = folder / "site"
-    for page in site.rglob("*.html"):  # a shim of the offline plugin would be fetched from elsewhere
-        page.write_text(_CELL.sub(_breakable, _FOREIGN.sub("", page.read_text("utf-8"))), "utf-8")
+    (search,) = site.glob("assets/javascripts/workers/search.*.js")
+    (site / "worker.js").write_text(_WORKER % json.dumps(search.read_text("utf-8")), "utf-8")
+    for page in site.rglob("*.html"):
+        worker = f'<script src="{os.path.relpath(site / "worker.js", page.parent)}"></script>'
+        page.write_text(_CELL.sub(_breakable, _SHIM.sub(worker, page.read_text("utf-8"))), "utf-8")
     return site
 
 

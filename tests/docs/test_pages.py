@@ -15,6 +15,7 @@ import pytest
 
 from focalroute.learn.update_report import Comparison, Diagnostics, UpdateReport
 from tests.docs.snippets import LANGUAGES, ROOT, pages
+from tests.evaluate.report_page.browsing import browse, browser
 
 BUILD = ROOT / "docs" / "build.py"
 
@@ -51,6 +52,17 @@ def test_the_site_builds_and_fetches_nothing_from_elsewhere(site: Path) -> None:
         loaded.feed(path.read_text("utf-8"))
     assert loaded.found
     assert [address for address in loaded.found if re.match(r"(\w+:)?//", address)] == []
+
+
+@browser
+def test_the_search_works_from_the_disk(site: Path, tmp_path: Path) -> None:
+    """A browser starts no worker from a file: the site starts it in another way, on pages in folders, too."""
+    page = site / "results" / "index.html"
+    text = page.read_text("utf-8")
+    start = "try { new Worker(JSON.parse(__config.textContent).search); document.title = 'started' } catch {}"
+    tried = page.with_name("tried.html")
+    tried.write_text(text.replace("</body>", f"<script>{start}</script></body>"), "utf-8")
+    assert "<title>started</title>" in browse(tmp_path, tried, "--dump-dom").stdout
 
 
 @pytest.mark.slow
