@@ -70,8 +70,8 @@ def _lead(report: Report) -> str:
         if row.name in ("best-single-train", "plurality")
     )
     return (
-        f"{warning}{paid} focalroute has {report.scored} {point.accuracy:.3f} ({span(point.accuracy_ci95)}) with "
-        f"{point.calls_per_query:.1f} calls a query; {baselines}."
+        f"{warning}{paid} focalroute has {report.scored} {point.accuracy:.3f} (95 % interval "
+        f"{span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; {baselines}."
     )
 
 

@@ -26,12 +26,12 @@ Box = tuple[float, float, float, float]
 _GAP = 6.0
 _POINT = 9.0
 # Penalties of a label's place: outside the axes, on another label or point, on a line, and each step further away.
-_OUTSIDE, _COVERS, _CROSSES, _FURTHER = 1000.0, 30.0, 0.4, 0.5
+_OUTSIDE, _COVERS, _CROSSES, _FURTHER = 1000.0, 100.0, 0.4, 0.5
 # Candidate places as (distance, side, height); side 0 is centred; nearest first.
 _SPOTS = tuple(
     (reach, side, up)
     for reach in (0, 12, 30, 55, 85)
-    for up in (0, 11, -11, 22, -22, 36, -36, 52, -52)
+    for up in (0, 11, -11, 22, -22, 36, -36, 52, -52, 70, -70)
     for side in ((1, -1, 0) if abs(up) >= 11 and not reach else (1, -1))
 )
 _LETTER_WIDTH = 4.6

@@ -94,8 +94,8 @@ def _lead(history: History) -> str:
     if len(history.worth) < FEW:
         answers = counted(history.answers, "answer")
         return (
-            f"This page is about {answers}, with feedback for {len(history.worth)} of them: whom it "
-            f"asks is below; how good the answers are takes feedback for {FEW}."
+            f"This page is about {answers}, with feedback for {len(history.worth)} of them. Who was asked is below; "
+            f"how good the answers were shows from {FEW} with feedback on."
         )
     dollars = _known_mean(history.usd)
     paid, vote = "at an unknown cost", ""
@@ -109,7 +109,7 @@ def _lead(history: History) -> str:
         harder = f" Members differ on {rated:.0%} of these, on {every:.0%} of all: all answers are probably better."
     return (
         f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
-        f"{history.worth.mean():.3f} ({span(interval([history.worth]))}), {paid} and with "
+        f"{history.worth.mean():.3f} (95 % interval {span(interval([history.worth]))}), {paid} and with "
         f"{history.calls.mean():.1f} calls a query.{vote}{harder}"
     )
 

@@ -45,10 +45,12 @@ def test_a_rolling_mean_has_a_full_window_everywhere() -> None:
     assert rolling_means(np.arange(3.0), 1).tolist() == [0, 1, 2]
 
 
-def test_labels_keep_off_points_and_each_other_and_stay_inside() -> None:
-    """Five points on a heap in a corner, with lines through them."""
-    points = [(188.0, 100.0), (190.0, 101.0), (186.0, 99.0), (189.0, 103.0), (187.0, 96.0)]
-    widths = [40.0, 50.0, 30.0, 60.0, 45.0]
+@pytest.mark.parametrize("heaps", [1, 4])
+def test_labels_keep_off_points_and_each_other_and_stay_inside(heaps: int) -> None:
+    """Heaps of five points, the first in a corner, with lines through them."""
+    heap = [(188.0, 100.0), (190.0, 101.0), (186.0, 99.0), (189.0, 103.0), (187.0, 96.0)]
+    points = [(x - 12 * n, y) for n in range(heaps) for x, y in heap]
+    widths = [40.0, 50.0, 30.0, 60.0, 45.0] * heaps
     lines = [(x - 1, 60.0, x + 1, 140.0) for x, _ in points]
     found = place_labels(points, widths, height=10, lines=lines, within=(0, 0, 200, 200))
     boxes = [place.box(width, 10) for place, width in zip(found, widths, strict=True)]
