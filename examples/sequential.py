@@ -5,7 +5,7 @@ from collections import Counter
 
 from focalroute import Ensemble
 from focalroute.evaluate.live import environment_of, train_der
-from focalroute.evaluate.live_environment import in_process, of_questions
+from focalroute.evaluate.live_environment import of_questions, over_http
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.sim import SimulatedPool, relay_models, stream
 
@@ -13,9 +13,9 @@ train, test = (list(stream(n, seed=n, topics=["multi-hop"])) for n in (120, 30))
 
 with tempfile.TemporaryDirectory() as folder, SimulatedPool(relay_models()) as pool:
     queries = of_questions(train, answer="number")
-    # over_http(pool.endpoints, queries) asks any pool; simulated models may be asked without a server
-    environment = environment_of(pool.endpoints, queries, in_process(pool.models, pool.endpoints, queries))
-    train_der(folder, environment, pool.endpoints, DerSettings(alpha=0.2, passes=20), seed=0)
+    with over_http(pool.endpoints, queries) as ask:
+        environment = environment_of(pool.endpoints, queries, ask)
+        train_der(folder, environment, pool.endpoints, DerSettings(alpha=0.2, passes=20), seed=0)
     for policy in ("sequential-round-robin", "self-correction", folder):
         with Ensemble(pool.endpoints, policy=policy, max_rounds=3) as ensemble:
             answers = [ensemble.ask(question.text, answer="number") for question in test]

@@ -20,10 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
+from examples.paper.in_process import in_process
 from examples.paper.passages import FACTS, PASSAGES, PassageModel
 from focalroute.answers import AnswerKind
 from focalroute.evaluate.live import FAMILIES, LiveOptions, live_report, play_all, show_live
-from focalroute.evaluate.live_environment import LiveResult, in_process, of_questions
+from focalroute.evaluate.live_environment import LiveResult, of_questions
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.quality import metric
 from focalroute.sim import SimulatedModel, SimulatedPool, relay_models, stream

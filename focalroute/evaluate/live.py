@@ -30,7 +30,6 @@ from focalroute.evaluate.live_environment import (
     LiveQuery,
     LiveResult,
     cut,
-    in_process,
     over_http,
     play,
     read_queries,
@@ -270,10 +269,9 @@ def evaluate_live(
             if str(pool) == SIMULATED:
                 running = stack.enter_context(SimulatedPool(relay_models(number)))
                 endpoints: Sequence[Endpoint] = running.endpoints
-                ask = in_process(running.models, endpoints, train)
             else:
                 endpoints = load_pool(pool).endpoints
-                ask = stack.enter_context(over_http(endpoints, train))
+            ask = stack.enter_context(over_http(endpoints, train))
             parts.append(play_all(endpoints, train, test, ask, options=options, seed=number, advance=advance))
     played = {name: [part[name] for part in parts] for name in parts[0]}
     return live_report(title, played, seeds=len(seeds), scored=options.quality or "accuracy")

@@ -2,7 +2,7 @@
 
 In training each endpoint is shown the answer before its own. Endpoints are assumed constant, so the reply to a call is
 remembered, and a call with the same question, endpoint and shown answer is made only once. Calls go over HTTP, through
-an ensemble of one endpoint, or to simulated models in this process.
+an ensemble of one endpoint.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ from numpy.typing import NDArray
 
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import CallFailed, ConfigError
+from focalroute.core.errors import ConfigError
 from focalroute.core.receipts import Answer, Call
 from focalroute.core.records import F32, I64, Bools, Query, Reply
-from focalroute.endpoints.capabilities import Capabilities
-from focalroute.endpoints.elicit import plan
-from focalroute.endpoints.wire import decode, encode
 from focalroute.evaluate.outcomes import read_log
 from focalroute.evaluate.quality import Quality
 from focalroute.evaluate.replay import ReplayResult
-from focalroute.money.cost import cost_of
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import width
 from focalroute.policy.sequential import ANSWER, STEP, STEP_ENDPOINT, flat, stacked
 from focalroute.serving.query import make_query
 from focalroute.serving.sequential import format_answer, show_answer
 from focalroute.serving.sync import Ensemble
-from focalroute.sim import Question, SimulatedModel
-from focalroute.sim.compose import complete
+from focalroute.sim import Question
 
 _BATCH = 8
 
@@ -184,8 +179,6 @@ def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: i
 
 _JITTER = 0.25  # noise on the window's columns in training, as they keep changing in service
 _AT_A_TIME = 16
-#: The capabilities of a simulated model in the dialect "openai".
-_ABLE = Capabilities(True, 20, True, True, True)
 
 
 class ChainCall(NamedTuple):
@@ -326,46 +319,23 @@ def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> It
             found: dict[ChainCall, ChainReply] = {}
             for i, ensemble in enumerate(alone):
                 mine = [call for call in calls if call.endpoint == i]
-                asks = [_arguments(_query_of(queries[call.query], call.shown)) for call in mine]
+                asks = [_arguments(query_of(queries[call.query], call.shown)) for call in mine]
                 answers = ensemble.ask_many(asks, concurrency=_AT_A_TIME, return_exceptions=True)
                 for call, answer in zip(mine, answers, strict=True):
                     reply = answer.replies[-1] if isinstance(answer, Answer) else Reply(endpoints[i].name)
-                    found[call] = _reply_of(queries[call.query], reply)
+                    found[call] = reply_of(queries[call.query], reply)
             return [found[call] for call in calls]
 
         yield ask
 
 
-def in_process(models: Sequence[SimulatedModel], endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Asker:
-    """Make the same calls to simulated models without sockets, with the same replies and costs."""
-    by_name: Mapping[str, SimulatedModel] = {model.name: model for model in models}
-
-    def ask(calls: Sequence[ChainCall]) -> list[ChainReply]:
-        return [_direct(by_name[endpoints[call.endpoint].model], endpoints[call.endpoint], call) for call in calls]
-
-    def _direct(model: SimulatedModel, endpoint: Endpoint, call: ChainCall) -> ChainReply:
-        live = queries[call.query]
-        elicited = plan(_query_of(live, call.shown), _ABLE)
-        completion = decode(complete(model, encode(elicited.request, endpoint.model, "openai")))
-        usage = completion.usage
-        cost = None if usage is None else cost_of(usage, endpoint)[0]
-        try:
-            reading = elicited.read(completion)
-        except CallFailed as error:
-            return _reply_of(live, Reply(endpoint.name, cost=cost, error=error.failure))
-        reply = Reply(
-            endpoint.name, text=reading.text, choice=reading.choice, probabilities=reading.probabilities, cost=cost
-        )
-        return _reply_of(live, reply)
-
-    return ask
-
-
-def _query_of(live: LiveQuery, text: str | None) -> Query:
+def query_of(live: LiveQuery, text: str | None) -> Query:
+    """The query with an answer shown; None: without one."""
     return live.query if text is None else show_answer(live.query, text)
 
 
-def _reply_of(live: LiveQuery, reply: Reply) -> ChainReply:
+def reply_of(live: LiveQuery, reply: Reply) -> ChainReply:
+    """An endpoint's reply as a step's."""
     form = live.form(reply) if reply.ok and reply.text is not None else None
     usd = float(reply.cost or 0)
     if form is None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.paper.in_process import in_process
 from focalroute import Ensemble
 from focalroute.core.records import F32, Observation
 from focalroute.evaluate.live import environment_of, publish_routes
-from focalroute.evaluate.live_environment import ChainCall, ChainReply, LiveEnvironment, in_process, of_questions
+from focalroute.evaluate.live_environment import ChainCall, ChainReply, LiveEnvironment, of_questions
 from focalroute.evaluate.presets import Mlp, Ppo, der_bonus, der_reward, mlp_pass
 from focalroute.evaluate.presets.der import DerSettings, roll, train_routes
 from focalroute.observe.layout import width

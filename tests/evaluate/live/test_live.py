@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from examples.paper.der import joined
+from examples.paper.in_process import in_process
 from focalroute import ConfigError, Ensemble, FocalrouteError
 from focalroute.cli.app import app
 from focalroute.evaluate.live import LiveOptions, evaluate_live, live_command, live_report
@@ -23,7 +24,6 @@ from focalroute.evaluate.live_environment import (
     LiveQuery,
     LiveResult,
     cut,
-    in_process,
     of_questions,
     over_http,
     play,
