@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from examples.paper.common import mean_se, parser_of, show
+from examples.paper.in_process import complete
 from focalroute.endpoints.capabilities import Capabilities
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.wire import decode, encode
 from focalroute.serving.query import make_query
 from focalroute.sim import Question, SimulatedModel, default_models, stream
-from focalroute.sim.compose import complete
 
 #: What an endpoint can do -> how it is asked: logprobs, alternatives, several samples, a choice held to, usage.
 WAYS = {

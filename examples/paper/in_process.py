@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
@@ -13,12 +14,19 @@ from focalroute.endpoints.wire import decode, encode
 from focalroute.evaluate.live_environment import Asker, ChainCall, ChainReply, LiveQuery, query_of, reply_of
 from focalroute.money.cost import cost_of
 from focalroute.sim import SimulatedModel
-from focalroute.sim.compose import complete
+from focalroute.sim.compose import composed
+from focalroute.sim.dialects import DIALECTS
+from focalroute.sim.faults import ServedModel
 
-__all__ = ["in_process"]
+__all__ = ["complete", "in_process"]
 
 #: The capabilities of a simulated model in the dialect "openai".
 _ABLE = Capabilities(True, 20, True, True, True)
+
+
+def complete(model: SimulatedModel, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload of a reply in OpenAI's dialect, at once and without faults."""
+    return composed(ServedModel(model), body, DIALECTS["openai"]).whole()
 
 
 def in_process(models: Sequence[SimulatedModel], endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Asker:

@@ -16,11 +16,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
-import numpy as np
 from pydantic import Field, SkipValidation, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from focalroute.core.errors import ConfigError, locating
-from focalroute.core.records import F32
 from focalroute.core.spelling import advice, first_problem
 
 _T = TypeVar("_T")
@@ -65,20 +63,6 @@ class Output:
     cost_usd: _Usd | None = None
     latency_s: _Seconds | None = None
     error: StrictStr | None = None
-
-    def masses(self, candidate: int, width: int) -> F32:
-        """The output's mass on each of ``width`` candidates: its probabilities, else its vote; zeros without an answer.
-
-        Args:
-            candidate: the output's candidate; -1: none.
-            width: at least the number of candidates.
-        """
-        found = np.zeros(width, np.float32)
-        if self.probabilities is not None and self.error is None:
-            found[: len(self.probabilities)] = self.probabilities
-        elif candidate >= 0:
-            found[candidate] = 1
-        return found
 
 
 @dataclass(frozen=True, slots=True)

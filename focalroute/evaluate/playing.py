@@ -173,17 +173,14 @@ class Stage:
     Attributes:
         first: the training data, with the first seed.
         seeds: the random seeds.
-        rows: the training part in the order to learn from it.
         before: see `PolicyReplay`; ``explore`` and ``usd_per_second`` likewise.
         presets: the papers' methods, by name.
     """
 
-    table: LogTable
     parts: Split
     first: Training
     seeds: range
     settings: OfflineSettings
-    rows: I64
     before: I64
     explore: bool
     usd_per_second: float
@@ -235,7 +232,7 @@ class Stage:
         policy, seed, _ = point
         return PolicyReplay(
             policy,
-            self.table,
+            self.first.table,
             self.parts,
             replace(self.first, seed=seed),
             before=self.before,
@@ -246,10 +243,10 @@ class Stage:
 
 
 def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
-    show_task = stage.first.show_task
+    first = stage.first
     with gathered(tell) as advance:
         return trained(
-            stage.table, stage.rows, seed=seed, settings=stage.settings, show_task=show_task, advance=advance
+            first.table, first.rows, seed=seed, settings=stage.settings, show_task=first.show_task, advance=advance
         )
 
 
@@ -263,7 +260,7 @@ def _play_others(
 ) -> tuple[dict[str, ReplayResult], dict[str, int]]:
     """Replay the test part with all other methods; the control shuffles the decisions of the plan."""
     point, plan = one
-    target, table, test = point[2], stage.table, stage.parts.test
+    target, table, test = point[2], stage.first.table, stage.parts.test
     with gathered(tell) as advance:
         replay = stage.served(point, advance)
         training = replace(replay.training, usd_per_query=table.held(test, target))

@@ -116,6 +116,16 @@ class Turn:
                 self._given[endpoint] = self.replies[endpoint].candidate
         return self.replies[endpoint]
 
+    def masses(self, width: int) -> F32:
+        """Each asked endpoint's mass on each candidate, (N, ``width``): its probabilities, else its vote."""
+        found = np.zeros((len(self._table.endpoints), width), np.float32)
+        for i, reply in self.replies.items():
+            if reply.output.probabilities is not None and reply.output.error is None:
+                found[i, : len(reply.output.probabilities)] = reply.output.probabilities
+            elif reply.candidate >= 0:
+                found[i, reply.candidate] = 1
+        return found
+
 
 class Strategy(Protocol):
     """A way to answer queries."""

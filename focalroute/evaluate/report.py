@@ -149,12 +149,10 @@ def evaluate(
     rows = learning_order(table, parts.train, options.split_by)
     first = Training(table, rows, options.seed, options.feedback_plan, options.show_task)
     stage = Stage(
-        table,
         parts,
         first,
         range(options.seed, options.seed + options.seeds),
         options.settings or OfflineSettings(),
-        rows,
         before=parts.train if options.cold else parts.train[:0],  # trained policies know the training part
         explore=options.policy is not None and not options.policy.knows_pool,
         usd_per_second=options.usd_per_second,

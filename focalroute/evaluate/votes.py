@@ -323,11 +323,7 @@ class QueryWeights:
         """Ask all endpoints, and answer with the highest weighted mass."""
         for i in turn.available:
             turn.ask(i)
-        n = len(self._adam.parameters["bias"])
-        width = max([turn.choices, *(reply.candidate + 1 for reply in turn.replies.values())])
-        mass = np.zeros((n, width), np.float32)
-        for i, reply in turn.replies.items():
-            mass[i] = reply.output.masses(reply.candidate, width)
+        mass = turn.masses(max([turn.choices, *(reply.candidate + 1 for reply in turn.replies.values())]))
         text = self._features(turn.query.text)
         turn.memo = text, mass
         weighed = _softmax(self._logits(text)) @ mass

@@ -1,6 +1,6 @@
 """Turns a request into a reply, without a server: checks the request, asks the model, writes the payload.
 
-`complete` and `embeddings` do all of this; the server can also stream the payloads of a `Composer`.
+`composed` and `embeddings` do all of this; the server can also stream the payloads of a `Composer`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from focalroute.core.json_values import is_number, objects_in
-from focalroute.sim.dialects import DIALECTS, Dialect, RequestRefused
+from focalroute.sim.dialects import Dialect, RequestRefused
 from focalroute.sim.faults import Fault, ServedModel
 from focalroute.sim.models import SimulatedModel, uniforms
 from focalroute.sim.prompt import (
@@ -374,12 +374,3 @@ def composed(served: ServedModel, body: Mapping[str, Any], dialect: Dialect, fau
         raise RequestRefused(400, dialect.thinking.starved)
     cost = served.bill(asked.prompt_tokens, sum(len(reply.thought) + len(reply.tokens) for reply in replies), fault)
     return Composer(dialect, served.model.name, asked, replies, cost)
-
-
-def complete(model: SimulatedModel, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload of a reply in OpenAI's dialect, at once and without faults.
-
-    Raises:
-        RequestRefused: the service would refuse the request.
-    """
-    return composed(ServedModel(model), body, DIALECTS["openai"]).whole()

@@ -182,7 +182,8 @@ class SimulatedPool:
 
     def drift(self, drifted: bool = True) -> None:
         """Switch every model to its skills after (or before) the drift."""
-        self._call("POST", "/sim/drift", {"drifted": drifted})
+        for model in self.models:
+            self.set(model.name, drifted=drifted)
 
     def reset(self) -> None:
         """Undo all changes and restart the counts; calls still under way are not counted."""

@@ -1,7 +1,7 @@
 """The HTTP server of a simulated pool: every model in every dialect, in one process. The only module with aiohttp here.
 
 POST /{dialect}/v1/chat/completions    POST /{dialect}/v1/embeddings    GET /{dialect}/v1/models
-GET  /sim/stats    POST /sim/model/{name}    POST /sim/drift    POST /sim/reset
+GET  /sim/stats    POST /sim/model/{name}    POST /sim/reset
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class PoolServer:
             web.get("/{dialect}/v1/models", self._models),
             web.get("/sim/stats", self._stats),
             web.post("/sim/model/{name}", self._switch),
-            web.post("/sim/drift", self._drift),
             web.post("/sim/reset", self._reset),
         ])  # fmt: skip
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
@@ -123,12 +122,6 @@ class PoolServer:
                 404, f"model {request.match_info['name']!r}: not in the pool; it has {', '.join(self._served)}"
             )
         served.switch(_parsed(await request.read()))
-        return web.json_response({})
-
-    async def _drift(self, request: web.Request) -> web.Response:
-        drifted = _parsed(await request.read()).get("drifted", True)
-        for served in self._served.values():
-            served.switch({"drifted": drifted})
         return web.json_response({})
 
     async def _reset(self, _: web.Request) -> web.Response:

@@ -83,7 +83,7 @@ def measured(case: Case, data: Path, seeds: int) -> dict[str, Any]:
     a_query = ask_all_usd / len(parts.test)
     points = [point / (a_query if case.usd else 1) for point in case.points]
     stage = Stage(
-        logged, parts, training, range(seeds), OfflineSettings(), rows, rows[:0],
+        parts, training, range(seeds), OfflineSettings(), rows[:0],
         explore=False, usd_per_second=0.0, presets={},
     )  # fmt: skip
     policies = stage.trained(HERE, lambda _: None)

@@ -246,24 +246,23 @@ class RecordedRoutes:
         table, rows = training.table, training.rows
         candidate, width = table.candidate[rows], max(int(table.size[rows].max()), 1)
         answers = np.zeros((len(rows), width, _TEXT), np.float32)
-        certainty = (candidate >= 0).astype(np.float32)
         for at, row in enumerate(rows.tolist()):
             query = table.queries[row]
             for i, endpoint in enumerate(table.endpoints):
                 c, output = int(candidate[at, i]), query.outputs.get(endpoint.name)
                 if output is None or c < 0:
                     continue
-                certainty[at, i] = output.masses(c, width)[c]
                 if not answers[at, c].any():
                     answers[at, c] = _answer_features(query.choices, c, output.answer)
-        usd = table.usd[rows]
-        worth = np.take_along_axis(table.worths(rows), np.maximum(candidate, 0), axis=1)
+        usd, given, backed = table.usd[rows], training.arrays(), np.maximum(candidate, 0)
+        certainty = np.take_along_axis(given.probabilities, backed[:, :, None], axis=2)[:, :, 0]
+        worth = np.take_along_axis(given.worth, backed, axis=1)
         return cls(
             texts=np.stack([text_features(table.texts[row], _TEXT) for row in rows.tolist()]),
             answers=answers,
             candidate=candidate,
-            certainty=certainty,
-            worth=np.where(candidate >= 0, worth, 0).astype(np.float32),
+            certainty=np.where(candidate >= 0, certainty, 0),
+            worth=np.where(candidate >= 0, worth, 0),
             cost=(usd / max(float(usd.sum(axis=1).mean()), 1e-12)).astype(np.float32),
             there=table.there[rows],
         )
@@ -380,7 +379,7 @@ class DerStrategy(Strategy):
             c = reply.candidate
             one_hot[last] = 1
             answer = _answer_features(turn.query.choices, c, reply.output.answer)
-            certainty = float(reply.output.masses(c, max(turn.choices, c + 1))[c])
+            certainty = float(turn.masses(max(turn.choices, self._size))[last, c])
             backed = [h.candidate for h in turn.replies.values() if h.candidate >= 0]
             agreeing = backed.count(c) / len(backed)
         figures = np.array([[certainty], [agreeing]], np.float32)

@@ -488,7 +488,7 @@ class RlFocal:
         )
         for i in [i for i in turn.available if self._pools[0, i]] or turn.available[:1]:
             turn.ask(i)
-        probabilities = self._masses_of(turn)
+        probabilities = turn.masses(max(turn.choices, self._pools.shape[1], self._width))[None]
         order, offered = by_mass(probabilities, turn.choices, self._width)
         fusable = turn.choices <= self._width
         offered = offered & fusable
@@ -535,14 +535,6 @@ class RlFocal:
         fails = self._fails[rows]
         pairs = pair_statistics(fails.T @ fails, len(fails))
         return decider_view(pool, diversities(fails, pool, pairs)[:, self._columns])
-
-    def _masses_of(self, turn: Turn) -> F32:
-        n = self._pools.shape[1]
-        size = max(turn.choices, n, self._width)
-        found = np.zeros((1, n, size), np.float32)
-        for i, reply in turn.replies.items():
-            found[0, i] = reply.output.masses(reply.candidate, size)
-        return found
 
     @staticmethod
     def _lost(pending: _Pending, turn: Turn) -> dict[int, float]:
