@@ -140,9 +140,7 @@ def evaluate(
     live: Annotated[
         str, typer.Option(help="Instead of a log, ask this pool: a pool file, or sim for a simulated one.")
     ] = "",
-    queries: Annotated[
-        Path | None, typer.Option(help="With --live: questions, as a log's lines without outputs.")
-    ] = None,
+    queries: Annotated[Path | None, typer.Option(help="With --live: a file of questions, as for collect.")] = None,
     answer: Annotated[str | None, typer.Option(help="With --live: kind of a free-form answer.")] = None,
     quality: Annotated[str | None, typer.Option(help="With --live: metric that scores free-form answers.")] = None,
     max_rounds: Annotated[int, typer.Option(min=1, help="With --live: length of the longest chain.")] = 3,

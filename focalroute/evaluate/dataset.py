@@ -165,7 +165,8 @@ def _question(
     prompt, messages = value("prompt"), value("messages")
     if (prompt is None) == (messages is None):
         raise ConfigError(
-            f"prompt, messages: give one; the filled columns are {filled}, and --column prompt=NAME uses another"
+            f"prompt, messages: give one; the filled columns are {filled}, and collect --column prompt=NAME uses "
+            "another"
         )
     if prompt is not None and not isinstance(prompt, str):
         raise ConfigError("prompt: give a text")
@@ -176,7 +177,9 @@ def _question(
     choices, letters = _choices(value("choices"))
     label = value("label")
     if label is None:
-        raise ConfigError(f"label: is missing; the filled columns are {filled}, and --column label=NAME uses another")
+        raise ConfigError(
+            f"label: is missing; the filled columns are {filled}, and collect --column label=NAME uses another"
+        )
     given, task = value("id"), value("task")
     asked = make_query(prompt, messages=messages, choices=choices, answer=kind if choices is None else None)
     return LabelledQuestion(

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from focalroute.answers import AnswerKind, normal_form
 from focalroute.core.config import Endpoint
-from focalroute.core.errors import ConfigError
 from focalroute.core.receipts import Answer, Call
 from focalroute.core.records import F32, I64, Bools, Query, Reply
-from focalroute.evaluate.outcomes import read_log
+from focalroute.evaluate.dataset import read_dataset
 from focalroute.evaluate.quality import Quality
 from focalroute.evaluate.replay import ReplayResult
 from focalroute.observe.features import text_features
@@ -73,27 +72,24 @@ class LiveQuery:
 def read_queries(
     path: str | Path, *, answer: AnswerKind | None = None, quality: Quality | None = None
 ) -> tuple[LiveQuery, ...]:
-    """Read queries in the outcome log's format; ``outputs`` are ignored.
+    """Read the questions of a dataset as queries.
 
     Args:
-        path: the file.
+        path: as for `focalroute.evaluate.dataset.read_dataset`.
         answer: the kind of free-form answers (see `focalroute.AsyncEnsemble.ask`).
         quality: scores free-form answers.
 
     Raises:
-        ConfigError: the file breaks the format, or a query has no text or no label.
+        ConfigError: the dataset cannot be read, or a row is invalid.
     """
     found = []
-    for logged in read_log(path, answered=False):
-        if not logged.messages or logged.label is None:
-            missing = "label" if logged.messages else "prompt"
-            raise ConfigError(f"{path}:{logged.line}: {missing}: is missing; it is needed to ask and to score")
-        if logged.choices is None:
-            query = make_query(logged.messages, answer=answer, task=logged.task)
-            found.append(LiveQuery(query, str(logged.label), quality))
+    for question in read_dataset(path, kind=answer):
+        if question.choices is None:
+            query = make_query(question.messages, answer=answer, task=question.task)
+            found.append(LiveQuery(query, str(question.label), quality))
         else:
-            query = make_query(logged.messages, choices=logged.choices, task=logged.task)
-            found.append(LiveQuery(query, logged.choices[int(logged.label)]))
+            query = make_query(question.messages, choices=question.choices, task=question.task)
+            found.append(LiveQuery(query, question.choices[int(question.label)]))
     return tuple(found)
 
 

@@ -99,7 +99,6 @@ def digest(query: LoggedQuery) -> str:
 def read_log(
     path: str | Path,
     *,
-    answered: bool = True,
     bad_rows: list[str] | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[LoggedQuery, ...]:
@@ -107,7 +106,6 @@ def read_log(
 
     Args:
         path: the file.
-        answered: whether every line must have outputs.
         bad_rows: collects the errors of lines that break the format, which are then left out; None: the first such line
             is an error.
         advance: called with the number of lines read.
@@ -123,7 +121,7 @@ def read_log(
         advance(1)
         try:
             with locating(f"{path}:{number}"):
-                query = _query(line, number, answered=answered)
+                query = _query(line, number)
                 if query.id in seen:
                     raise ConfigError("id: is not unique in the file")
         except ConfigError as breach:
@@ -249,7 +247,7 @@ _MOST_NAMED = 200  # characters of names in an error
 _LINES, _OUTPUTS = TypeAdapter(_Line), TypeAdapter(Output)
 
 
-def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
+def _query(line: str, number: int) -> LoggedQuery:
     if line.count("{") + line.count("[") > _MOST_PARTS:
         raise ConfigError(f"has more than {_MOST_PARTS} objects and lists")
     try:
@@ -258,7 +256,7 @@ def _query(line: str, number: int, *, answered: bool) -> LoggedQuery:
         raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not valid JSON: {error}; write each object in one line") from None
-    if answered and isinstance(found, dict) and found.get("outputs") is None:
+    if isinstance(found, dict) and found.get("outputs") is None:
         named = ", ".join(found)[:_MOST_NAMED] or "nothing"
         raise ConfigError(
             f"outputs: give an object, endpoint name -> output, as docs/evaluating.md shows; the line has {named}"

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _print_queries(options: argparse.Namespace) -> None:
-    """Print lines of an outcome log without outputs, for ``focalroute eval --live``."""
+    """Print lines of a dataset, for ``focalroute eval --live``."""
     topics = [options.topic] if options.topic else TOPICS
     for number, q in enumerate(stream(options.queries, seed=options.seed, topics=topics)):
         line = {"id": f"{number}-{q.id}", "task": q.topic, "prompt": q.text}

@@ -134,7 +134,7 @@ def test_labels_as_datasets_have_them(tmp_path: Path, row: Mapping[str, Any], la
         ({"prompt": "?", "label": math.nan}, "label: is missing"),
         (
             {"prompt": math.nan, "label": "x"},
-            "prompt, messages: give one; the filled columns are label, and --",
+            "prompt, messages: give one; the filled columns are label, and collect --",
         ),
         ([1], "is not an object"),
     ],
