@@ -282,9 +282,13 @@ def show(report: Report) -> None:
         left=("", minus),
         strong={point.title for point in report.focalroute},
     )
+    learned = f"Answered first, then revealed ({report.feedback_plan}) and learned from."
+    if report.feedback == "none":
+        learned = "Answered without feedback."
     console.print(
-        f"Answered first, then revealed ({report.feedback_plan}) and learned from. best-single-hindsight and oracle "
-        "know the test part. Its curve: focalroute's operating points at the method's cost, minus the method. "
+        f"{learned} best-single-hindsight and oracle know the test part. Cost ratio: of the cost of asking every "
+        "endpoint. Its curve: focalroute's operating points at the method's cost, minus the method. Intervals are of "
+        "95 %, and those of a column of differences hold together. "
         "ECE: how far the confidence is from the accuracy, in the mean. "
         f"s: seconds until the answer, mean and 95 %{', by a model: the log has none' * report.modelled_seconds}."
     )
