@@ -13,6 +13,7 @@ import pytest
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
+from focalroute.learn.trajectory import deciding
 from focalroute.store.base import MOST_REVISIONS, Store, StoredAnswer, StoredProbe
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import until
@@ -116,6 +117,21 @@ def test_an_identical_repeat_succeeds_without_telling_listeners_and_a_different_
         assert [(one.source, one.label) for one in kept[1:]] == [("judge", None), ("user", "key1"), ("user", "key0")]
         assert store.verify() == ()
     assert heard == ["x/user", "x/judge", "x/user", "x/user"]
+
+
+def test_a_repeat_is_not_later_than_what_another_source_said_since(engine: Engine) -> None:
+    """It may be a message that was delivered twice; to count again, a source must say something else."""
+    with closing(engine.open()) as store:
+        store.write(answer("x")).result(10)
+
+        def after(source: str, key: str) -> str | None:
+            store.write(judge("x", source=source, label=key)).result(10)
+            ((_, said),) = store.recent(9)
+            found = deciding(said)
+            return None if found is None else found.right
+
+        assert [after("a", "key0"), after("b", "key1"), after("a", "key0")] == ["key0", "key1", "key1"]
+        assert [after("a", "key1"), after("b", "key1"), after("a", "key0")] == ["key1", "key1", "key0"]
 
 
 def test_a_source_may_change_its_feedback_any_number_of_times_and_a_hundred_are_kept(engine: Engine) -> None:
