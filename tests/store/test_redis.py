@@ -23,6 +23,7 @@ from focalroute.store import open_store, require_existing
 from focalroute.store.accounts import Account
 from focalroute.store.base import CapabilityRow, HealthRow, LedgerRow, Row
 from focalroute.store.engine import Job
+from focalroute.store.redis import connection as connection_module
 from focalroute.store.redis import reads
 from focalroute.store.redis.address import RedisAddress
 from focalroute.store.redis.connection import FIXED, Keys, RedisConnection
@@ -120,6 +121,15 @@ def test_tls_is_checked_against_the_authority_given(tmp_path: Path) -> None:
             open_store(where)
         with pytest.raises(StoreError, match="by a name that is in its certificate"):
             open_store(f"{where.replace('127.0.0.1', 'localhost')}&ssl_ca_certs={certificate}")
+        with pytest.raises(StoreError, match=r"whether it wants TLS there \(rediss://\)"):
+            open_store(where.replace("rediss", "redis"))
+
+
+def test_tls_to_a_server_without_it_says_so(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "TimeoutError" alone, as such a server waits for more."""
+    monkeypatch.setattr(connection_module, "_TIMEOUT_S", 0.5)
+    with pytest.raises(StoreError, match=r"\(TimeoutError\); .* whether it speaks TLS there \(redis:// is without\)"):
+        open_store(place(redis_server.url).replace("redis:", "rediss:"))
 
 
 def test_two_prefixes_are_two_stores(redis_server: RedisServer) -> None:

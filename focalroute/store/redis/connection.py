@@ -239,8 +239,8 @@ class RedisConnection:
             return error
         if not isinstance(error, self._redis.exceptions.RedisError | OSError):
             return StoreError(f"{self._address.name}: its data is damaged ({type(error).__name__}); restore a copy")
-        code = _code(error)
-        said = f"{self._address.name}: {_ADVICE.get(code, _plain(error))}"
+        code, tls = _code(error), self._address.url.startswith("rediss:")
+        said = f"{self._address.name}: {_ADVICE.get(code, _plain(error, tls=tls))}"
         if code == _LOST:
             return DataLost(said)
         wrong = isinstance(error, self._redis.exceptions.ResponseError) and not code
@@ -273,7 +273,7 @@ def _code(error: Exception) -> str:
     return known.get(type(error).__name__, word if word in _ADVICE else "")
 
 
-def _plain(error: Exception) -> str:
+def _plain(error: Exception, *, tls: bool) -> str:
     if type(error).__name__ == "ResponseError":
         return (
             "refused a call; check that it is Redis 6.2 or newer, or Valkey, has that database, and that nothing else "
@@ -290,6 +290,10 @@ def _plain(error: Exception) -> str:
     elif isinstance(root, ssl.SSLError):
         cause = f"{cause}: {root.reason}" if root.reason else cause
         remedy = "check whether it speaks TLS there (rediss://), and the certificates in ssl_certfile and ssl_ca_certs"
+    elif tls and isinstance(root, TimeoutError):  # a server without TLS waits for the rest of a command
+        remedy += " and whether it speaks TLS there (redis:// is without)"
+    elif not tls and isinstance(root, ConnectionResetError):  # so says a server with TLS
+        remedy += " and whether it wants TLS there (rediss://)"
     return f"cannot be reached ({cause}); {remedy}"
 
 
