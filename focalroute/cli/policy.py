@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from focalroute.cli import JsonOption, printable
-from focalroute.core.errors import ConfigError
+from focalroute.core.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
     from focalroute.policy.bundle import Policy
@@ -125,13 +125,18 @@ def roll_back_folder(folder: Path, version: int | None) -> int:
         ConfigError: there is no such folder or version, or none to go back to.
         PolicyError: the policy does not pass its checks; the current one stays.
     """
+    from focalroute.policy.bundle import versions
     from focalroute.policy.publish import make_current
     from focalroute.policy.references import check_folder
     from focalroute.policy.sequential import load_served
 
     check_folder(folder, version)
     if version is None:
-        current = load_served(folder)
+        try:
+            current = load_served(folder)
+        except PolicyError as error:
+            found, kept = str(error).partition("; ")[0], ", ".join(map(str, versions(folder)))
+            raise PolicyError(f"{found}; name the version to go back to: {kept}") from None
         version = current.parent
         if not version:
             raise ConfigError(

@@ -57,6 +57,7 @@ _MAX_UNPACKED = 256 * 2**20
 
 _LONGEST_CURRENT = 20
 _VERSION = re.compile(r"v([0-9]{6,18})")
+_YEAR_10000 = 253_402_300_800  # Unix time; no later one can be written as a date
 _AGAIN = "restore it, roll back, or publish again"
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "version": int,
@@ -213,7 +214,8 @@ def challenger(root: str | Path) -> int | None:
 def _named(path: Path) -> int:
     match = _VERSION.fullmatch(read_file(path, path.parent, _LONGEST_CURRENT).decode(errors="replace").strip())
     if match is None:
-        raise PolicyError(f"{path}: does not name a version; roll back to one, or publish again")
+        kept = ", ".join(map(str, versions(path.parent)))
+        raise PolicyError(f"{path}: does not name a version; roll back to one by its number ({kept}), or publish again")
     return int(match[1])
 
 
@@ -327,6 +329,8 @@ def manifest_of(folder: Path, slices: Mapping[str, Any] = SLICES) -> dict[str, A
     for key, types in _TYPES.items():
         if not isinstance(manifest.get(key), types):
             raise PolicyError(f"{path}: {key}: is missing or of a wrong type; {_AGAIN}")
+    if not 0 <= manifest["created_at"] < _YEAR_10000:
+        raise PolicyError(f"{path}: created_at: is not a time between 1970 and the year 9999; {_AGAIN}")
     names = manifest["names"]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise PolicyError(f"{path}: names: must be different strings; {_AGAIN}")

@@ -272,7 +272,7 @@ def test_a_folder_that_does_not_exist_has_no_versions_and_no_current(tmp_path: P
 @pytest.mark.parametrize("content", [b"", b"v1", b"latest", b"\xff\xfe", b"v000001/../x"])
 def test_a_current_that_names_no_version_is_refused(root: Path, content: bytes) -> None:
     (root / CURRENT).write_bytes(content)
-    with pytest.raises(PolicyError, match=r"CURRENT: does not name a version"):
+    with pytest.raises(PolicyError, match=r"CURRENT: does not name a version; roll back to one by its number \(1"):
         load(root)
 
 
@@ -330,6 +330,9 @@ def test_files_of_different_versions_do_not_mix(root: Path) -> None:
         (lambda m: m.update(names=["a", "a"]), "names: must be different"),
         (lambda m: m.update(names=["a", 1]), "names: must be different"),
         (lambda m: m.update(version="1"), "version: is missing or of a wrong type"),
+        (lambda m: m.update(created_at=1e300), "created_at: is not a time between 1970 and the year 9999"),
+        (lambda m: m.update(created_at=10**400), "created_at: is not a time between 1970 and the year 9999"),
+        (lambda m: m.update(created_at=-1e18), "created_at: is not a time between 1970 and the year 9999"),
         (lambda m: m.update(sha256=[]), "sha256: is missing or of a wrong type"),
         (lambda m: m["layout"]["context"].reverse(), "another layout"),
         (lambda m: m["layout"].pop("member"), "another layout"),

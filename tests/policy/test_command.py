@@ -139,3 +139,12 @@ def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Pat
     with pytest.raises(PolicyError, match="is not a manifest"):
         roll_back_folder(root, None)
     assert current(root) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\0", b"v000009\n", 30 * b"v"])
+def test_a_rollback_from_a_current_that_names_nothing_asks_for_a_version(root: Path, content: bytes) -> None:
+    """Its error said "roll back"."""
+    (root / "CURRENT").write_bytes(content)
+    with pytest.raises(PolicyError, match=r"[^;]*; name the version to go back to: 1, 2, 3$"):
+        roll_back_folder(root, None)
+    assert roll_back_folder(root, 2) == current(root) == 2
