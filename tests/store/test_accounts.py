@@ -322,6 +322,34 @@ def test_a_period_that_a_clock_comes_back_to_goes_on_with_what_it_had_spent(engi
         assert store.verify() == ()
 
 
+@pytest.mark.parametrize("first", ["settle", "release", "reserve", "charge", "die"])
+@pytest.mark.usefixtures("no_period_ends")
+def test_a_period_goes_on_with_what_it_had_spent_whoever_comes_back_first(engine: Engine, first: str) -> None:
+    """A call that was under way when the clock was set back began the period anew: the limit was exceeded."""
+    limits = {MINUTE: Decimal(2)}
+    with closing(engine.open()) as store:
+        store.open_accounts(limits)
+        store.write(replace(bill(hold(1, 0), 0, Decimal("0.75")), at=time.time())).result(10)
+        at = store.reserve(hold(2, "0.25"), limits).result(10).at
+        put_ahead(engine, store, MINUTE, -5, 1)
+        if first == "settle":
+            store.write(bill(hold(2, "0.25"), at, Decimal("0.125"))).result(10)
+        elif first == "release":
+            store.write(Release(hold(2, "0.25"), at)).result(10)
+        elif first == "reserve":  # another ensemble, which does not have this limit
+            store.reserve(hold(3, "0.5"), {}).result(10)
+        elif first == "charge":
+            store.write(replace(bill(hold(3, 0), 0, Decimal("0.5")), at=time.time(), reservation=None)).result(10)
+        else:
+            engine.later(store, 4000)
+            engine.open().close()
+        balance = store.balances([MINUTE]).result(10)[MINUTE]
+        spent = {"settle": "0.875", "charge": "1.25", "die": "1"}.get(first, "0.75")
+        held = {"reserve": "0.75", "charge": "0.25"}.get(first, "0")
+        assert (balance.spent, balance.reserved) == (Decimal(spent), Decimal(held))
+        assert store.verify() == ()
+
+
 @pytest.mark.usefixtures("no_period_ends")
 def test_calls_with_other_tags_do_not_bring_a_period_back(engine: Engine) -> None:
     account = Account("other", MINUTE.period_s)

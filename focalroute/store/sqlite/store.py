@@ -55,7 +55,7 @@ _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
 _SUM_EVERY = 1000  # rows
-_SUMMED_AT_ONCE = 5000  # rows: asks wait as long, some 20 ms
+_SUMMED_AT_ONCE = 5000  # rows: asks wait for it, some 10 ms
 _CHECKPOINT_EVERY = 300  # rows of this process: about 1,000 pages, SQLite's own default
 _SLOW_S = 0.05  # after a commit that waited longer, the store's thread does the next ones
 _SLOW_FOR_S = 10.0  # for this long
@@ -469,6 +469,7 @@ def _inserting(rows: Sequence[Row]) -> Unit:
     """The unit that inserts the rows of one call and counts their cost."""
 
     def work(db: sqlite3.Connection, balances: AccountBalances) -> None:
+        balances.resume(rows)
         for row in rows:
             insert(db, row, balances.chain)
         balances.count(rows)

@@ -291,10 +291,19 @@ class AccountBalances:
         at = max(self._now, *begun, 0.0)
         granted = all(self._state(account, at).fits(amount, pico_below(limits[account])) for account in limits)
         if granted:
+            self._resume(reservation.tags, at)
             self._hold(reservation, at, until=at + reservation.timeout_s + GRACE_S)
             self._add(reservation.tags, at, reserved=amount)
         balances = {account: self._state(account, at).balance(account) for account in limits}
         return ReservationResult(granted, at, balances)
+
+    def resume(self, rows: Iterable[Row]) -> None:
+        """Resume the periods that a clock has come back to with these rows, which are not written yet."""
+        for row in rows:
+            if isinstance(row, LedgerRow):
+                self._resume(row.tags, row.at)
+            elif isinstance(row, Release):
+                self._resume(row.reservation.tags, row.at)
 
     def count(self, rows: Iterable[Row]) -> None:
         """Add the cost of ledger rows to the balances, and end the reservations that rows settle or release."""
@@ -324,6 +333,7 @@ class AccountBalances:
         for held, answer_id, endpoint, at, amount, tags in self._db.execute(overdue, longest).fetchall():
             doubt = held.startswith(DOUBT)
             bill = (answer_id, endpoint, at, *(None,) * 5, amount, "reserved", tags, held)
+            self._resume(json.loads(tags), at)
             if not doubt:
                 _put(self._db, self.chain, "ledger", bill)
             self._db.execute("DELETE FROM reservations WHERE id = ?", (held,))
@@ -391,6 +401,12 @@ class AccountBalances:
             changed = state.add(period, spent, reserved)
             if changed is not state and account.credible(max(period, state.period), self._now):
                 self._set(account, changed)
+
+    def _resume(self, tags: Sequence[str], at: float) -> None:
+        """Go on with what the open accounts had spent in the period of a call, if they have left it; see `_state`."""
+        for account, state in [one for tag in {"", *tags} for one in self._of(tag).items()]:
+            if account.period(at) > state.period and account.credible(account.period(at), self._now):
+                self._state(account, at)
 
     def _state(self, account: Account, at: float) -> AccountState:
         state = self._of(account.tag).get(account, AccountState(0))

@@ -140,6 +140,18 @@ local function distinct(tags)
     return found
 end
 
+-- Goes on with what open accounts had spent in the period of a call, if they have left it; before the call is counted.
+local function resume(tags, at)
+    for _, tag in ipairs(distinct(tags)) do
+        for _, period_s in ipairs(periods_of(tag)) do
+            local row, number = read_account(tag, period_s), period_at(period_s, at)
+            if not row.missing and number > row.period and credible(period_s, number) then
+                current(tag, period_s, at)
+            end
+        end
+    end
+end
+
 -- Adds to every open account that a call with these tags, begun at this moment, counts towards.
 local function move(tags, at, spent, reserved)
     for _, tag in ipairs(distinct(tags)) do

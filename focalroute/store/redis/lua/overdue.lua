@@ -14,6 +14,7 @@ for _, id in ipairs(ids) do
     local held = cjson.decode(redis.call('HGET', reservations, id))
     local amount = {tonumber(held.micro), tonumber(held.pico)}
     local spent = NOTHING
+    resume(cjson.decode(held.tags), tonumber(held.at))
     if is_doubt(id) then
         redis.call('HDEL', overdue, id)
     else

@@ -30,6 +30,7 @@ else
 end
 local moment = string.format('%.6f', at)
 if granted and not kept then
+    resume(cjson.decode(tags), tonumber(moment))
     hold(id, moment, ARGV[2], ARGV[3], tags, text, at + until_s)
     move(cjson.decode(tags), tonumber(moment), NOTHING, amount)
 end

@@ -104,6 +104,7 @@ end
 function apply.bill(row)
     local endpoint, moment, micro, pico, prompt, completion, tags, text, held = unpack(row, 1, 9)
     local ended, estimated = NOTHING, NOTHING
+    resume(cjson.decode(tags), tonumber(moment))
     if held ~= '' then
         ended, estimated = finish(held, endpoint, row[10], row[11])
     end
@@ -131,6 +132,7 @@ function apply.release(row)
     if kept then -- its own moment: who gave up waiting for the reservation does not know it
         moment = cjson.decode(kept).at
     end
+    resume(cjson.decode(tags), tonumber(moment))
     local ended, estimated = finish(held, endpoint, row[5], row[6])
     move(cjson.decode(tags), tonumber(moment), minus(NOTHING, estimated), minus(NOTHING, ended))
 end
