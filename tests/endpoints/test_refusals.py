@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -526,3 +527,18 @@ def test_an_attempt_is_logged_without_text(caplog: pytest.LogCaptureFixture) -> 
         assert f"member (m at {host})" in caplog.text
         assert "status: HTTP 418: no such thing after" in caplog.text
         assert "walrus" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "date", ["Sun, 29 Nov 2026 20:00:00 GMT", "Sun Nov 29 20:00:00 2026", "Sun, 29 Nov 2026 20:00:00 -0000"]
+)
+def test_a_date_without_a_zone_is_in_utc_wherever_this_machine_is(date: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In New York the endpoint was left out for five hours."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        failure = refusal_of(429, {"Date": "Sun, 29 Nov 2026 19:59:00 GMT", "Retry-After": date}, {}, ())
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert failure.retry_after_s == 60.0

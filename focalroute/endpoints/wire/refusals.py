@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -320,7 +321,8 @@ def span_s(text: str) -> float | None:
 
 def _seconds_of(date: str) -> float:
     """Return the Unix time of an HTTP date; ValueError or OverflowError if it is not one."""
-    return email.utils.parsedate_to_datetime(date).timestamp()
+    found = email.utils.parsedate_to_datetime(date)
+    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()  # of the three forms, one does not name its zone
 
 
 def unsupported(message: str) -> Feature | None:
