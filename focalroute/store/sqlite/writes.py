@@ -393,13 +393,14 @@ class AccountBalances:
     def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
         """Add picodollars to every open account that a call with these tags and this begin counts towards.
 
-        A time far ahead comes from a wrong clock, and moves no period; `_state` mends an account in such a period.
+        A time far ahead comes from a wrong clock, and moves no period. An account that is in such a period still counts
+        its calls, as the clock may return to it.
         """
         found = [one for tag in {"", *tags} for one in self._of(tag).items()]  # first all, as one may be damaged
         for account, state in found:
             period = account.period(at)
             changed = state.add(period, spent, reserved)
-            if changed is not state and account.credible(max(period, state.period), self._now):
+            if changed is not state and (period == state.period or account.credible(period, self._now)):
                 self._set(account, changed)
 
     def _resume(self, tags: Sequence[str], at: float) -> None:

@@ -160,9 +160,7 @@ local function move(tags, at, spent, reserved)
             local number = period_at(period_s, at)
             if row.missing then
                 -- it was lost: a part of its balance must not pass for the whole
-            elseif not credible(period_s, math.max(number, row.period)) then
-                -- the call's moment comes from a wrong clock and moves no period; or the account's does, see `current`
-            elseif number > row.period then
+            elseif number > row.period and credible(period_s, number) then -- a wrong clock's moment moves no period
                 local held = at_most(NOTHING, reserved) and reserved or NOTHING
                 write_account(tag, period_s, {period = number, spent = spent, reserved = held})
             elseif number == row.period then
