@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) ->
         lines += [(x - 1, y - 1, x + 1, y + 1) for x, y in along]
     best = max(range(curve), key=lambda n: dots[n].quality, default=None)
     named = [n for n in range(len(dots)) if n >= curve or n == best]
-    names = [short_name(dots[n].name) for n in named]
+    names = short_names([dots[n].name for n in named])
     found = place_labels(
         [tuple(points[n]) for n in named],
         [_LETTER_WIDTH * len(name) for name in names],
@@ -198,8 +198,21 @@ def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) ->
         )
 
 
-def short_name(name: str) -> str:
-    """Shorten a long name; ``service/owner/model`` is shortened to the model, which distinguishes it."""
-    if len(name) > _LONGEST_NAME:
-        name = name.rpartition("/")[2] or name
+def short_names(names: Sequence[str]) -> list[str]:
+    """Shorten long names, ``service/owner/model`` to the model; those that look alike then begin where they differ."""
+    models = {name: name if len(name) <= _LONGEST_NAME else name.rpartition("/")[2] or name for name in names}
+    shown = {}
+    for name, model in models.items():
+        shown[name] = _cut(model)
+        alike = {one: other for one, other in models.items() if _cut(other) == _cut(model)}
+        if len(alike) > 1:
+            if len(set(alike.values())) == 1:  # one model of several services
+                alike = {one: one for one in alike}
+            letters = enumerate(zip_longest(*alike.values()))
+            same = next(place for place, each in letters if len(set(each)) > 1)
+            shown[name] = _cut("…" * (same > 0) + alike[name][same:])
+    return [shown[name] for name in names]
+
+
+def _cut(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

@@ -21,7 +21,7 @@ import numpy as np
 
 from focalroute.core.errors import needing
 from focalroute.evaluate.report_page import drawings
-from focalroute.evaluate.report_page.cost_curve import Palette, draw_cost_quality, short_name
+from focalroute.evaluate.report_page.cost_curve import Palette, draw_cost_quality, short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,7 +113,7 @@ def _rendered(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bo
 
 def _slanted_height(names: Sequence[str]) -> float:
     """The height of slanted column names, in inches."""
-    longest = max(_width(short_name(name), _STYLE["xtick.labelsize"]) for name in names)
+    longest = max(_width(name, _STYLE["xtick.labelsize"]) for name in short_names(names))
     return longest * math.sin(math.radians(_SLANT)) / 72
 
 
@@ -160,7 +160,7 @@ def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> Non
         label = f"round {number + 1}"
         axes.barh(range(len(left)), wide, left=left, color=ink.ours, alpha=opacity, label=label)
         left += wide
-    axes.set_yticks(range(len(left)), [short_name(name) for name in drawing.names])
+    axes.set_yticks(range(len(left)), short_names(drawing.names))
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel("% of the queries")
@@ -178,16 +178,16 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
         axes.bar(x, 1, 1, y - 0.5, color=ink.ours, alpha=0.7 * value / most, linewidth=0)
     axes.set_xlim(-0.5, len(drawing.columns) - 0.5)
     axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
-    axes.set_xticks(
-        range(len(drawing.columns)), [short_name(one) for one in drawing.columns], rotation=_SLANT, ha="left"
-    )
+    axes.set_xticks(range(len(drawing.columns)), short_names(drawing.columns), rotation=_SLANT, ha="left")
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    axes.set_yticks(range(len(drawing.rows)), [short_name(one) for one in drawing.rows])
+    axes.set_yticks(range(len(drawing.rows)), short_names(drawing.rows))
     axes.grid(False)
     axes.spines[:].set_visible(False)
     figure.draw_without_rendering()  # fixes the columns' width
-    room = _FILLED * axes.get_window_extent().width / figure.dpi * 72 / len(drawing.columns)
+    wide = axes.get_window_extent().width / figure.dpi * 72 / len(drawing.columns)
+    axes.tick_params(axis="x", labelsize=min(_STYLE["xtick.labelsize"], wide * math.sin(math.radians(_SLANT))))
+    room = _FILLED * wide
     texts = [_number(value, drawing.digits) for _, _, value in known]
     sizes = {text: _LARGEST * min(1.0, room / _width(text, _LARGEST)) for text in set(texts)}
     if min(sizes.values(), default=0.0) >= _SMALLEST:
@@ -228,7 +228,7 @@ def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> 
         labels = [f"{abs(value):.1f}" if value else "" for value in values]  # a label of 0 would be on the other bar
         axes.bar_label(bars, labels, padding=3, fontsize=8.5)
     axes.axvline(0, color=ink.ink, linewidth=0.8)
-    axes.set_yticks(at, [short_name(name) for name in drawing.found])
+    axes.set_yticks(at, short_names(list(drawing.found)))
     axes.invert_yaxis()
     axes.margins(x=0.16)
     axes.xaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
@@ -281,7 +281,7 @@ def _timelines(drawing: drawings.Timelines, figure: Figure, ink: Palette) -> Non
             _call(axes, row, call, ink)
         axes.axvline(ask.ended, color=ink.ink, linewidth=1.2)
         axes.set_title(ask.title, loc="left")
-        axes.set_yticks(range(len(ask.calls)), [short_name(call.endpoint) for call in ask.calls])
+        axes.set_yticks(range(len(ask.calls)), short_names([call.endpoint for call in ask.calls]))
         axes.set_ylim(len(ask.calls) - 0.4, -0.6)
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=6)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from focalroute.evaluate.report_page.cost_curve import place_labels, short_name
+from focalroute.evaluate.report_page.cost_curve import place_labels, short_names
 from focalroute.evaluate.report_page.drawings import (
     AskedByRound,
     AskTimeline,
@@ -75,9 +75,20 @@ def test_long_names_in_any_script_leave_the_legend_on_the_drawing() -> None:
 
 def test_models_of_one_owner_are_told_apart() -> None:
     """They were all together/meta-llama/L..."""
-    assert short_name("openai/gpt-5-mini") == "openai/gpt-5-mini"
-    assert short_name("together/meta-llama/Llama-3.3-70B-Instruct-Turbo") == "Llama-3.3-70B-Instruc…"
-    assert short_name("x" * 30 + "/") == "x" * 21 + "…"
+    names = ["openai/gpt-5-mini", "together/meta-llama/Llama-3.3-70B-Instruct-Turbo", "x" * 30 + "/"]
+    assert short_names([*names, names[1]]) == [
+        "openai/gpt-5-mini", "Llama-3.3-70B-Instruc…", "x" * 21 + "…", "Llama-3.3-70B-Instruc…",
+    ]  # fmt: skip
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    """One model of two services, and two of one family whose names differ late."""
+    model = "Llama-3.3-70B-Instruct-Turbo"
+    assert short_names([f"together/{model}", f"deepinfra/{model}", "swift"]) == [
+        "together/Llama-3.3-70…", "deepinfra/Llama-3.3-7…", "swift",
+    ]  # fmt: skip
+    family = ["qwen/Qwen3-235B-A22B-Instruct-2507", "qwen/Qwen3-235B-A22B-Instruct-2601"]
+    assert short_names(family) == ["…507", "…601"]
 
 
 def test_nothing_spoilt_has_no_figure_on_the_bar_of_what_is_corrected() -> None:
@@ -103,7 +114,7 @@ def test_figures_below_a_quick_answer_keep_off_each_other() -> None:
 
 def test_long_names_above_a_grid_leave_its_rows_their_height() -> None:
     """The layout gave up, with a warning."""
-    names = tuple(f"{'m' * 30}{n}" for n in range(12))
+    names = tuple(f"{n}{'m' * 30}" for n in range(12))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         drawn = as_svg("tasks", Heatmap(("one", "two"), names, ((0.5,) * 12,) * 2, 0))
@@ -115,7 +126,7 @@ def test_long_names_above_a_grid_leave_its_rows_their_height() -> None:
 @pytest.mark.parametrize(("columns", "numbered"), [(2, True), (12, True), (16, False)])
 def test_numbers_of_a_grid_keep_off_each_other(columns: int, numbered: bool) -> None:
     """Beneath twelve long names a cell is narrower than its number was."""
-    names = tuple(f"{'a' * 30}{n}" for n in range(columns))
+    names = tuple(f"{n}{'a' * 30}" for n in range(columns))
     drawn = as_svg("tasks", Heatmap(names, names, ((1.0,) * columns,) * columns, 0))
     found = re.findall(r'font-size: ([\d.]+)px[^>]* x="([\d.]+)"[^>]*>100<', drawn)
     assert bool(found) == numbered
