@@ -16,7 +16,8 @@ from decimal import Decimal
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from focalroute.core.dollars import Amount, parse_decimal
 from focalroute.core.errors import ConfigError
@@ -59,9 +60,11 @@ class SimulatedModel:
         convinced: the share of probability that moves to an earlier answer in the prompt that is right.
         misled: the same for one that is wrong.
         families: the questions that the model can read; a subclass, in an importable module, may have more.
+        dialects: services that it can be served as besides those of `focalroute.sim.dialects`; likewise.
     """
 
     families: ClassVar[tuple[Family, ...]] = KNOWN
+    dialects: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     name: str
     skills: Mapping[str, float] = field(default_factory=dict)

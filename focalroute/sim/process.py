@@ -23,14 +23,10 @@ if TYPE_CHECKING:  # the process that serves does not need them
     from focalroute.core.config import Endpoint
     from focalroute.core.dollars import Amount
 
-#: The dialects that can be served. "minimal" ignores n, log-probabilities and structured output; the dialects after it
-#: are services of reasoning models (`focalroute.sim.dialects`).
-DialectName = Literal[
-    "openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal",
-    "gpt-5", "o-series", "deepseek-r1", "qwen-thinking", "vllm-reasoning", "gpt-oss", "magistral", "gemini", "grok",
-]  # fmt: skip
+#: The dialects that can be served. "minimal" ignores n, log-probabilities and structured output.
+DialectName = Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal"]
 
-_SPOKEN = dict.fromkeys(get_args(DialectName)[6:], "openai") | {"vllm-reasoning": "vllm", "qwen-thinking": "vllm"}
+_SPOKEN = {name: name for name in get_args(DialectName)[:-1]}  # to all others clients speak as to OpenAI
 _ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 5.0
 _CONTROL_S = 30.0
@@ -77,10 +73,11 @@ class SimulatedPool:
         given = dict.fromkeys(names, dialects) if isinstance(dialects, str) else dialects
         self._dialects = _by_model("dialects", given, names)
         self._keys = _by_model("keys", keys or {}, names)
+        known = (*get_args(DialectName), *(dialect for model in self.models for dialect in model.dialects))
         for name, dialect in self._dialects.items():
-            if dialect not in get_args(DialectName):
+            if dialect not in known:
                 raise ConfigError(
-                    f"dialects: {name}: unknown dialect {dialect!r}; use one of {', '.join(get_args(DialectName))}"
+                    f"dialects: {name}: unknown dialect {dialect!r}; use one of {', '.join(dict.fromkeys(known))}"
                 )
         self._process: subprocess.Popen[str] | None = None
         self._port = 0
@@ -257,7 +254,7 @@ def pool_endpoints(
             api_key_env=keys.get(model.name),
             input_usd_per_1m=model.input_usd_per_1m,
             output_usd_per_1m=model.output_usd_per_1m,
-            dialect=_SPOKEN.get(dialect := dialects.get(model.name, "openai"), dialect),  # type: ignore[arg-type]
+            dialect=_SPOKEN.get(dialects.get(model.name, "openai"), "openai"),
         )
         for model in models
     )

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from aiohttp import web
@@ -47,6 +48,9 @@ class PoolServer:
 
     def __init__(self, models: Sequence[SimulatedModel], keys: Mapping[str, str]) -> None:
         self._models_served = tuple(models)
+        self._dialects: Mapping[str, Dialect] = dict(
+            chain(DIALECTS.items(), *(model.dialects.items() for model in models))
+        )
         self._keys = dict(keys)
         self._begin()
 
@@ -56,7 +60,7 @@ class PoolServer:
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
         """Listen on 127.0.0.1 within the context; yields the port."""
-        app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[_refusing])
+        app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[self._refusing])
         app.add_routes([
             web.post("/{dialect}/v1/chat/completions", partial(self._call, make=_completion)),
             web.post("/{dialect}/v1/embeddings", partial(self._call, make=_embeddings)),
@@ -77,7 +81,7 @@ class PoolServer:
     # the services
 
     async def _call(self, request: web.Request, *, make: Make) -> web.StreamResponse:
-        dialect = _dialect(request)
+        dialect = self._dialect(request)
         body = _parsed(await request.read())
         served = self._find(body.get("model"), dialect)
         self._admit(request, (served.model.name,))
@@ -91,7 +95,7 @@ class PoolServer:
             served.under_way -= 1
 
     async def _models(self, request: web.Request) -> web.Response:
-        dialect = _dialect(request)
+        dialect = self._dialect(request)
         self._admit(request, tuple(self._served))
         return web.json_response(dialect.models([served.model for served in self._served.values()]))
 
@@ -110,6 +114,22 @@ class PoolServer:
         if not any(key is None or hmac.compare_digest(key.encode(), sent) for key in wanted):
             raise RequestRefused(401, "Incorrect API key provided.", "invalid_api_key")
 
+    @web.middleware
+    async def _refusing(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn refusals into the dialect's error form, and errors of control requests into plain JSON."""
+        try:
+            return await handler(request)
+        except (ConfigError, RequestRefused) as error:
+            if isinstance(error, RequestRefused) and "dialect" in request.match_info:
+                return _refusal(self._dialect(request), error)
+            return _wrong(400, str(error))
+
+    def _dialect(self, request: web.Request) -> Dialect:
+        try:
+            return self._dialects[request.match_info["dialect"]]
+        except KeyError:
+            raise web.HTTPNotFound(text=f"no such dialect; there are {', '.join(self._dialects)}") from None
+
     # the controls
 
     async def _stats(self, _: web.Request) -> web.Response:
@@ -127,24 +147,6 @@ class PoolServer:
     async def _reset(self, _: web.Request) -> web.Response:
         self._begin()
         return web.json_response({})
-
-
-@web.middleware
-async def _refusing(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn refusals into the dialect's error form, and errors of control requests into plain JSON."""
-    try:
-        return await handler(request)
-    except (ConfigError, RequestRefused) as error:
-        if isinstance(error, RequestRefused) and "dialect" in request.match_info:
-            return _refusal(_dialect(request), error)
-        return _wrong(400, str(error))
-
-
-def _dialect(request: web.Request) -> Dialect:
-    try:
-        return DIALECTS[request.match_info["dialect"]]
-    except KeyError:
-        raise web.HTTPNotFound(text=f"no such dialect; there are {', '.join(DIALECTS)}") from None
 
 
 def _parsed(body: bytes) -> Json:

@@ -20,10 +20,11 @@ from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import NONE, Capabilities, CapabilityCheck
 from focalroute.endpoints.client import EndpointClient, HttpClients
-from focalroute.sim import SimulatedModel, SimulatedPool
+from focalroute.sim import SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Received, Server, completion, json_reply, serving, sse, until, until_checked
 from tests.paired import assert_measured_at_most, cpu_s
+from tests.sim.reasoning import Thinker
 
 ALL = Capabilities(logprobs=True, top_logprobs=20, n=True, structured_choice=True, stream_usage=True)
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
@@ -372,7 +373,7 @@ def test_a_check_in_an_outage_costs_no_more_than_was_reserved(caplog: pytest.Log
 @pytest.mark.parametrize("dialect", ["openai", "vllm", "deepinfra", "gpt-5", "deepseek-r1"])
 def test_the_first_closed_question_takes_hardly_longer_than_the_second(dialect: DialectName) -> None:
     """Of three endpoints that take a second; nothing is loaded, and nothing is found out, while it waits."""
-    models = [SimulatedModel(name, skill=1.0, latency_s=1.0) for name in ("a", "b", "c")]
+    models = [Thinker(name, skill=1.0, latency_s=1.0) for name in ("a", "b", "c")]
     waits_longer: list[float] = []
 
     def works_longer() -> float:

@@ -1,10 +1,11 @@
-"""Models that think before they answer, over real HTTP: each service as documented (`focalroute.sim.dialects`)."""
+"""Models that think before they answer, over real HTTP: each service as documented (`tests.sim.reasoning`)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,12 +18,10 @@ from focalroute.endpoints.wire import Completion, CompletionChoice
 from focalroute.endpoints.wire.stream import StreamDecoder
 from focalroute.endpoints.wire.thinking import ThinkingSplitter, split_thinking
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
-from focalroute.sim.process import DialectName
 from tests.loopback import completion, json_reply, serving, sse, until_checked
+from tests.sim.reasoning import SERVICES, Thinker
 
-DIALECTS: tuple[DialectName, ...] = (
-    "gpt-5", "o-series", "deepseek-r1", "qwen-thinking", "vllm-reasoning", "gpt-oss", "magistral", "gemini", "grok",
-)  # fmt: skip
+DIALECTS: Sequence[Any] = tuple(SERVICES)
 #: How a closed question is answered there, and whether the service tells what was thought.
 METHODS = {"qwen-thinking": "logprobs", "vllm-reasoning": "logprobs"}
 HIDDEN = ("gpt-5", "o-series", "gemini")
@@ -33,7 +32,7 @@ THOUGHT = 200
 
 def thinker(name: str, thinking: int = THOUGHT) -> SimulatedModel:
     """A model that is right, and thinks so many tokens first."""
-    return SimulatedModel(
+    return Thinker(
         name, skill=1.0, thinking=thinking, input_usd_per_1m=Decimal(1), output_usd_per_1m=Decimal(10), sharpness=9
     )
 
@@ -54,7 +53,8 @@ def service(services: SimulatedPool) -> SimulatedPool:
 
 
 def endpoint(pool: SimulatedPool, dialect: str) -> Endpoint:
-    return next(one for one in pool.endpoints if one.name == f"plain {dialect}")
+    found = next(one for one in pool.endpoints if one.name == f"plain {dialect}")
+    return replace(found, dialect="vllm") if dialect in METHODS else found
 
 
 def right(answer: Answer) -> bool:
@@ -125,7 +125,7 @@ def test_one_model_at_two_efforts_is_two_endpoints(service: SimulatedPool) -> No
 def test_a_reply_that_was_cut_is_repeated_once_with_more_room() -> None:
     """A model that thinks for longer than its room; one that never ends is given up, all of it billed."""
     models = [thinker("long", THINKING_TOKENS + 50), thinker("endless", 10**5)]
-    with SimulatedPool(models, dialects="gpt-5") as pool:
+    with SimulatedPool(models, dialects=DIALECTS[0]) as pool:
         long, endless = pool.endpoints
         with Ensemble([long]) as ensemble:
             answer = ensemble.ask(QUESTION.text, choices=QUESTION.choices, deadline_s=30)

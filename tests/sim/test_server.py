@@ -18,8 +18,7 @@ from tests.sim.conftest import Client
 
 ASKED = "What is 17 + 25?\n\nA. 32\nB. 42\nC. 44\nD. 52\n\nAnswer with the letter of one choice only."
 LETTERS = ["A", "B", "C", "D"]
-#: Those whose models do not think before they answer.
-PLAIN = [name for name, dialect in DIALECTS.items() if not dialect.thinking.tokens]
+PLAIN = list(DIALECTS)
 OPENAI_LIKE = ["openai", "vllm", "llamacpp"]
 #: What follows a reply's own tokens.
 ENDS = {"vllm": ["<|im_end|>"]}
