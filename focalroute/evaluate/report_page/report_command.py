@@ -91,7 +91,7 @@ def updates_section(folder: str) -> Section:
         drawing = VersionHistories(tuple(found), lines)
     return Section(
         f"The {len(found)} versions that {name} keeps of those that its updates published. focalroute policy show has "
-        "what became of the others.",
+        f"what became of the others. The table has the figures of version {latest}.",
         drawing,
         TextTable(("", f"version {latest}", "what it means"), rows, words=True),
     )
