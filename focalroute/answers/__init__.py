@@ -240,7 +240,7 @@ def choice_text(choice: object) -> str:
         return choice
     if isinstance(choice, enum.Enum):
         return choice.value if isinstance(choice.value, str) else choice.name
-    if isinstance(choice, str | int | float | Decimal | date):
+    if isinstance(choice, str | int | float | Decimal | Fraction | date):
         if choice != choice:  # nan; pandas' missing date
             raise ConfigError("choices: a value is missing (nan); drop it")
         try:

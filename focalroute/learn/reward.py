@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from typing import Any, ClassVar, Protocol, TypedDict, Unpack
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from focalroute.observe.layout import MEMBER, slices, width
 from focalroute.observe.observation import OPEN_CHOICES
 from focalroute.store.base import JUDGE, SYNTHESIS, StoredAnswer
 
+_LARGEST_DENOMINATOR = 10**6
 _LOG_MASS = slices(MEMBER)["log_probability"].start
 
 
@@ -34,7 +36,7 @@ class _Dataclass(Protocol):
 
 #: The right answer: a choice, a free-form answer, tool calls, a structured answer or its JSON.
 Label = (
-    str | float | Decimal | date | time | timedelta | UUID | Enum
+    str | float | Decimal | Fraction | date | time | timedelta | UUID | Enum
     | Mapping[str, Any] | Sequence[Any] | Set[Any] | BaseModel | _Dataclass
 )  # fmt: skip
 
@@ -130,7 +132,18 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
     form = text if kind == "custom" else normal_form(text, kind)
     if form is None:
         raise BadLabel(f"label: holds no answer of the kind {answer.kind!r}; give the right answer alone")
+    if answer.kind == "number" and isinstance(label, float | Decimal) and candidate_key(form) not in answer.keys:
+        form = _as_quotient(label) or form
     return candidate_key(form)
+
+
+def _as_quotient(label: float | Decimal) -> str | None:
+    """Return the fraction that a label stands for: where the answer is 1/3, its ``value`` is 0.3333333333333333."""
+    if not math.isfinite(float(label)):
+        return None
+    part = Fraction(float(label)).limit_denominator(_LARGEST_DENOMINATOR)
+    value = float(part) if isinstance(label, float) else Decimal(part.numerator) / part.denominator
+    return normal_form(str(part), "number") if value == label else None
 
 
 def _calls_key(label: Any) -> str | None:

@@ -330,7 +330,7 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
             raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
         for number, message in enumerate(messages, 1):
             if not _is_message(message):
-                wanted = "give a role, and text or a list of parts as content; write a tool's result as JSON"
+                wanted = "give a role, and as content text or a list of parts, not empty; write a tool's result as JSON"
                 raise ConfigError(f"query: message {number}: {wanted}")
         messages = tuple(_copied("query", [dict(message) for message in messages]))
     if system is None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,16 @@ def test_a_free_form_label_is_read_like_a_reply() -> None:
     assert label_key("The answer is: New York.", short) == short.keys[0]
     text = stored("One two", backs={"a": 0}, q=(1.0,), kind="text")
     assert label_key(" One\ntwo ", text) == text.keys[0]
+
+
+@pytest.mark.parametrize("label", ["1/3", 1 / 3, np.float64(1 / 3), Decimal(1) / Decimal(3), Fraction(1, 3)])
+def test_the_value_of_a_fraction_labels_it(label: Any) -> None:
+    """The answer's own value, a float, counted as another answer."""
+    third = stored("1/3", "0.3333", backs={"a": 0, "b": 1}, q=(0.6, 0.4), kind="number")
+    assert label_key(label, third) == third.keys[0]
+    assert label_key(0.3333, third) == third.keys[1]
+    assert label_key(Decimal("0.333333"), third) == label_key(Decimal("0.333333"), FREE) not in third.keys
+    assert label_key(Decimal("1E+400"), third) not in third.keys
 
 
 def test_a_free_form_label_that_no_member_gave_is_not_an_error() -> None:

@@ -167,7 +167,7 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
     with pytest.raises(ConfigError, match=r"query: is a list of questions; give them to ask_many\(\)"):
         ensemble.ask(["What is 2 + 2?", "What is 3 + 3?"])  # type: ignore[list-item]
     for wrong in ({"role": "tool", "content": {"sum": 42}}, {"role": "user", "content": ""}, {"content": "42"}):
-        with pytest.raises(ConfigError, match="query: message 2: give a role, and text or a list of parts as content"):
+        with pytest.raises(ConfigError, match="query: message 2: give a role, and as content text or a list of parts"):
             ensemble.ask([{"role": "user", "content": QUESTION}, wrong])
 
 
