@@ -52,7 +52,7 @@ _RATIO = r"(?<![\d.,])\d++:\d++"
 _IN_BITS = r"0[xb][\da-f]+\b"
 _ROOT = rf"(?:{_NUMBER}\s*)?(?:\\?sqrt\s*(?:\[\d+\])?\s*[{{(]?|√\s*\(?)\s*\d[\d.]*(?:[)}}]?\s*/\s*\d+)?"
 _TIMES_PI = rf"{_NUMBER}\s*(?:\\pi|π|pi\b)"
-_RANGE_START = rf"\bfrom\s+{_CURRENCY}?{_NUMBER}(?=%?\s*(?:-|to\s)\s*{_CURRENCY}?\d)"
+_RANGE_START = rf"\bfrom\s+{_CURRENCY}?{_NUMBER}(?=%?\s*(?:-|to\s)\s*{_CURRENCY}?\d)|between\s\d{{4}}\sand\s\d{{4}}\b"
 # The forms of a number, in the order in which they are tried
 _SIGN = r"(?<![\w)\]}])[-+]|(?<=[=≈]\ )-\ |(?<![\d)\]}]\ )\b(?:minus|negative)\s+"
 _SCIENTIFIC = rf"(?:(?P<mantissa>{_NUMBER}){_TIMES})?10{_TO_THE}(?P<ten>[-+]?\d{{1,6}})"
@@ -109,7 +109,7 @@ _GIVEN = re.compile(
     r"|(?:as|out|instead|each)\s+of(?:\s+[a-z]+)?|from\s\S{1,8}\s+to|ways\s+to\s+[a-z]+|from\s+an?\s+[a-z]+\s+of"
     r"|(?:early|mid|late|fiscal|financial)(?:\s+year)?|Q[1-4]|FY"
     r"|nach|apr[eè]s|despu[eé]s\s+de|depois\s+de|dopo)"
-    rf"|\w{_PRONOUN}['\u2019]s|\d%?\s+of|{_OUTCOME}?\b(?P<in>in|en|em)|,\s+or(?:\s+(?:about|roughly))?"
+    rf"|\w{_PRONOUN}['\u2019]s|\d%?\s+of|{_OUTCOME}?\b(?P<in>in(?:\s+\d{{4}},?\s+and)?|en|em)|,\s+or(?:\s+(?:about|roughly))?"
     r"|,\s+with|(?-i:(?<=[a-z]\ )[A-Z][a-z]{2,}))\s+$|(?<=[a-z])-$|(?-i:\b(?!USD|EUR|GBP|INR)[A-Z]{1,3}$)"
     r"|\[$|(?<!\S)\([^()]*$",
     re.IGNORECASE,

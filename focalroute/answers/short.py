@@ -38,7 +38,7 @@ _LABELLED = r"\*\*[^*\n]+(?::\*\*|\*\*\s*:)\s+(?!The\s|An?\s)(?=\W*[A-Z\d])"
 _DESCRIBED = (  # others may name it at the beginning, as does "The Nile is the longest river"
     rf"(?:The(?=\s+[a-z])|D(?:ie|er|as)|L[ae]|El|Il|[AO])(?=(?:\s+\S+){{0,6}}?\s+(?:{_ROLE})\s)"
     r"(?:\s+[^\s.!?:;]+){2,12}?(?<! no)(?<! non)(?<! não)\s+(?:is|was|are|were|ist|est|es|è|é)\s"
-    r"(?=\W*[A-Z\d]|\W*(?:the\s+|an?\s+)?[a-z]+\W*$)"
+    r"(?=\W*(?:the\s+|an?\s+)?(?:[A-Z\d]|[a-z]+(?:\s\([^()]*\))?\W*$))"
 )
 _DESCRIBED_IN_CHINESE = r"[^\W\d_]{1,12}的[^\W\d_]{1,8}?(?<!不)是"
 # "It is Paris.", "**Capital:** Paris", "The capital of France is Paris."
@@ -72,7 +72,7 @@ _VERDICT = re.compile(
 # What makes a "true" or "correct" later in the clause unclear: "no evidence that it is true"
 _DOUBT = re.compile(
     r"\b(?:myth|misconception|opposite|doubtful|I\s+doubt|wrong\s+to\s+\w+|whether|if|no\s+(?:\w+\s+)?(?:evidence|proof)"
-    r"|not\s+(?:\w+\s+)?(?:clear|certain|known|proven))\b[^,.;:!?\n]*$",
+    r"|(?:can)?not\s+(?:\w+\s+)?(?:clear|certain|known|proven|confirm)|unlikely|(?:might|may|could)\s+be)\b[^,.;:!?\n]*$",
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(r"\*+|(?<![^\W_])_+|_+(?![^\W_])")
