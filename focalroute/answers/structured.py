@@ -41,7 +41,7 @@ _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 #: A string, or what JSON does not allow: a string or word of Python, a comment, a comma before a bracket that closes.
 _LOOSE = re.compile(
     r"""(?s)("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|\b(True|False|None)\b|//[^\n]*|/\*.*?(?:\*/|\Z)"""
-    r"""|,(?=(?:\s|//[^\n]*+)*+[}\]])"""
+    r"""|,(?=(?:\s|//[^\n]*+|/\*[^*]{0,200}\*/)*+[}\]])"""
 )
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)  # or anything else with a backslash before it
 _QUOTES = {"\\'": "'", '"': '\\"'}  # in Python's 'text' -> in JSON's

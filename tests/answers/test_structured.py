@@ -174,7 +174,7 @@ FORM = '{"colour":"red","note":"n"}'
         f"The {{colour}} is in [brackets]: {GOOD}\n\nThe {{note}} is short.",
         f'{{"colour": "green"}} is not allowed. {GOOD} is.',
         '{"colour": "red", "note": "n",}',
-        '{"colour": "red", /* as\n asked */ "note": "n"}',
+        '{"colour": "red", /* as\n asked */ "note": "n", /* all */\n}',
         'So:\n```json\n{\n  "colour": "red", // as asked\n  "note": "n", // it\'s short\n}\n```',
         "{'colour': 'red', \"note\": 'n',}",
     ],
@@ -209,7 +209,7 @@ def test_strings_may_hold_line_breaks_and_tabs_as_models_write_them() -> None:
         '{"colour": "red", "note": NaN}', "[" * 200_000, '{"colour": "red", "note": "' + "x" * 300_000 + '"}',
         "```json\n" * 20_000, '{"a": [' * 30_000, "{} [" * 60_000, '{"a": 1} ' * 20_000,
         '\\"' * 100_000, "//" * 100_000, "/* " * 80_000, ", " * 100_000, ",//" * 60_000, ",//\n" * 60_000,
-        '"' * 200_001,
+        ",/* " * 60_000, '"' * 200_001,
         "{'a': " * 60_000, "'" * 200_001, "\\'" * 100_000,
     ],
 )  # fmt: skip

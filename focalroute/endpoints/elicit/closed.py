@@ -65,6 +65,7 @@ _POINTER = re.compile(
     r"|[:\uff1a][ *\uff08\u300c\u3010]*(?=[A-Za-z][^\w\n]*$)",
     re.IGNORECASE | re.MULTILINE,
 )
+_WITHIN = re.compile(r"(?:[^\W_]|\d[.,])\Z")  # what comes before the "5" of "15" or "3.5"
 _LINE_START = re.compile(r"^[\s*_#(\[\"'`]*", re.MULTILINE)
 _AFTER_LEADING = re.compile(
     r"[\"'`*_]*(?:[.):,\]*\u2013\u2014\u3002\u3001\uff1a\uff09-]|\s*$|\s*\n"
@@ -316,7 +317,7 @@ class ChoiceParser:
                 continue
             for match in re.finditer(re.escape(bare), left[start:], re.IGNORECASE):
                 at, end = match.start() + start, match.end() + start
-                within = _continues(left, end) or (at and left[at - 1].isalnum() and bare[0].isalnum())
+                within = _continues(left, end) or (bare[0].isalnum() and _WITHIN.search(left, max(0, at - 2), at))
                 if not within and not (bare == "no" and DETERMINED.match(left, end)):
                     yield NamedChoice(i, at, end, False)
                     left = left[:at] + "\0" * (end - at) + left[end:]
