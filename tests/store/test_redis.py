@@ -356,6 +356,21 @@ def test_a_tool_drops_nothing_and_reads_no_store_that_is_not_there(
         assert store.run(lambda connection: connection.command("KEYS", "*-misspelt*")) == []
 
 
+def test_an_ensemble_that_does_not_say_how_many_answers_to_keep_keeps_as_many_as_the_others(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`focalroute ask` with an address that left out the fleet's `keep` dropped all but 100,000."""
+    monkeypatch.setattr(reads, "_KEPT", 10)
+    with closing(RedisStore(f"{where}&keep=50")) as worker:
+        worker.write(*(answer(str(number)) for number in range(40))).result(10)
+        with closing(RedisStore(where, poll_s=0.01)) as other:
+            for _ in range(600):
+                written = other.write(bill())
+            written.result(10)
+            until(lambda: other._untrimmed < 500)
+            assert len(list(worker.recent(99))) == 40
+
+
 def test_others_go_on_between_the_parts_of_a_ledger_that_is_read(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reservations of a process that called `stats` waited for all of it, half a minute in a full store."""
     monkeypatch.setattr(reads, "_AT_ONCE", 2)

@@ -73,7 +73,7 @@ class Archive:
         Raises:
             StoreError: Redis or the archive cannot be used; nothing is lost.
         """
-        keep = self._store.run(lambda connection: kept_answers(connection, self._store.keep))
+        keep = self._store.run(kept_answers)
         while bills := self._store.run(lambda connection: oldest_ledger(connection, keep)):
             self._take_bills(bills)
             last = bills[-1].entry

@@ -13,7 +13,6 @@ from focalroute.core.errors import ConfigError
 #: How the address of a Redis store begins; ``rediss`` is TLS.
 SCHEMES = ("redis://", "rediss://")
 
-_KEPT = 100_000
 #: Settings passed on to redis-py; any other is taken for a misspelling.
 _TLS_FILES = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
 _TLS = {*_TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
@@ -33,14 +32,14 @@ class RedisAddress:
         url: the URL for the client, with the password; never shown.
         name: the address to show: scheme, host, port, database, and the prefix if one is given.
         prefix: the prefix of every key, so that several fleets may share a server.
-        keep: how many of the latest answers stay in Redis.
+        keep: how many of the latest answers stay in Redis; None: as many as another ensemble's address said.
         journal: the folder where writes wait while Redis is unavailable; None: they wait in memory.
     """
 
     url: str = field(repr=False)
     name: str
     prefix: str = "focalroute"
-    keep: int = _KEPT
+    keep: int | None = None
     journal: Path | None = None
 
     @classmethod

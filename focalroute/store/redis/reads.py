@@ -30,8 +30,9 @@ from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabiliti
 ARCHIVED = "archived"
 #: Set once the asks of all rows of the ledger are counted.
 _COUNTED = "asks_counted"
-#: How many answers the ensembles keep, as the latest of them to drop old ones was told.
-_KEPT = "keep"
+#: How many of the latest answers to keep, as the address of an ensemble said last.
+_KEEP = "keep"
+_KEPT = 100_000  # if none said
 
 #: Runs a command: of a connection, or of a store, between its other jobs.
 Command = Callable[..., Any]
@@ -300,21 +301,26 @@ def count_asks(connection: RedisConnection) -> None:
         connection.command("HSET", connection.keys["policy"], _COUNTED, 1)
 
 
-def kept_answers(connection: RedisConnection, otherwise: int) -> int:
-    """How many of the latest answers the ensembles keep; ``otherwise``: where none has said."""
-    return int(connection.command("HGET", connection.keys["policy"], _KEPT) or otherwise)
+def kept_answers(connection: RedisConnection) -> int:
+    """How many of the latest answers stay in Redis."""
+    return int(connection.command("HGET", connection.keys["policy"], _KEEP) or _KEPT)
 
 
-def trim(connection: RedisConnection, keep: int) -> None:
-    """Drop all but the latest ``keep`` answers and their share of the ledger; twice as many with an archive."""
-    kept = keep
+def trim(connection: RedisConnection, said: int | None) -> None:
+    """Drop all but the latest answers and their share of the ledger; twice as many stay with an archive.
+
+    Args:
+        said: how many answers stay from now on; None: as many as before.
+    """
+    keep = kept_answers(connection) if said is None else said
     if connection.command("HGET", connection.keys["policy"], ARCHIVED):
         keep *= 2
     while rows := _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep):
         drop_ledger(connection, rows[-1][0], keep)
     while answers := _oldest(connection, "answers", keep):
         drop_answers(connection, [(entry, _id_of(fields)) for entry, fields in answers], keep)
-    connection.command("HSET", connection.keys["policy"], _KEPT, kept)  # last, as a Redis that is full refuses it
+    if said is not None:
+        connection.command("HSET", connection.keys["policy"], _KEEP, said)  # last, as a Redis that is full refuses it
 
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:

@@ -65,7 +65,7 @@ class RedisStore(QueuedStore[RedisConnection]):
 
     Attributes:
         name: the address without its password.
-        keep: how many of the latest answers stay in Redis.
+        keep: how many of the latest answers stay in Redis, if its address says so.
 
     Raises:
         ConfigError: the address is wrong, or redis-py is not installed.
@@ -271,7 +271,7 @@ class RedisStore(QueuedStore[RedisConnection]):
             kept = self._connection.command("HMGET", self._connection.keys["policy"], "current", "clock_jumps")
             version, jumps = (int(number or 0) for number in kept)
             self._subscription.deliver(self._connection)
-            if self._tends and self._untrimmed >= min(_TRIM_EVERY, self.keep):
+            if self._tends and self._untrimmed >= min(_TRIM_EVERY, self.keep or _TRIM_EVERY):
                 reads.trim(self._connection, self.keep)
                 self._untrimmed = 0
             if self._tends and time.monotonic() >= self._next_settling:
