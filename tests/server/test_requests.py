@@ -120,6 +120,13 @@ def test_the_fields_description_joins_the_question_and_the_answer_is_an_object_a
     assert "A. good\nB. bad" in asked
 
 
+def test_fields_that_change_no_answer_are_taken_but_not_sent_on() -> None:
+    """OpenAI's Agents SDK could not set how long prompts are cached."""
+    idle = {"user": "u", "store": True, "prompt_cache_key": "k", "prompt_cache_retention": "24h"}
+    body = {"model": "focalroute", "messages": [{"role": "user", "content": "hi"}], "seed": 1, **idle}
+    assert read_chat(body, None).options["params"] == {"seed": 1}
+
+
 def test_a_field_that_is_null_is_as_if_left_out() -> None:
     """Clients in other languages write every field that is not set so, those of later APIs among them."""
     unset: dict[str, Any] = dict.fromkeys(_Chat.model_fields.keys() - {"model", "messages"})

@@ -138,6 +138,8 @@ class _Chat(BaseModel):
     modalities: list[Literal["text"]] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class FeedbackRequest(BaseModel):
