@@ -51,8 +51,8 @@ class SimulatedModel:
         jitter_s: half-width of the uniform distribution of that time.
         verbosity: mean tokens of reasoning in the text before an answer; none if only the answer is asked for, or the
             format is constrained.
-        thinking: tokens of thinking before the answer, in dialects of reasoning models: a quarter at low effort, four
-            times as many at high effort.
+        thinking: tokens of thinking before the answer, in ``dialects`` of reasoning models: a quarter at low effort,
+            four times as many at high effort.
         wrong_length: factor on the length of wrong replies.
         tools: whether tools are supported; if not, requests with tools are refused.
         images: whether images are supported; if not, requests with images are refused.
