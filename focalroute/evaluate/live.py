@@ -340,8 +340,8 @@ def show_live(report: LiveReport) -> None:
     """Print the report as two tables, the most accurate first."""
     seeds = counted(report.seeds, "seed")
     output.show_table(
-        ("", report.scored, "95 %", "calls", "$ / 1000", "cost ratio"),
-        (_cells(row) for row in sorted(report.methods, key=lambda row: -row.accuracy)),
+        ("", report.scored, "95 %", "cost ratio", "$ / 1000", "calls"),
+        ((row.name, *row.cells()[:5]) for row in sorted(report.methods, key=lambda row: -row.accuracy)),
         title=f"{report.title}: {counted(report.n_test, 'query')}, {seeds}",
         strong=report.minus,
     )
@@ -356,11 +356,6 @@ def show_live(report: LiveReport) -> None:
         "(plurality). A family may be mixed by chance, and is chosen in hindsight; self-correction's holds the single "
         "endpoints, too."
     )
-
-
-def _cells(row: Score) -> tuple[str, ...]:
-    accuracy, interval, ratio, usd, calls, *_ = row.cells(3)
-    return row.name, accuracy, interval, calls, usd, ratio
 
 
 def _difference(found: PairedDifference) -> str:

@@ -57,10 +57,10 @@ class Score:
         """The name in tables."""
         return self.name
 
-    def cells(self, digits: int = 4) -> tuple[str, ...]:
+    def cells(self) -> tuple[str, ...]:
         """The cells of a table's row: accuracy, interval, cost ratio, USD for 1,000 queries, calls, seconds."""
         return (
-            f"{self.accuracy:.{digits}f}",
+            f"{self.accuracy:.4f}",
             span(self.accuracy_ci95),
             f"{self.cost_ratio:.3f}",
             f"{self.cost_usd_per_query * 1000:.4f}",
