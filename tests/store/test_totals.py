@@ -172,6 +172,7 @@ def test_a_repair_adds_the_sums_up_again(tmp_path: Path) -> None:
     edit(path, "DELETE FROM ledger WHERE seq > 500")
     with closing(SqliteStore(path, poll_s=0.002)) as store:
         assert in_all(store)[1] == 1000
+        assert "ledger_sums: the sums of 'a' are not those of its rows" in store.verify()
         store.reconcile(repair=True)
         assert in_all(store) == by_the_ledger(store) == (1, 500, 0, Decimal("0.5"))
         assert store.verify() == ()

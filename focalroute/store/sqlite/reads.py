@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from focalroute.store.codec import read_answer
 from focalroute.store.engine import difference_of, source_name, unless_damaged, with_totals
 from focalroute.store.sqlite.checksums import Check, checks, checksum, head
 from focalroute.store.sqlite.database import fresh_schema
-from focalroute.store.sqlite.writes import SUMMED_UPTO, SUMS, find_differences
+from focalroute.store.sqlite.writes import SUMMED_UPTO, SUMS, find_differences, is_pruned
 
 if TYPE_CHECKING:
     import sqlite3
@@ -204,13 +205,17 @@ _LEDGER_KEYS = {
 
 def ledger_sums(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
     """See `EngineReads`."""
+    sums = _sums_of_rows(db, by)
+    return with_totals(sums, totals(db)) if by == "endpoint" else sums
+
+
+def _sums_of_rows(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
     key, rows = _LEDGER_KEYS[by]
     query = f"{_LEDGER_ROWS} SELECT {key}, {_LEDGER_SUMS} FROM {rows} GROUP BY 1 ORDER BY 1"  # noqa: S608 - constants
-    sums = [
+    return [
         LedgerSum(*row[:7], *(from_pico(row[i] * 1_000_000 + row[i + 1]) for i in (7, 9, 11)))
         for row in db.execute(query)
     ]
-    return with_totals(sums, totals(db)) if by == "endpoint" else sums
 
 
 def totals(db: sqlite3.Connection) -> dict[str, LedgerSum]:
@@ -240,6 +245,7 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
         "answers": _damaged_answers,
         **checks(fresh_schema()),
         "balances": lambda db: map(str, reconcile(db)),
+        "sums": _wrong_sums,
     }
     usual, db.text_factory = db.text_factory, partial(str, encoding="utf-8", errors="backslashreplace")
     try:
@@ -256,6 +262,19 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
 def reconcile(db: sqlite3.Connection) -> list[BalanceDifference]:
     """See `Store.reconcile`."""
     return [difference_of(*one) for one in find_differences(db, time.time())]
+
+
+def _wrong_sums(db: sqlite3.Connection) -> Iterator[str]:
+    if is_pruned(db):
+        return
+    found, asks = totals(db), {row.key: row.asks for row in _sums_of_rows(db, "all")}
+    if sum(row.asks for row in found.values()) != asks.get("all", 0):
+        yield "ledger_sums: the asks are not those of the ledger"
+    for row in _sums_of_rows(db, "endpoint"):
+        kept = found.get(row.key, LedgerSum(row.key))
+        true = replace(kept, calls=row.calls, unpriced=row.unpriced, cost=row.cost)
+        if kept != replace(true, prompt_tokens=row.prompt_tokens, completion_tokens=row.completion_tokens):
+            yield f"ledger_sums: the sums of {row.key!r} are not those of its rows"
 
 
 def _damaged_pages(db: sqlite3.Connection) -> Iterator[str]:

@@ -347,7 +347,7 @@ class AccountBalances:
         found = find_differences(self._db, self._now)
         for account, _, true in found:
             self._write(account, true)
-        if not _is_pruned(self._db):
+        if not is_pruned(self._db):
             self._db.execute("DELETE FROM ledger_sums")  # they are added up again
         self.settle_overdue()
         self.chain.accept()
@@ -455,7 +455,7 @@ def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, 
 
     After pruning, the sums of tags and periods are unknown, so those accounts are left out.
     """
-    pruned = _is_pruned(db)
+    pruned = is_pruned(db)
     kept: dict[Account, AccountState | None] = {}
     periods: dict[Account, int] = {}
     for tag, period_s, *values in db.execute("SELECT tag, period_s, period, spent, reserved FROM balances").fetchall():
@@ -487,7 +487,7 @@ def _add_up(db: sqlite3.Connection, periods: Mapping[Account, int]) -> dict[Acco
         spent_by_tag, held_by_tag = _sums(db, spent, within), _sums(db, held, within)
         for account in accounts:
             found[account] = AccountState(period, spent_by_tag[account.tag], held_by_tag[account.tag])
-    if Account() in found and _is_pruned(db):
+    if Account() in found and is_pruned(db):
         rest = SUMS.format(f"seq > {SUMMED_UPTO}")
         every = f"SELECT micro, pico FROM ledger_sums UNION ALL SELECT micro, pico FROM ({rest})"  # noqa: S608 - constants
         spent_by_tag = _sums(db, f"SELECT '[]', micro, pico FROM ({every})")  # noqa: S608 - constants
@@ -495,7 +495,7 @@ def _add_up(db: sqlite3.Connection, periods: Mapping[Account, int]) -> dict[Acco
     return found
 
 
-def _is_pruned(db: sqlite3.Connection) -> bool:
+def is_pruned(db: sqlite3.Connection) -> bool:
     """Whether ledger rows were dropped, so that only the sums know what they cost."""
     return bool(db.execute("SELECT max(pruned) FROM ledger_sums").fetchone()[0])
 
