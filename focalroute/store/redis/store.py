@@ -301,7 +301,7 @@ def require_there(where: str) -> None:
         if not connection.there():
             raise ConfigError(
                 f"{address.name}: there is no such store; give the address that the ensemble uses, with its database "
-                "and prefix"
+                "and prefix, or start the ensemble first"
             )
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None
