@@ -46,8 +46,8 @@ _REASON = re.compile(
 )
 _NOT_BUT = re.compile(r"^\W*not\b.{1,80}?(?:\bbut\b|[,;]\s*(?:it\s+is|it['\u2019]s)\b)", re.IGNORECASE)
 _NAMES_OF_ANSWER = f"answer|{_SPACED}|{_UNSPACED}".split("|")
-#: "Wait, no" or "Wait, that's wrong", which takes back all before it, but not "Wait, no other ...". The pattern begins
-#: with "ait", as a fixed text is found quickly.
+#: "Wait, no", which takes back all before it, but not "Wait, no other ...". The pattern begins with "ait", as a fixed
+#: text is found quickly.
 TAKEN_BACK = re.compile(
     r"ait(?<=[Ww]ait)(?:,\s+no\b(?!\s+(?:other|more|longer|one|such|need)\b)"
     r"|[,.!]\s+(?:that(?:['\u2019]s|\s+is)\s+(?:wrong|incorrect|not\s+right)|I\s+made\s+an?\s+(?:mistake|error))\b"

@@ -110,7 +110,7 @@ _GIVEN = re.compile(
     r"|(?:early|mid|late|fiscal|financial)(?:\s+year)?|Q[1-4]|FY"
     r"|nach|apr[eè]s|despu[eé]s\s+de|depois\s+de|dopo)"
     rf"|\w{_PRONOUN}['\u2019]s|\d%?\s+of|{_OUTCOME}?\b(?P<in>in(?:\s+\d{{4}},?\s+and)?|en|em)|,\s+or(?:\s+(?:about|roughly))?"
-    r"|,\s+with|(?-i:(?<=[a-z]\ )[A-Z][a-z]{2,}))\s+$|(?<=[a-z])-$|(?-i:\b(?!USD|EUR|GBP|INR)[A-Z]{1,3}$)"
+    r"|,\s+with|(?-i:(?<=[a-z]\ )[A-Z][a-z]{2,}))\s+$|(?<=[a-z])-$|(?-i:\b(?P<letters>[A-Z]{1,2})$)"
     r"|\[$|(?<!\S)\([^()]*$",
     re.IGNORECASE,
 )
@@ -316,7 +316,7 @@ def _is_given(match: re.Match[str]) -> bool:
     if _ORDINAL.match(text, end):
         return True
     before = _GIVEN.search(text, max(0, begin - 60), begin)
-    if before is None or before["outcome"]:
+    if before is None or before["outcome"] or (before["letters"] and not match[0][0].isdecimal()):  # US$42
         return False
     if before["in"] is None:
         return True

@@ -52,6 +52,7 @@ NUMBERS = {
         "42 people have come since 2010.", "It earned 42 in fiscal 2024.", "It was 42 in Q3 2024.",
         "It was 42 in FY2023.", "It cost $42 in early 2024.", "You pay $42 for a 3-day pass.",
         "It is $42 with a 20% tip.", "As of May 2024, it is 42.", "You pay $42 after a 25% discount.",
+        "Answer: US$42 for 3 items", "It costs US$42 per 8 hours.", "It is EUR42 in Q3.",
         "The deck has 42 cards, with 13 in each of 4 suits.", "Only 42 came in 2019.",
         "There are 42 ways to seat 5 people.", "There are 42 ways to choose 3 people from a group of 10.",
         "Great question! There are 42.", "The answer is 41. Wait, that's wrong: 6 * 7 is 42.",
