@@ -197,8 +197,8 @@ class PolicyGradient:
             cost_ratio = paid / everything if everything else 0.0
             worths.append(played.worth)
             points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price, alone))
-        served = [GRID[at] for at in kept(np.stack(worths), np.array([point.cost_ratio for point in points]))]
-        return tuple(replace(point, served=min(w for w in served if w >= point.cost_weight)) for point in points)
+        served = placed(np.stack(worths), np.array([point.cost_ratio for point in points]))
+        return tuple(replace(point, served=GRID[at]) for point, at in zip(points, served, strict=True))
 
 
 def _reward(played: Rollout, price: float) -> F32:
@@ -237,6 +237,21 @@ def improved(
         decider = replace(decider, **adam.parameters)
         learner.advance(1)
     return decider, adam.moments
+
+
+def placed(worth: F32, cost: F64) -> list[int]:
+    """Return which of G ways to answer, each measured at a weight, is served at each of these weights, lowest first.
+
+    They are served by falling cost. Else a pacer that raises the weight, as too much is spent, would spend still more
+    wherever a higher weight costs more. A way that is not `kept` leaves its place to the next that is.
+
+    Args:
+        worth: (G, n) values of the answers to the same queries.
+        cost: (G,).
+    """
+    ways = [*np.argsort(-cost[:-1], kind="stable").tolist(), len(cost) - 1]
+    places = kept(worth[ways], cost[ways])
+    return [ways[min(place for place in places if place >= at)] for at in range(len(ways))]
 
 
 def kept(worth: F32, cost: F64) -> list[int]:

@@ -20,7 +20,7 @@ from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, parameters, 
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, valued
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, placed, valued
 from focalroute.learn.offline.rollout import Rollout, roll
 from focalroute.learn.offline.train import (
     Trained,
@@ -152,6 +152,13 @@ def test_an_option_that_is_surely_worse_than_a_random_mixture_of_others_is_not_s
     assert kept(equal, cost) == [0, 1, 3, 4]
     worth[0] = worth[4]  # asking all is surely right less often than the best
     assert kept(worth, cost) == [3, 4]
+
+
+def test_options_are_served_by_falling_cost() -> None:
+    """Of five ways, the third costs more than the second, and the fourth loses to chance."""
+    draws = np.random.default_rng(0).random(4000)
+    worth = (draws < np.array([0.9, 0.75, 0.8, 0.5, 0.45])[:, None]).astype(np.float32)
+    assert placed(worth, np.array([1.0, 0.1, 0.2, 0.05, 0.01])) == [0, 2, 1, 4, 4]
 
 
 def test_of_equally_good_options_the_first_is_served() -> None:
