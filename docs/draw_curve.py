@@ -23,7 +23,7 @@ _BASELINES = {
     "log-linear-online": "fusion of all twelve",
 }
 #: Their names stand to the left of their points.
-_LEFT = {"best-single-hindsight", "carrot-knn", "plurality", "log-linear-online"}
+_LEFT = {"best-single-hindsight", "plurality", "log-linear-online"}
 
 
 def points() -> dict[str, tuple[float, float]]:
