@@ -75,7 +75,7 @@ _RANGE = r"\s?(?:-|\bto\b(?!\s\d\s+decimal)|['\u2032])\s?|(?(between)\s+and\s+|(
 _OR = r"\s+or\s+-?\d+(?!\d|[.,]\d|\s?[%/])"  # "41 or 42"; "3/4 or 0.75" is one number, written twice
 _ODDS = r"(?<=(?<![\d.,])1)\s+(?:in|out\s+of)(?:\s+every)?\s+(?!(?:19|20)\d\d\b)\d[\d,]*"  # "1 in 6", not "1 in 2019"
 # "7 each, with 2 left over", "3 with a remainder of 2"; not "is left with 2 remaining"
-_REST = r"[^\d.;\n]{0,40}(?<!up|er|im|em|ft),?\swith\s(?:a\sremainder\sof\s\d|\d+(?:\s[a-z]+)?\s(?:left|remaining)\b)"
+_REST = r"[^\d.;\n]{0,40}(?<!up|er|im|em|ft),?\s+with\s(?:a\sremainder\sof\s\d|\d+(?:\s[a-z]+)?\s(?:left|remaining)\b)"
 _MEASURE = r"\s?(?:feet|foot|ft|hours?|hrs?|h|minutes?|min|pounds?|lbs?|dollars?)\s+(?:and\s+)?"  # "5 feet 6"
 _SMALLER_UNIT = (
     r"(?![\d.,]|\s+(?!(?:in|inch\w*|min\w*|sec\w*|s|o\w*|cents?|pence)\b)[^\W\d_])"  # not "3 hours 45 litres"
