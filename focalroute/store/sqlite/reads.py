@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from focalroute.store.codec import read_answer
 from focalroute.store.engine import difference_of, source_name, unless_damaged, with_totals
 from focalroute.store.sqlite.checksums import Check, checks, checksum, head
 from focalroute.store.sqlite.database import fresh_schema
-from focalroute.store.sqlite.writes import SUMMED_UPTO, SUMS, find_differences, is_pruned
+from focalroute.store.sqlite.writes import ALL_SUMS, IS_OF_ASK, SUMMED, find_differences, is_pruned
 
 if TYPE_CHECKING:
     import sqlite3
@@ -174,9 +173,9 @@ def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
 # -- the ledger ----------------------------------------------------------------------------------------------------
 
 # Costs are summed as separate micro- and picodollars: a 64-bit sum of picodollars overflows at 9.2 million USD.
-_LEDGER_ROWS = """
+_LEDGER_ROWS = f"""
 WITH bills AS (
-    SELECT CASE WHEN answer_id NOT LIKE 'probe%' AND answer_id NOT LIKE 'judge%' THEN answer_id END AS ask,
+    SELECT CASE WHEN {IS_OF_ASK} THEN answer_id END AS ask,
         endpoint, at, tags,
         1 AS calls, cost_pico IS NULL AS unpriced, cost_source = 'reserved' AS estimated,
         coalesce(prompt_tokens, 0) AS prompt, coalesce(completion_tokens, 0) AS completion,
@@ -190,7 +189,7 @@ tagged AS (
         SELECT min(same.key) FROM json_each(bills.tags) AS same WHERE same.value = tag.value
     )
 )
-"""
+"""  # noqa: S608 - constants
 _LEDGER_SUMS = """
     count(DISTINCT ask), sum(calls), sum(unpriced), sum(estimated), sum(prompt), sum(completion), sum(micro), sum(pico),
     sum(micro * estimated), sum(pico * estimated), sum(held / 1000000), sum(held % 1000000)
@@ -220,14 +219,10 @@ def _sums_of_rows(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
 
 def totals(db: sqlite3.Connection) -> dict[str, LedgerSum]:
     """See `Store.totals`."""
-    columns = "calls, unpriced, prompt_tokens, completion_tokens, micro, pico, asks"
-    rows = f"SELECT endpoint, {columns} FROM ledger_sums UNION ALL "  # noqa: S608 - constants
-    rows += f"SELECT endpoint, {columns} FROM ({SUMS.format(f'seq > {SUMMED_UPTO}')})"  # noqa: S608 - constants
-    summed = ", ".join(f"sum({column})" for column in columns.split(", "))
+    summed = ", ".join(f"sum({column})" for column in SUMMED[1:])
+    query = f"SELECT endpoint, {summed} FROM ({ALL_SUMS}) GROUP BY endpoint ORDER BY endpoint"  # noqa: S608 - constants
     found = {}
-    for endpoint, calls, unpriced, prompt, completion, micro, pico, asks in db.execute(
-        f"SELECT endpoint, {summed} FROM ({rows}) GROUP BY endpoint ORDER BY endpoint"  # noqa: S608 - constants
-    ):
+    for endpoint, asks, calls, unpriced, prompt, completion, micro, pico in db.execute(query):
         cost = from_pico(micro * 1_000_000 + pico)
         found[endpoint] = LedgerSum(endpoint, asks, calls, unpriced, 0, prompt, completion, cost)
     return {endpoint: row for endpoint, row in found.items() if row.calls or row.asks}
@@ -267,14 +262,16 @@ def reconcile(db: sqlite3.Connection) -> list[BalanceDifference]:
 def _wrong_sums(db: sqlite3.Connection) -> Iterator[str]:
     if is_pruned(db):
         return
-    found, asks = totals(db), {row.key: row.asks for row in _sums_of_rows(db, "all")}
-    if sum(row.asks for row in found.values()) != asks.get("all", 0):
+    kept = totals(db)
+    if sum(row.asks for row in kept.values()) != sum(row.asks for row in _sums_of_rows(db, "all")):
         yield "ledger_sums: the asks are not those of the ledger"
     for row in _sums_of_rows(db, "endpoint"):
-        kept = found.get(row.key, LedgerSum(row.key))
-        true = replace(kept, calls=row.calls, unpriced=row.unpriced, cost=row.cost)
-        if kept != replace(true, prompt_tokens=row.prompt_tokens, completion_tokens=row.completion_tokens):
+        if _without_asks(row) != _without_asks(kept.get(row.key, LedgerSum(row.key))):
             yield f"ledger_sums: the sums of {row.key!r} are not those of its rows"
+
+
+def _without_asks(row: LedgerSum) -> tuple[object, ...]:
+    return row.calls, row.unpriced, row.prompt_tokens, row.completion_tokens, row.cost
 
 
 def _damaged_pages(db: sqlite3.Connection) -> Iterator[str]:

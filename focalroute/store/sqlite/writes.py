@@ -68,19 +68,23 @@ _log = logging.getLogger("focalroute.store")
 _OF_TAG = "(? = '' OR ? IN (SELECT value FROM json_each(tags)))"
 _LONGEST_S = 3600.0  # of a call, for old reservations without a deadline
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
-_SUMMED = ("endpoint", "asks", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico")
-#: The number of the last ledger row that is in the ledger's sums.
-SUMMED_UPTO = "(SELECT coalesce(max(upto), 0) FROM ledger_sums)"
-#: The ledger's sums, as columns `_SUMMED`, of the rows of a condition; an ask counts at the endpoint of its first row.
-SUMS = """
+#: The columns of the ledger's sums, all but the first of which can be added.
+SUMMED = ("endpoint", "asks", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico")
+#: Whether a row of the ledger is a call of an ask.
+IS_OF_ASK = f"answer_id NOT LIKE '{PROBE}%' AND answer_id NOT LIKE '{JUDGE}%'"
+_SUMMED_UPTO = "(SELECT coalesce(max(upto), 0) FROM ledger_sums)"  # the last ledger row that is in the sums
+# The sums of the ledger rows of a condition; an ask counts at the endpoint of its first row.
+_SUMS = f"""
 SELECT endpoint,
-    sum(answer_id NOT LIKE 'probe%' AND answer_id NOT LIKE 'judge%' AND NOT EXISTS
+    sum({IS_OF_ASK} AND NOT EXISTS
         (SELECT 1 FROM ledger AS same WHERE same.answer_id = ledger.answer_id AND same.seq < ledger.seq)) AS asks,
     count(*) AS calls, sum(cost_pico IS NULL) AS unpriced,
     coalesce(sum(prompt_tokens), 0) AS prompt_tokens, coalesce(sum(completion_tokens), 0) AS completion_tokens,
     coalesce(sum(cost_pico / 1000000), 0) AS micro, coalesce(sum(cost_pico % 1000000), 0) AS pico
-FROM ledger WHERE {} GROUP BY endpoint
-"""
+FROM ledger WHERE {{}} GROUP BY endpoint
+"""  # noqa: S608 - constants
+#: The sums that are kept, and those of the rows after them.
+ALL_SUMS = f"SELECT {', '.join(SUMMED)} FROM ledger_sums UNION ALL {_SUMS.format(f'seq > {_SUMMED_UPTO}')}"  # noqa: S608 - constants
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -209,15 +213,15 @@ def sum_up(db: sqlite3.Connection, *, least: int = 1, most: int = sys.maxsize) -
     Returns:
         Whether there may be more.
     """
-    (last,) = db.execute(f"SELECT {SUMMED_UPTO}").fetchone()
+    (last,) = db.execute(f"SELECT {_SUMMED_UPTO}").fetchone()
     following = "SELECT count(*), max(seq) FROM (SELECT seq FROM ledger WHERE seq > ? ORDER BY seq LIMIT ?)"
     count, upto = db.execute(following, (last, most)).fetchone()
     if count < least:
         return False
-    added = ", ".join(f"{column} = {column} + excluded.{column}" for column in _SUMMED[1:])
+    added = ", ".join(f"{column} = {column} + excluded.{column}" for column in SUMMED[1:])
     db.execute(
-        f"INSERT INTO ledger_sums ({', '.join(_SUMMED)}, upto) "  # noqa: S608 - constants
-        f"SELECT *, ? FROM ({SUMS.format('seq > ? AND seq <= ?')}) WHERE true "
+        f"INSERT INTO ledger_sums ({', '.join(SUMMED)}, upto) "  # noqa: S608 - constants
+        f"SELECT *, ? FROM ({_SUMS.format('seq > ? AND seq <= ?')}) WHERE true "
         f"ON CONFLICT (endpoint) DO UPDATE SET {added}, upto = excluded.upto",
         (upto, last, upto),
     )
@@ -228,11 +232,11 @@ def sum_up(db: sqlite3.Connection, *, least: int = 1, most: int = sys.maxsize) -
 def _take_from_sums(db: sqlite3.Connection, reservation: Reservation, seq: int, pico: int) -> None:
     """Take a deleted row, the estimate of a call, from the ledger's sums, if it is in them."""
     ask, endpoint = reservation.answer_id, reservation.endpoint
-    others = f"SELECT EXISTS (SELECT 1 FROM ledger WHERE answer_id = ? AND seq <= {SUMMED_UPTO})"  # noqa: S608 - constants
+    others = f"SELECT EXISTS (SELECT 1 FROM ledger WHERE answer_id = ? AND seq <= {_SUMMED_UPTO})"  # noqa: S608 - constants
     no_ask = ask.startswith((PROBE, JUDGE)) or db.execute(others, (ask,)).fetchone()[0]
     less = "asks = asks - ?, calls = calls - 1, micro = micro - ?, pico = pico - ?"
     values = (not no_ask, pico // 1_000_000, pico % 1_000_000, endpoint, seq)
-    db.execute(f"UPDATE ledger_sums SET {less} WHERE endpoint = ? AND ? <= {SUMMED_UPTO}", values)  # noqa: S608 - constants
+    db.execute(f"UPDATE ledger_sums SET {less} WHERE endpoint = ? AND ? <= {_SUMMED_UPTO}", values)  # noqa: S608 - constants
     seal(db, "ledger_sums")
 
 
@@ -488,9 +492,7 @@ def _add_up(db: sqlite3.Connection, periods: Mapping[Account, int]) -> dict[Acco
         for account in accounts:
             found[account] = AccountState(period, spent_by_tag[account.tag], held_by_tag[account.tag])
     if Account() in found and is_pruned(db):
-        rest = SUMS.format(f"seq > {SUMMED_UPTO}")
-        every = f"SELECT micro, pico FROM ledger_sums UNION ALL SELECT micro, pico FROM ({rest})"  # noqa: S608 - constants
-        spent_by_tag = _sums(db, f"SELECT '[]', micro, pico FROM ({every})")  # noqa: S608 - constants
+        spent_by_tag = _sums(db, f"SELECT '[]', micro, pico FROM ({ALL_SUMS})")  # noqa: S608 - constants
         found[Account()] = found[Account()]._replace(spent=spent_by_tag[""])
     return found
 
