@@ -322,7 +322,7 @@ def test_old_rows_are_dropped_and_the_sums_stay(where: str) -> None:
 def test_a_tool_drops_nothing_and_reads_no_store_that_is_not_there(
     where: str, tmp_path: Path, start_pool: StartPool
 ) -> None:
-    """Of a fleet with a great `keep`, whoever left that out of the address dropped all but 100,000 answers."""
+    """A tool whose address left out the fleet's `keep` dropped all but 100,000 answers."""
     pool = tmp_path / "pool.toml"
     pool.write_text(pool_toml(start_pool(default_models()[:1]).endpoints))
     tool = f"{where}&keep=5"

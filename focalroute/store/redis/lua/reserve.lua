@@ -30,9 +30,10 @@ else
 end
 local moment = string.format('%.6f', at)
 if granted and not kept then
-    resume(cjson.decode(tags), tonumber(moment))
+    local named, begun = cjson.decode(tags), tonumber(moment)
+    resume(named, begun)
     hold(id, moment, ARGV[2], ARGV[3], tags, text, at + until_s)
-    move(cjson.decode(tags), tonumber(moment), NOTHING, amount)
+    move(named, begun, NOTHING, amount)
 end
 local said = {granted and 1 or 0, moment}
 for _, limit in ipairs(limits) do

@@ -104,7 +104,8 @@ end
 function apply.bill(row)
     local endpoint, moment, micro, pico, prompt, completion, tags, text, held = unpack(row, 1, 9)
     local ended, estimated = NOTHING, NOTHING
-    resume(cjson.decode(tags), tonumber(moment))
+    local named, at = cjson.decode(tags), tonumber(moment)
+    resume(named, at)
     if held ~= '' then
         ended, estimated = finish(held, endpoint, row[10], row[11])
     end
@@ -123,7 +124,7 @@ function apply.bill(row)
         estimate('doubt:' .. held, entry, micro, pico)
     end
     local spent = micro == '' and NOTHING or {tonumber(micro), tonumber(pico)}
-    move(cjson.decode(tags), tonumber(moment), minus(spent, estimated), minus(held_on, ended))
+    move(named, at, minus(spent, estimated), minus(held_on, ended))
 end
 
 function apply.release(row)
@@ -132,9 +133,10 @@ function apply.release(row)
     if kept then -- its own moment: who gave up waiting for the reservation does not know it
         moment = cjson.decode(kept).at
     end
-    resume(cjson.decode(tags), tonumber(moment))
+    local named, at = cjson.decode(tags), tonumber(moment)
+    resume(named, at)
     local ended, estimated = finish(held, endpoint, row[5], row[6])
-    move(cjson.decode(tags), tonumber(moment), minus(NOTHING, estimated), minus(NOTHING, ended))
+    move(named, at, minus(NOTHING, estimated), minus(NOTHING, ended))
 end
 
 -- The latest by the writers' clocks, except that one by a clock that is ahead does not stand until its moment comes.
