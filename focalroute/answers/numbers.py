@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, InvalidOperation, Overflow
 from fractions import Fraction
 from math import prod
@@ -303,12 +303,18 @@ def _number_in_digits(texts: Iterable[str], which: int) -> str | None:
         if found:
             answers = [match for match in found if not _is_given(match)]
             in_words = None if answers else _number_in_words(text, which, given=False)
-            year = any(match not in answers and _YEAR.fullmatch(match[0]) for match in found)
-            named = _NAMED.match(text) if year else None
-            if year and len(found) > 1 and not in_words and all(named and m.end() < named.end() for m in answers):
+            if not in_words and len(found) > 1 and _only_names(text, found, answers):
                 return ""
             return in_words or _form((answers or found)[which])
     return None
+
+
+def _only_names(text: str, found: Sequence[re.Match[str]], answers: Sequence[re.Match[str]]) -> bool:
+    """Whether a year is given, and no other number found is an answer but in a name, such as "Apollo 11"."""
+    if not any(match not in answers and _YEAR.fullmatch(match[0]) for match in found):
+        return False
+    named = _NAMED.match(text)
+    return all(named is not None and match.end() < named.end() for match in answers)
 
 
 def _is_given(match: re.Match[str]) -> bool:
