@@ -6,7 +6,7 @@ between labels take seconds for a drawing, are not deterministic, and let labels
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -200,18 +200,23 @@ def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) ->
 
 def short_names(names: Sequence[str]) -> list[str]:
     """Shorten long names, ``service/owner/model`` to the model; those that look alike then begin where they differ."""
-    models = {name: name if len(name) <= _LONGEST_NAME else name.rpartition("/")[2] or name for name in names}
-    shown = {}
-    for name, model in models.items():
-        shown[name] = _cut(model)
-        alike = {one: other for one, other in models.items() if _cut(other) == _cut(model)}
-        if len(alike) > 1:
-            if len(set(alike.values())) == 1:  # one model of several services
-                alike = {one: one for one in alike}
-            letters = enumerate(zip_longest(*alike.values()))
-            same = next(place for place, each in letters if len(set(each)) > 1)
-            shown[name] = _cut("…" * (same > 0) + alike[name][same:])
+    looks: dict[str, dict[str, str]] = {}  # name -> model of those that look alike, by how they look
+    for name in names:
+        model = name if len(name) <= _LONGEST_NAME else name.rpartition("/")[2] or name
+        looks.setdefault(_cut(model), {})[name] = model
+    shown: dict[str, str] = {}
+    for look, models in looks.items():
+        shown |= _told_apart(models) if len(models) > 1 else dict.fromkeys(models, look)
     return [shown[name] for name in names]
+
+
+def _told_apart(models: Mapping[str, str]) -> dict[str, str]:
+    """Shorten models that look alike, given by name, so that each begins where they differ."""
+    if len(set(models.values())) == 1:  # one model of several services
+        models = {name: name for name in models}
+    letters = enumerate(zip_longest(*models.values()))
+    same = next(place for place, each in letters if len(set(each)) > 1)
+    return {name: _cut("…" * (same > 0) + model[same:]) for name, model in models.items()}
 
 
 def _cut(name: str) -> str:
