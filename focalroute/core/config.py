@@ -57,15 +57,15 @@ _MAX_HEADERS, _MAX_HEADER_LENGTH = 100, 8192
 _PLAIN = frozenset((str, int, bool, type(None), dict, list))  # no floats: JSON has no NaN and no infinity
 _DEEPEST_PLAIN = 20
 
-#: No service gives more samples in one call.
+#: The most samples that any service gives in one call.
 MOST_SAMPLES = 128
-#: A closed question has no more choices.
+#: The most choices of a closed question.
 MOST_CHOICES = 1000
 
 _HIGHEST_PRICE = Decimal(100_000)
 
 _IN_PARAMS = 'give it in params, such as params={"temperature": 0, "max_tokens": 100}'
-#: Class of settings -> what others, or former versions, call one of them -> its name here, or what to do.
+#: For each class: a name used by other libraries or earlier versions -> its name here, or a sentence with advice.
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "Endpoint": {
         **dict.fromkeys(("url", "api_base", "host", "endpoint", "server"), "base_url"),
@@ -254,13 +254,13 @@ def check_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_json(what: str, value: object) -> None:
-    """ConfigError that names ``what``, and the key if it is a mapping, unless the value can be written as JSON."""
-    wrong = _json_error(value)
-    if wrong is None:
+    """Raise a ConfigError if the value cannot be written as JSON; it names ``what`` and, in a mapping, the key."""
+    error = _json_error(value)
+    if error is None:
         return
     if isinstance(value, Mapping):
         what = next((f"{what}: {key}" for key, one in value.items() if _json_error(one)), what)
-    raise ConfigError(f"{what}: cannot be sent as JSON ({type(wrong).__name__}); give plain values only")
+    raise ConfigError(f"{what}: cannot be sent as JSON ({type(error).__name__}); give plain values only")
 
 
 def _json_error(value: object) -> Exception | None:
@@ -273,7 +273,7 @@ def _json_error(value: object) -> Exception | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether the types in a value show that it is valid JSON; writing it would take many times as long."""
+    """Whether a value is valid JSON by its types alone; this is many times faster than writing it."""
     level = [value]
     for _ in range(_DEEPEST_PLAIN):
         below: list[object] = []
@@ -307,7 +307,7 @@ def _verify(trusted: object) -> object:
 
 
 def check_http_client(client: object) -> None:
-    """ValueError unless it is an ``httpx.AsyncClient``."""
+    """Raise a ValueError unless this is an ``httpx.AsyncClient``."""
     if not any(cls.__name__ == "AsyncClient" and cls.__module__.startswith("httpx") for cls in type(client).__mro__):
         raise ValueError(f"http_client: give an httpx.AsyncClient, got {type(client).__name__}")
 
@@ -364,7 +364,7 @@ class Unchecked:
 
 
 class Price(NamedTuple):
-    """USD per million tokens; ``cached`` for prompt tokens from the provider's cache, ``prompt`` for the others."""
+    """USD per million tokens; ``cached`` is for prompt tokens read from the provider's cache, ``prompt`` for others."""
 
     prompt: Decimal
     completion: Decimal
@@ -405,15 +405,15 @@ class Endpoint:
         prices_from: where they were looked up: "listing", or a price library and its version (also written by that
             command); None: unknown.
         dialect: how the service deviates from OpenAI; "auto" goes by the host.
-        timeout_s: for one call.
-        max_concurrency: limit on concurrent calls, per event loop; None: only what 429 replies teach.
+        timeout_s: limit on the time of one call.
+        max_concurrency: limit on concurrent calls, per event loop; None: limited only after 429 replies.
         requests_per_minute: limit on calls in any 60 seconds, per process; None: no limit.
         tokens_per_minute: limit on prompt and completion tokens in any 60 seconds, per process; None: no limit.
-        logprobs: overrides the probe: whether log-probabilities come back.
-        top_logprobs: overrides the probe: how many alternatives a token comes with (0: only its own).
-        n: overrides the probe: whether several samples can be asked for in one call.
-        structured_choice: overrides the probe: whether an answer can be constrained to the choices.
-        stream_usage: overrides the probe: whether a stream ends with its usage.
+        logprobs: whether it returns log-probabilities. This and the next four are detected where not given.
+        top_logprobs: how many alternatives to each token it returns (0: only the token's own log-probability).
+        n: whether one call can ask for several samples.
+        structured_choice: whether an answer can be constrained to the choices.
+        stream_usage: whether a stream ends with its usage.
         whole_choices: score a closed question by the likelihood of each whole choice instead of asking for its letter.
             This takes a prompt for every choice, and a service whose ``/completions`` echoes prompts with their
             log-probabilities, such as vLLM. Where the service refuses that, it is asked for the letter.
@@ -429,7 +429,7 @@ class Endpoint:
             where the service has one. None: 8,192 where the model is found to reason, more where those do not suffice.
         verbosity: how long the model's replies should be ("low", "medium", "high"), where supported.
         expected_accuracy: how often it is expected to be right, in [0, 1], such as its score on a public benchmark.
-            Only the differences within a pool count, as much as 100 answers with feedback. None: as often as others.
+            Only the differences within a pool count, as much as 100 answers with feedback. None: the pool's average.
         params: provider parameters sent with every call (``temperature``, ``seed``, ...).
         extra_body: the same, under the name openai's client has for parameters it does not know.
 

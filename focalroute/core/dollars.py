@@ -14,7 +14,7 @@ PERIODS: Mapping[str, int] = {"minute": 60, "hour": 3600, "day": 86_400}
 #: `Endpoint.price` and `parse_usd`.
 Amount = Decimal | float | str
 
-#: Amounts are computed in this context: a program's own may round to a few digits, or raise where one is rounded.
+#: Amounts are computed in this context; the program's own may round to a few digits, or raise on inexact results.
 MONEY = Context(prec=28, rounding=ROUND_HALF_EVEN, traps=[DivisionByZero, InvalidOperation, Overflow])
 
 _NUMBERS = (Decimal, int, float, str)

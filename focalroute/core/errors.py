@@ -188,12 +188,12 @@ class StoreError(FocalrouteError):
 
 
 class CallFailed(FocalrouteError):
-    """One call to one endpoint failed. Internal: `pool` turns it into ``Reply.error``.
+    """One call to one endpoint failed. Internal: `focalroute.endpoints.member` turns it into ``Reply.error``.
 
     Attributes:
         usage: tokens that the failed call consumed, where the service reported them.
         free: whether it certainly cost nothing: it never arrived, or the service refused it. Status 408 or 5xx is not
-            a refusal: a model may have run behind the gateway that gave up. Unless given, the failure tells.
+            a refusal: a model may have run behind the gateway that gave up. Default: derived from the failure.
         reported: an error in the body of a successful response, in the service's own words.
     """
 
@@ -204,5 +204,7 @@ class CallFailed(FocalrouteError):
         self.failure = failure
         self.usage = usage
         self.reported = reported
-        refused = failure.kind == "status" and failure.status != 408 and (failure.status or 0) < 500
-        self.free = refused or failure.kind in ("limited", "unavailable") if free is None else free
+        if free is None:
+            refused = failure.kind == "status" and failure.status != 408 and (failure.status or 0) < 500
+            free = refused or failure.kind in ("limited", "unavailable")
+        self.free = free

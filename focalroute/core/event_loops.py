@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_LOOK_EVERY_S = 0.02
+_POLL_EVERY_S = 0.02
 
 
 class PerLoop(Generic[T]):
@@ -84,11 +84,11 @@ class Background:
 async def wait_until(done: Callable[[], bool], within_s: float) -> None:
     """Wait until other loops or threads are done, for at most ``within_s`` seconds.
 
-    It looks again and again, as a program that ends starts no thread that could wait.
+    It polls, as a program that is ending cannot start a thread to wait in.
     """
     give_up = time.monotonic() + within_s
-    while not done() and time.monotonic() < give_up:  # noqa: ASYNC110 - no event of this loop tells
-        await asyncio.sleep(_LOOK_EVERY_S)
+    while not done() and time.monotonic() < give_up:  # noqa: ASYNC110 - an event cannot be set from other loops
+        await asyncio.sleep(_POLL_EVERY_S)
 
 
 class DaemonThreads(Executor):

@@ -84,7 +84,7 @@ def refusing(path: Path, action: Literal["read", "written"]) -> Iterator[None]:
 
 
 def replace_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: a full disk leaves what was there. A link stays a link, and a mode as it is.
+    """Replace a file atomically: if writing fails, the old content stays. Keeps the file's mode and symbolic link.
 
     Raises:
         OSError: it cannot be written.
@@ -109,7 +109,7 @@ def hold_file(file: IO[bytes], path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"{path}: another process is writing it; wait for its end, or give another name") from None
+        raise ConfigError(f"{path}: another process is writing it; wait until it ends, or give another name") from None
 
 
 def most_files() -> int | None:

@@ -26,17 +26,17 @@ def tls_context(
         ConfigError: a file cannot be read, or lacks a certificate or key.
     """
     if verify is True and cert is None:
-        return _usual(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-    return _read(verify, cert)
+        return _default_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _make_context(verify, cert)
 
 
 @functools.lru_cache(4)
-def _usual(file: str | None, folder: str | None) -> ssl.SSLContext:
+def _default_context(file: str | None, folder: str | None) -> ssl.SSLContext:
     """Return the default context, cached: reading all its certificates takes longer than many calls."""
-    return _read(True, None)
+    return _make_context(True, None)
 
 
-def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
+def _make_context(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str] | None) -> ssl.SSLContext:
     named = "verify"
     try:
         if isinstance(verify, str | Path):
@@ -61,7 +61,7 @@ def _read(verify: bool | str | Path | ssl.SSLContext, cert: str | tuple[str, str
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
-    """Return the endpoint's proxy, else the environment's current one for its address; None: it is called directly.
+    """Return the endpoint's own proxy, else the environment's for its address; None: it is called directly.
 
     Raises:
         ConfigError: the environment's proxy is not an HTTP address.

@@ -120,10 +120,10 @@ def load_pool(path: str | Path) -> PoolFile:
     except ValueError as error:  # such as a NUL in its name
         raise ConfigError(f"{str(path)!a}: not a path: {error}") from None
     with locating(path):
-        return _parsed(content)
+        return _parse(content)
 
 
-def _parsed(content: bytes) -> PoolFile:
+def _parse(content: bytes) -> PoolFile:
     try:
         data = read_toml(content)
     except ValueError as error:
@@ -135,8 +135,8 @@ def _parsed(content: bytes) -> PoolFile:
     tables = data.get("endpoint", [])
     if not isinstance(tables, list):
         raise ConfigError("endpoint: write [[endpoint]], with two brackets")
-    endpoints = [_table(_place(i, table), Endpoint, table) for i, table in enumerate(tables)]
-    budget = _table("budget", Budget, data["budget"]) if "budget" in data else None
+    endpoints = [_read_table(_place(i, table), Endpoint, table) for i, table in enumerate(tables)]
+    budget = _read_table("budget", Budget, data["budget"]) if "budget" in data else None
     for name in ("ensemble", "embedder", "judge"):
         if not isinstance(data.get(name, {}), dict):
             raise ConfigError(f"{name}: write it as a table, [{name}]")
@@ -160,11 +160,13 @@ def _refuse_objects(table: Mapping[str, Any]) -> None:
 
 
 def _place(index: int, table: object) -> str:
+    """Return how an error names an endpoint's table: by its index and, if it has one, its name."""
     name = table.get("name") if isinstance(table, dict) else None
     return f"endpoint[{index}] {name[:99]!r}" if isinstance(name, str) else f"endpoint[{index}]"
 
 
-def _table(where: str, make: Callable[..., _C], table: object) -> _C:
+def _read_table(where: str, make: Callable[..., _C], table: object) -> _C:
+    """Make an `Endpoint` or a `Budget` of a table; an error begins with ``where``."""
     known = {f.name for f in fields(make)} - _ONLY_IN_PYTHON  # type: ignore[arg-type]
     with locating(where, f"{make.__name__}: "):
         if not isinstance(table, dict):
@@ -180,7 +182,7 @@ def _table(where: str, make: Callable[..., _C], table: object) -> _C:
 
 
 def _check_keys(pool: Iterable[Endpoint]) -> None:
-    """ConfigError unless each key would go to one service only, the one its variable is named for."""
+    """Raise a ConfigError unless each key would go to one service only, the one its variable is named for."""
     first_use: dict[str, tuple[str, str]] = {}
     for endpoint in pool:
         variable, url = endpoint.api_key_env, urlsplit(endpoint.base_url or "")

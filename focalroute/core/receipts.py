@@ -43,10 +43,10 @@ class Call:
         cost: USD of all its attempts. An attempt that was cancelled or broke off before its usage came back counts with
             an estimate (``cost_source`` "reserved"). None: an attempt's cost has no known bound ("unknown").
         evidence: the weight of its vote from its record, in log-odds, as the Fusion saw it; None: it has no vote.
-        saved: USD that cancelling it saved, an estimate that is not taken off ``cost``: the endpoint's expected cost
-            (the mean of its calls, with its listed price as five more) times the share of its mean latency that was
-            left. It holds for services that stop billing once the connection is closed. None: it was not cancelled, or
-            no call of this endpoint is known.
+        saved: estimated USD saved by cancelling it, not subtracted from ``cost``: the endpoint's expected cost times
+            the share of its mean latency that was left. The expected cost is the mean of its calls, with its listed
+            price counted as five more calls. The estimate holds for services that stop billing once the connection is
+            closed. None: it was not cancelled, or no call of this endpoint is known.
         hedge_of: the endpoint whose late call it hedged; None: it was picked.
         queued_s: seconds from the ask's start until it was picked and began to wait for the endpoint; it ended
             ``latency_s`` later. None: on receipts from before 24 November 2026.
@@ -211,7 +211,7 @@ _PLAIN = (
     "cost", "usage", "latency_s", "degraded", "durable", "cached", "metadata", "receipt",
 )  # fmt: skip
 _SHOWN = 60  # characters of an answer in its repr
-#: What others call a part of an answer -> its name here.
+#: A name that other libraries use for a part of an answer -> its name here.
 _ELSEWHERE = {
     **dict.fromkeys(("choices", "options"), "candidates, .choice (its index) or .message"),
     **dict.fromkeys(("content", "answer", "output_text", "response"), "text"),
@@ -418,8 +418,8 @@ _LONGEST = 100  # characters shown of a reply in HTML
 _OUTER = "width:6em;background:#8883"
 _INNER = "margin-left:{start:.0%};width:{share:.0%};height:.8em;background:{colour}"
 _BAR = f'<div style="{_OUTER}"><div style="{_INNER}"></div></div>'
-_HEADS = ("asked", "said", "probability", "cost", "time")
-_HEAD = "".join(f'<th style="text-align:left" colspan="{1 + (i > 1)}">{head}</th>' for i, head in enumerate(_HEADS))
+_HEADS = {"asked": 1, "said": 1, "probability": 2, "cost": 2, "time": 2}  # columns of each: a number has a bar, too
+_HEAD = "".join(f'<th style="text-align:left" colspan="{span}">{head}</th>' for head, span in _HEADS.items())
 _CELL = '<td style="text-align:left;white-space:{}">{}</td>'
 
 

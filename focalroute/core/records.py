@@ -148,7 +148,7 @@ class Failure:
     Attributes:
         message: what happened, in one line, the provider's words included.
         status: HTTP status, where there was one.
-        retry_after_s: how long the service asked us to wait, or how long its rate limit lasts.
+        retry_after_s: how long the service asks to wait, or until its rate limit ends.
         lacks: what the service says it does not support: "tools", "images", "json_schema", or a field of the request.
         host: the host that was called; ``model``: the model.
         code: the provider's own name of the error.
@@ -476,5 +476,5 @@ class Outcome:
 
 
 def differ(candidates: Iterable[int | None]) -> bool:
-    """Return whether there are several candidates; None, no readable answer, does not count."""
+    """Return whether members back different candidates; None (no readable answer) does not count."""
     return len({*candidates} - {None}) > 1

@@ -1,7 +1,7 @@
 """Lists the services known by name, as in ``Endpoint("openai/gpt-5-mini")``: address, key, dialect, what each lacks.
 
-Nothing is fetched. What is wrong or has changed is learned from refusals, and every field can be given to the endpoint
-instead.
+Nothing is fetched. An entry that is wrong or out of date is corrected by the service's refusals, and every field can be
+given to the endpoint instead.
 """
 
 from __future__ import annotations

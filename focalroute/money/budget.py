@@ -36,8 +36,8 @@ _log = logging.getLogger("focalroute")
 #: Collects the budgets of the asks in this context; None: they are not collected.
 ASKED: ContextVar[list[AskBudget] | None] = ContextVar("asked", default=None)
 
-_LOOK_AGAIN_S = 0.01
-_USUAL_CALLS = 128  # after which the counts so far are halved
+_POLL_EVERY_S = 0.01
+_USUAL_CALLS = 128  # calls after which an endpoint's sums are halved
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
@@ -127,7 +127,7 @@ class BudgetGuard:
         """Make the budget of one ask: the smaller of its own cap and the budget's, within all limits that concern it.
 
         Args:
-            patience_s: how long the ask may wait for amounts that other asks of this process may not spend in full.
+            patience_s: how long the ask may wait for other asks of this process to release what they do not spend.
 
         Raises:
             ConfigError: ``max_usd`` is not an amount, or cannot be kept because a price is unknown.
@@ -176,17 +176,19 @@ class BudgetGuard:
         First come, first served, among asks that the same limits concern. Does not wait for the reservations of other
         processes, which may be dead.
         """
-        queue = self._queues.here().setdefault(accounts, asyncio.Lock())  # kept by those who wait in it
+        queue = self._queues.here().setdefault(accounts, asyncio.Lock())  # weak: it lives while asks wait in it
         async with queue:
             while True:
-                settled = not self._held
+                none_under_way = not self._held
                 await self.refresh(accounts)
-                if (there := enough()) or settled:
-                    return there
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                if enough():
+                    return True
+                if none_under_way:
+                    return False
+                await asyncio.sleep(_POLL_EVERY_S)
 
     async def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> float | None:
-        """Reserve an amount; return the moment it counts towards, None if it does not fit.
+        """Reserve an amount; return the time of the reservation, None if it does not fit.
 
         Raises:
             StoreError: the store cannot tell whether it fits.
@@ -291,7 +293,7 @@ class AskBudget:
         return self.cap is not None or bool(self._limits)
 
     def fits(self, amount: Decimal) -> bool:
-        """Whether ``amount`` more could be reserved, by the latest known balances; nothing always can."""
+        """Whether ``amount`` more could be reserved, by the latest known balances; 0 always fits."""
         return not amount or all(amount <= left for left in self._left())
 
     def _left(self) -> Iterator[Decimal]:
@@ -303,8 +305,8 @@ class AskBudget:
     async def make_room(self, amounts: Sequence[Decimal]) -> None:
         """Refresh the balances if these amounts may not all fit; wait for room if other asks' reservations take it.
 
-        The wait is for all amounts or, if these can never fit, for the least. It pays as a reservation is for the most
-        that a call can cost, and most of it is released.
+        It waits until all amounts fit or, if they never can, until the least does. Waiting pays: a call reserves the
+        most that it can cost, and most of that is released.
 
         Raises:
             StoreError: the store cannot be read.
@@ -317,7 +319,7 @@ class AskBudget:
             await self._wait_for_room(amounts)
 
     async def _wait_for_room(self, amounts: Sequence[Decimal]) -> bool:
-        """Wait for room within the ask's patience; True if it came or never can, False if waiting was in vain."""
+        """Wait for room within the ask's patience; True if there is room or never can be, False if it gave up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
                 accounts = tuple(self._limits)
@@ -325,10 +327,12 @@ class AskBudget:
         return False
 
     def _room_may_come(self, amounts: Sequence[Decimal]) -> bool:
-        """Whether the amounts, or else the least, do not fit now but would if others' reservations were released."""
-        without = [limit - self._guard.balance(account).spent for account, limit in self._limits.items()]
-        wanted = next((one for one in (sum(amounts, Decimal(0)), min(amounts)) if one <= min(without)), None)
-        return wanted is not None and not self.fits(wanted)
+        """Whether the amounts do not fit now but would without reservations; the least, if they never fit together."""
+        unspent = min(limit - self._guard.balance(account).spent for account, limit in self._limits.items())
+        wanted = sum(amounts, Decimal(0))
+        if wanted > unspent:
+            wanted = min(amounts)
+        return wanted <= unspent and not self.fits(wanted)
 
     @property
     def share_left(self) -> float:
@@ -378,7 +382,7 @@ class AskBudget:
         return self._guard.usual_cost(endpoint, bound)
 
     def settle(self, hold: HeldAmount, bill: Bill) -> LedgerRow:
-        """Replace the held amount by the bill's cost and doubt; return the row of the ledger."""
+        """Replace the held amount by the bill's cost and doubt; return the ledger row."""
         self.bills.append(bill)
         cost = bill.cost or Decimal(0)
         self.reserved -= cost if bill.doubt else hold.amount  # a doubtful call counts in full against the ask's cap

@@ -74,7 +74,7 @@ class Bill:
     """The usage and cost of one attempt at one endpoint.
 
     Attributes:
-        cost: to the ledger's precision, so that receipts and ledger add up to the same.
+        cost: USD, rounded to the ledger's precision, so that receipts and ledger have the same sums.
         doubt: for an estimate, the USD that the attempt may have cost on top of ``cost``.
     """
 
@@ -87,7 +87,7 @@ class Bill:
     def __post_init__(self) -> None:
         if self.cost is not None:
             rounded = self.cost.quantize(_FINEST, context=MONEY)
-            if rounded != self.cost:  # else it keeps its form
+            if rounded != self.cost:  # an equal amount keeps its number of digits
                 self.cost = rounded
 
     @staticmethod
@@ -119,10 +119,10 @@ def bill_of(
     free: bool = False,
     usual: UsualCost | None = None,
 ) -> Bill:
-    """Make the bill of an attempt, by its usage; without usage an estimate, unless the attempt or endpoint is free.
+    """Make the bill of an attempt from its usage; without usage, estimate it, unless the attempt or endpoint is free.
 
-    The estimate is half the mean cost, as if every second such call were billed; cost and doubt together are 1.5 times
-    the dearer usual cost, at most ``bound``. If the usual cost is unknown, the estimate is ``bound``, as reserved.
+    The estimated cost is half the usual mean, as if every second such call were billed. The doubt is the difference to
+    1.5 times ``usual.dearer``, or to ``bound`` if that is less. If the usual cost is unknown, the cost is ``bound``.
 
     A bill above its bound counts as the bound, since no allowed call costs that much. A warning, at most one a minute
     for each endpoint, states both amounts, as prices may be out of date.

@@ -52,11 +52,11 @@ _DEBT = 1000.0  # bound of D, either way
 _UNDER_WAY = 4  # beyond this many asks under way, steps are smaller and weights spread
 _SPREAD = 1.0  # bound of the spread of weights in log lambda, either way
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_SILVER = math.sqrt(2) - 1  # step of the sequence that draws asks at a bound: independent of the golden one
+_SILVER = math.sqrt(2) - 1  # step of a second sequence, independent of the golden one, which mixes asks at a bound
 _MIXED = 20.0  # width of the range of D, in targets, over which the share of asks at a bound rises from none to all
 _TOO_LOW = 1000  # consecutive asks at the highest weight; if these cost too much on average, the target cannot be held
 _PRICE_RANGE = 1000.0
-_FIRST_WORTH = 0.05  # in rewards, from -1 for a wrong answer to 1 for a right one
+_FIRST_WORTH = 0.05  # initial price of ``seconds_per_query``, in units of reward (-1 wrong, 1 right)
 _LATEST = 16  # answers in the store whose weights a new process starts from
 
 
@@ -69,7 +69,7 @@ class DualAscent:
         bounds: the lowest and the highest weight.
     """
 
-    _unmet = ""  # the warning, with target and mean, that even the highest weight does not reach the target
+    _unmet = ""  # format of the warning, with target and mean, that even the highest weight misses the target
 
     def __init__(self, target: float | None, weight: float, bounds: tuple[float, float]) -> None:
         self._target = target
@@ -79,7 +79,7 @@ class DualAscent:
         self._debt = 0.0
         self._under_way = 0
         self._begun = 0
-        self._bound, self._beyond = 0, 0.0  # asks in a row at the highest weight, and the sum of e over them
+        self._at_highest, self._excess = 0, 0.0  # asks in a row at the highest weight, and the sum of e over them
         self._lock = threading.Lock()
 
     @property
@@ -92,7 +92,7 @@ class DualAscent:
         with self._lock:
             self._under_way += 1
             self._begun += 1
-            return self._weight if self._target is None else self._drawn(self._spread())
+            return self._weight if self._target is None else self._mix_at_bounds(self._spread_weight())
 
     def resume(self, latest: Sequence[float]) -> None:
         """Start from the geometric mean of the latest queries' weights; a weight of 0 means none was used."""
@@ -101,13 +101,13 @@ class DualAscent:
             self._log = min(max(sum(used) / len(used), math.log(self._bounds[0])), math.log(self._bounds[1]))
             self._weight = self._within(self._log)
 
-    def _spread(self) -> float:
-        """The current weight or one near it; the more asks are under way, the further away."""
+    def _spread_weight(self) -> float:
+        """Return the current weight or one near it; the more asks are under way, the further away."""
         place = 2.0 * (self._begun * _GOLDEN % 1.0) - 1.0
         return self._within(self._log + self._width * place)
 
-    def _drawn(self, weight: float) -> float:
-        """The weight to use for one query, given its spread weight."""
+    def _mix_at_bounds(self, weight: float) -> float:
+        """Return the weight that one query uses, given its spread weight; `Pacer` mixes asks at the bounds."""
         return weight
 
     @property
@@ -115,7 +115,7 @@ class DualAscent:
         """How far the weights of asks under way are spread in the logarithm, either way."""
         return _SPREAD * max(0.0, 1.0 - _UNDER_WAY / max(self._under_way, 1))
 
-    def _mixing(self, lowest: float, highest: float) -> bool:
+    def _stays_at_bound(self, lowest: float, highest: float) -> bool:
         """Whether the weight stays at its bound, as asks are mixed there."""
         return False
 
@@ -134,15 +134,15 @@ class DualAscent:
         lowest, highest = (math.log(bound) for bound in self._bounds)
         lowest, highest = lowest - self._width, highest + self._width
         self._debt = debt
-        if not self._mixing(lowest, highest):
+        if not self._stays_at_bound(lowest, highest):
             self._log = min(max(self._log + step, lowest), highest)
         self._weight = self._within(self._log)
         if self._log < highest or debt < _MIXED / 2:
-            self._bound, self._beyond = 0, 0.0
+            self._at_highest, self._excess = 0, 0.0
             return
-        self._bound, self._beyond = self._bound + 1, self._beyond + error
-        if self._bound == _TOO_LOW and self._beyond > 0 and self._target is not None:
-            _log.warning(self._unmet, self._target, self._target * (1 + self._beyond / self._bound))
+        self._at_highest, self._excess = self._at_highest + 1, self._excess + error
+        if self._at_highest == _TOO_LOW and self._excess > 0 and self._target is not None:
+            _log.warning(self._unmet, self._target, self._target * (1 + self._excess / self._at_highest))
 
     def _within(self, log_weight: float) -> float:
         return min(max(math.exp(log_weight), self._bounds[0]), self._bounds[1])
@@ -163,8 +163,8 @@ class Pacer(DualAscent):
     def __init__(self, target: Decimal | None, cost_weight: float) -> None:
         super().__init__(None if target is None else float(target), cost_weight, (LOWEST_WEIGHT, HIGHEST_WEIGHT))
 
-    def _drawn(self, weight: float) -> float:
-        """The given weight; near a bound the last weight at which the policy decides or, at random, the bound."""
+    def _mix_at_bounds(self, weight: float) -> float:
+        """Return the given weight; near a bound, the last one at which the policy decides or, at random, the bound."""
         lowest = COST_WEIGHT_RANGE[0]
         if lowest <= weight <= HIGHEST_WEIGHT / 2:
             return weight
@@ -174,7 +174,7 @@ class Pacer(DualAscent):
         at_bound = math.isclose(weight, bound) and self._begun * _SILVER % 1.0 < 0.5 + owed / _MIXED
         return bound if at_bound else last
 
-    def _mixing(self, lowest: float, highest: float) -> bool:
+    def _stays_at_bound(self, lowest: float, highest: float) -> bool:
         return (self._log >= highest and self._debt > -_MIXED) or (self._log <= lowest and self._debt < _MIXED)
 
     def add(self, cost: float) -> None:

@@ -120,7 +120,8 @@ def _look_up(endpoint: Endpoint, fetched: _Fetched) -> ListedPrice:
     if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
         detail = ""
         if installed():
-            if (found := _from_library(endpoint)).price is not None:
+            found = _from_library(endpoint)
+            if found.price is not None:
                 return found
         elif endpoint.price is None:
             detail = "a price library may have it: pip install 'focalroute[prices]'"
@@ -184,7 +185,7 @@ async def _download(endpoint: Endpoint, headers: Mapping[str, str], timeout_s: f
             if response.status_code != 200:
                 raise NotListed(f"HTTP {response.status_code}", response.status_code)
             if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-                raise NotListed("the listing came compressed, which was not asked for", 200)
+                raise NotListed("the listing is compressed although it was requested uncompressed", 200)
             async for piece in response.aiter_raw():
                 body += piece
                 if len(body) > _MOST_BYTES:
@@ -278,7 +279,7 @@ def installed() -> bool:
 
 
 def with_prices(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-    """The endpoints, where those of a ``service`` without a price get the library's price and context length."""
+    """Return the endpoints, with the library's price and context length for those of a ``service`` without a price."""
     return tuple(_filled_in(endpoint) for endpoint in endpoints)
 
 

@@ -252,7 +252,7 @@ def test_a_second_run_does_not_take_the_file_from_the_first(
     batch = ("batch", "in.jsonl", "out.jsonl", "--pool", pool_file, "--resume")
     with _Answers(folder / "out.jsonl", [], resume=False):
         assert run(monkeypatch, *batch) == 2
-        assert "out.jsonl: another process is writing it; wait for its end" in capsys.readouterr().err
+        assert "out.jsonl: another process is writing it; wait until it ends" in capsys.readouterr().err
     assert run(monkeypatch, *batch) == 0
 
 

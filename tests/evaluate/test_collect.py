@@ -287,7 +287,7 @@ def test_a_second_process_does_not_write_into_a_log_that_is_under_way(
     log, questions = tmp_path / "log.jsonl", read_dataset(dataset)
     with (
         closing(LogFile(log, questions, [], resume=False, advance=lambda _: None)),
-        pytest.raises(ConfigError, match=r"log\.jsonl: another process is writing it; wait for its end"),
+        pytest.raises(ConfigError, match=r"log\.jsonl: another process is writing it; wait until it ends"),
     ):
         collect(pool.endpoints, questions, log, resume=True)
     assert collect(pool.endpoints, questions[:2], log, resume=True).asked == 2

@@ -57,7 +57,7 @@ def test_a_compressed_listing_is_not_unpacked() -> None:
         return web.Response(body=gzip.compress(b"[]"), headers={"Content-Encoding": "gzip"})
 
     with serving(handler) as server:
-        with pytest.raises(NotListed, match="came compressed"):
+        with pytest.raises(NotListed, match="is compressed"):
             fetch_models(Endpoint("a", model="m", base_url=server.url))
         assert server.received[0].headers["Accept-Encoding"] == "identity"
 
