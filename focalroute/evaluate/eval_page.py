@@ -179,12 +179,12 @@ def _figures(report: Report) -> Section:
     return Section(
         "Curve minus it: focalroute's curve at the method's own cost, minus the method; empty where the method costs "
         "less than every operating point. best-single-hindsight and oracle know the test part; shuffled asks the "
-        "endpoints that focalroute asked on another query. Cost ratio: of the cost of asking every endpoint. ECE: the "
-        "expected calibration error. "
+        "endpoints that focalroute asked on another query. Cost ratio: the cost divided by that of asking every "
+        "endpoint. ECE: the expected calibration error. "
         "s: seconds until the answer, mean and "
-        f"95 %{', by a model: the log has none' * report.modelled_seconds}. Intervals are Student's "
-        f"over blocks of up to {BLOCK} consecutive test queries and over seeds. Differences are paired; those of a "
-        "column hold together with 95 %.",
+        f"p95{', modelled: the log has none' * report.modelled_seconds}. Intervals are Student's "
+        f"over blocks of up to {BLOCK} consecutive test queries and over seeds. Differences are paired; their "
+        "intervals are corrected for their number.",
         table=TextTable(
             columns,
             [tuple(_cells(row, shown)) for row in every],

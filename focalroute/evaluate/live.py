@@ -352,9 +352,9 @@ def show_live(report: LiveReport) -> None:
         strong=report.equal_cost,
     )
     output.console(_PIPED_WIDTH).print(
-        "Answered first, then revealed. @ n: the chain cut after n steps. Cost ratio: to asking every endpoint once "
-        "(plurality). A family may be mixed by chance, and is chosen in hindsight; self-correction's holds the single "
-        "endpoints, too."
+        "Each query is answered first; then its outcome is revealed. @ n: the chain cut after n steps. Cost ratio: the "
+        "cost divided by that of asking every endpoint once (plurality). The best of a family is chosen in hindsight, "
+        "and may be a random mixture of two of its rows; the single endpoints also count as self-correction."
     )
 
 

@@ -282,15 +282,15 @@ def show(report: Report) -> None:
         left=("", minus),
         strong={point.title for point in report.focalroute},
     )
-    learned = f"Answered first, then revealed ({report.feedback_plan}) and learned from."
+    learned = f"Each query is answered first; then its outcome ({report.feedback_plan}) is revealed and learned from."
     if report.feedback == "none":
-        learned = "Answered without feedback."
+        learned = "Queries are answered without feedback."
     console.print(
-        f"{learned} best-single-hindsight and oracle know the test part. Cost ratio: of the cost of asking every "
-        "endpoint. Its curve: focalroute's operating points at the method's cost, minus the method. Intervals are of "
-        "95 %, and those of a column of differences hold together. "
-        "ECE: how far the confidence is from the accuracy, in the mean. "
-        f"s: seconds until the answer, mean and 95 %{', by a model: the log has none' * report.modelled_seconds}."
+        f"{learned} best-single-hindsight and oracle know the test part. Cost ratio: the cost divided by that of "
+        "asking every endpoint. Its curve: focalroute's curve at the method's cost, minus the method. Intervals are "
+        "95 % intervals; those of differences are corrected for their number. "
+        "ECE: the mean distance between confidence and accuracy. "
+        f"s: seconds until the answer, mean and p95{', modelled: the log has none' * report.modelled_seconds}."
     )
     for sentence in output.log_problems(report.bad_rows, report.unpriced, report.never_right):
         console.print(sentence)

@@ -94,8 +94,8 @@ def _lead(history: History) -> str:
     if len(history.worth) < FEW:
         answers = counted(history.answers, "answer")
         return (
-            f"This page is about {answers}, with feedback for {len(history.worth)} of them. Who was asked is below; "
-            f"how good the answers were shows from {FEW} with feedback on."
+            f"This page is about {answers}, with feedback for {len(history.worth)} of them. It shows which endpoints "
+            f"were asked; to show how good the answers were it needs feedback for {FEW}."
         )
     dollars = _known_mean(history.usd)
     paid, vote = "at an unknown cost", ""

@@ -234,7 +234,7 @@ def test_sections_without_data_say_what_they_need(asked: Asked) -> None:
     one = replace(_without(asked.history, feedback=0), answers=1)
     assert "is about 1 answer, with" in store_page(one, "s.db").lead
     little = store_page(_without(asked.history, feedback=FEW - 1), "s.db")
-    assert little.lead.endswith("good the answers were shows from 10 with feedback on.")
+    assert little.lead.endswith("good the answers were it needs feedback for 10.")
     few = little.sections
     assert "this store has it for 9" in few["curve"].caption
     assert few["rounds"].drawing is not None
