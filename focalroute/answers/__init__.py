@@ -1,22 +1,22 @@
 """Decides when two free-form answers are the same, and names a candidate without storing its text.
 
-A normaliser maps a whole reply, reasoning included, to the normal form of its final answer (None: there is none). All
-but "text" find the final answer with `final.find_final`. Replies with equal forms are one candidate, and a label is
-right if its form equals the answer's.
+A normaliser maps a whole reply, reasoning included, to the normal form of its final answer, or to None if it has no
+answer. All but "text" find the final answer with `final.find_final`. Replies with equal forms are one candidate, and an
+answer is right if its form equals the label's. The kinds are
 
 - "number": one number, see `numbers.read_number`;
 - "short": a name, a place, a word or a few, see `short.read_short`;
-- "yes-no": yes or no, see `short.read_verdict`;
-- "date": a day, month or year, see `short.read_date`;
+- "yes-no": yes or no, see `verdicts.read_verdict`;
+- "date": a day, month or year, see `dates.read_date`;
 - "math": an expression, list, set, tuple, interval, equation or inequality, see `formulas.read_math`;
 - "text": open text, the same only if equal up to spacing;
 - a callable from the caller.
 
-All named kinds are idempotent, never raise, and take at most time linear in the reply's length.
+The named kinds are idempotent, never raise, and take time linear in the reply's length.
 
-Of Python types, numbers, bools and dates are read as the kinds "number", "yes-no" and "date" (`TYPES`), so that replies
-with one value are one candidate, whatever the type. An Enum or a Literal makes a closed question of its members. All
-other types that pydantic knows (models, dataclasses, lists and unions) are structured answers.
+The caller may also ask for a Python type. Numbers, bools and dates are read as the kinds "number", "yes-no" and "date"
+(`TYPES`), so replies with the same value are one candidate. An Enum or a Literal makes a closed question with its
+members as choices. All other types that pydantic knows (models, dataclasses, lists and unions) are structured answers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MOST_DIGITS = 4300  # Python refuses to print longer integers
 
 
 def read_text(text: str) -> str | None:
-    """Return open text, equal up to spacing."""
+    """Return the text with single spaces between words; None if it is empty."""
     return " ".join(text.split()) or None
 
 
@@ -69,13 +69,13 @@ KINDS: dict[str, Normaliser] = {
     "number": _read_later("numbers", "read_number"),
     "short": _read_later("short", "read_short"),
     "text": read_text,
-    "yes-no": _read_later("short", "read_verdict"),
-    "date": _read_later("short", "read_date"),
+    "yes-no": _read_later("verdicts", "read_verdict"),
+    "date": _read_later("dates", "read_date"),
     "math": _read_later("formulas", "read_math"),
 }
 
 
-#: What others call a kind -> its name here.
+#: Another name of a kind -> its name here, or what to do.
 _INSTEAD = {
     **dict.fromkeys(("integer", "int", "float", "decimal", "numeric"), "number"),
     **dict.fromkeys(("bool", "boolean", "yesno", "true-false"), "yes-no"),
@@ -101,7 +101,7 @@ def normaliser(kind: AnswerKind | None) -> Normaliser:
 
 
 class NormaliserFailed(ConfigError):
-    """The caller's own normaliser failed on a text; ``hint`` says what to do about it."""
+    """The caller's own normaliser failed on a reply; ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -150,14 +150,14 @@ def reply_form(reply: Reply, kind: AnswerKind | None) -> str | None:
 
 
 def shown(reply: Reply, form: str, kind: AnswerKind | None) -> str:
-    """Return the reply's text as a candidate; for tool calls or a structured answer, canonical JSON."""
+    """Return a reply as a candidate to show: its text, or canonical JSON for tool calls and structured answers."""
     if reply.tool_calls:
         return calls_text(reply.tool_calls)
     return form if isinstance(kind, Structure) else reply.text or ""
 
 
 def candidate_key(candidate: str) -> str:
-    """Return a short digest of a candidate, which labels are compared by so that the store need not hold any text."""
+    """Return a short digest of a candidate. Labels are compared by it, so the store need not hold any text."""
     return blake2b(candidate.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import reduce
 from typing import NamedTuple
 
-from focalroute.answers.numbers import write_number
+from focalroute.answers.notation import write_number
 
 Monomial = tuple[tuple[str, int], ...]  # (atom, exponent), sorted by atom; exponents are positive
 Polynomial = Mapping[Monomial, Fraction]  # no coefficient is 0
@@ -44,6 +44,7 @@ def constant_value(quotient: Quotient) -> Fraction | None:
 
 
 def _square(atom: str) -> int | None:
+    """Return the square of an atom where it is a number: of "i" and of roots of primes."""
     if atom == "i":
         return -1
     inside = atom[5:-1]
@@ -51,7 +52,7 @@ def _square(atom: str) -> int | None:
 
 
 def _product(one: Monomial, other: Monomial) -> tuple[Monomial, int]:
-    """Return the product, and the number that squares of roots in it multiply to."""
+    """Return the product, and the number that its squared roots amount to."""
     exponents, factor = dict(one), 1
     for atom, exponent in other:
         exponents[atom] = exponents.get(atom, 0) + exponent
@@ -66,7 +67,7 @@ def _product(one: Monomial, other: Monomial) -> tuple[Monomial, int]:
 
 
 class Algebra:
-    """Computes with the quotients of one text; operations raise `NotMath` once the text has taken too much work."""
+    """Computes with the quotients of one text. Operations raise `NotMath` once they have taken too much work in all."""
 
     def __init__(self) -> None:
         self._work_left = _MOST_WORK
@@ -188,6 +189,7 @@ class Algebra:
         return f"{over}/{under}"
 
     def _reduced(self, over: Polynomial, under: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Divide both by the common factors that are found."""
         if not over:
             return {}, _ONE
         common = reduce(_shared, [*over, *under])
@@ -206,7 +208,7 @@ class Algebra:
         return over, under
 
     def _without_common_factor(self, over: Polynomial, under: Polynomial, atom: str) -> tuple[Polynomial, Polynomial]:
-        """Divide by the greatest common divisor in the atom (Euclid); ``over`` may have other atoms, ``under`` not."""
+        """Divide both by their greatest common divisor in the atom (Euclid); only ``over`` may have other atoms."""
         parts: dict[Monomial, dict[int, Fraction]] = {}
         for monomial, coefficient in over.items():
             exponents = dict(monomial)
@@ -230,6 +232,7 @@ class Algebra:
                 yield ((atom, exponent),) if exponent else (), coefficient
 
     def _gcd(self, one: list[Fraction], other: list[Fraction]) -> list[Fraction]:
+        """Return the greatest common divisor of polynomials as in `_divided`."""
         while other:
             one, other = other, self._divided(one, other)[1]
         return [c / one[-1] for c in one]
@@ -267,6 +270,7 @@ class Algebra:
     # -- polynomials -------------------------------------------------------------------------------------------------
 
     def _pay(self, work: int) -> None:
+        """Count work against the bound for the text."""
         self._work_left -= work
         if self._work_left < 0:
             raise NotMath
@@ -297,7 +301,7 @@ class Algebra:
         return {m: c for m, c in total.items() if c}
 
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:
-        """Raise by squaring, so that an excessive size shows after a few steps."""
+        """Raise to a power by squaring, so that too large a result is noticed after a few steps."""
         result = _ONE
         while exponent:
             if exponent & 1:
@@ -309,6 +313,7 @@ class Algebra:
 
 
 def _exact_root(value: Fraction, degree: int) -> Fraction | None:
+    """Return the root of this degree; None if it is not rational, or too large to tell."""
     parts = []
     for part in (value.numerator, value.denominator):
         if degree > 64 or part.bit_length() > 1_000:
@@ -321,11 +326,13 @@ def _exact_root(value: Fraction, degree: int) -> Fraction | None:
 
 
 def _shared(one: Monomial, other: Monomial) -> Monomial:
+    """Return the greatest common divisor."""
     exponents = dict(other)
     return tuple((atom, min(e, exponents[atom])) for atom, e in one if atom in exponents)
 
 
 def _without(monomial: Monomial, factor: Monomial) -> Monomial:
+    """Divide by a factor."""
     less = dict(factor)
     return tuple((atom, e - less.get(atom, 0)) for atom, e in monomial if e > less.get(atom, 0))
 

@@ -1,7 +1,6 @@
-"""Parses mathematical expressions, in LaTeX or plain.
+"""Parses mathematical expressions, in LaTeX or plain, by recursive descent.
 
-A small recursive descent parser over a few kinds of tokens. Nothing is evaluated as code, and size, depth and work are
-bounded.
+Nothing is evaluated as code, and size, depth and work are bounded.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _WORDS = frozenset((
     "go", "do", "up", "us", "am", "so", "ok", "hi", "ie", "eg",
 ))  # fmt: skip
 _VARIABLES = frozenset("abcxyz")
+_BAR = "|"
 OPENING = frozenset(("(", "[", "{", "\\{"))
-_BARS = ("|",)
 ENDING = frozenset((")", "]", "}", "\\}"))
 
 
@@ -97,6 +96,7 @@ class ExpressionParser:
     # -- expressions -------------------------------------------------------------------------------------------------
 
     def _nested(self, parse: Callable[[], _T]) -> _T:
+        """Parse one level deeper, within the bound on depth."""
         self._depth += 1
         if self._depth > _DEEPEST:
             raise NotMath
@@ -158,6 +158,7 @@ class ExpressionParser:
         return self._algebra.number(Fraction(factorial(self._whole(base, 0, _LARGEST_FACTORIAL))))
 
     def _whole(self, value: Quotient, least: int, most: int) -> int:
+        """Return a value that has to be a whole number within these bounds."""
         number = constant_value(self._algebra.lowest(value))
         if number is None or number.denominator > 1 or not least <= number <= most:
             raise NotMath
@@ -171,9 +172,9 @@ class ExpressionParser:
             inside = self._nested(self._sum)
             self._take(*ENDING)
             return inside
-        if token in _BARS:
+        if token == _BAR:
             inside = self._nested(self._sum)
-            self._take(*_BARS)
+            self._take(_BAR)
             return self._algebra.function("abs", inside)
         name = token.removeprefix("\\")
         if name in ("frac", "sqrt", "binom") and token[0] == "\\":
@@ -204,7 +205,9 @@ class ExpressionParser:
             raise NotMath
         value = Fraction(digits.replace(",", ""))
         if digits.isdecimal() and self._next(1) == "/" and self._next().isdecimal() and self._next(2).isdecimal():
-            over, under = int(self._take()), int((self._take("/"), self._take())[1])
+            over = int(self._take())
+            self._take("/")
+            under = int(self._take())
             if not 0 < over < under:
                 raise NotMath
             value += Fraction(over, under)
@@ -255,12 +258,12 @@ class ExpressionParser:
                 arguments.append(self._nested(self._sum))
             self._take(closing)
         else:
-            arguments.append(self._nested(self._loose))
+            arguments.append(self._nested(self._bare_argument))
         value = self._applied(name, arguments)
         return value if exponent is None else self._algebra.power(value, exponent)
 
-    def _loose(self) -> Quotient:
-        """Parse an argument without brackets: sin 2x."""
+    def _bare_argument(self) -> Quotient:
+        """Parse a function's argument without brackets: sin 2x."""
         product = self._factor()
         while (
             self._next()
@@ -271,6 +274,7 @@ class ExpressionParser:
         return product
 
     def _applied(self, name: str, arguments: list[Quotient]) -> Quotient:
+        """Apply a function: compute it where that is exact, else keep it as an atom."""
         algebra = self._algebra
         match name, arguments:
             case "sqrt", [inside]:

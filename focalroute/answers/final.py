@@ -1,4 +1,4 @@
-"""Finds the final answer in a reply, between the reasoning before it and the small talk after it."""
+"""Finds the final answer in a reply, after its reasoning and before small talk."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-_TAIL = 20_000  # characters: the final answer is near the end
+_LONGEST = 20_000  # characters at the end of a reply that are read: the final answer is near the end
 #: Tags of reasoning that is not part of the answer.
 THINKING = ("think", "thinking")
 # The word for "answer" in languages with and without spaces between words.
 _SPACED, _UNSPACED = "antwort|réponse|respuesta|risposta|resposta|ответ", "答案|正解|答え|정답"
-#: The word for "answer" in some other languages, and what follows it: a verb or a colon.
-ELSEWHERE = (
+#: "The answer is" or "answer:" in some other languages.
+ANSWER_IN_OTHER_LANGUAGES = (
     rf"(?:\b(?:{_SPACED})(?:\s+\w+)?\s*(?:\b(?:ist|est|es|è|é)\b|[:=\u2014])"
     rf"|(?:{_UNSPACED})\s*(?:是|为|為|选|選|は|은|[:\uff1a]))"
 )
@@ -24,17 +24,17 @@ _LETTER = re.compile(r"[^\W\d_]")
 _LONGEST_OPENING = 60  # characters
 _TAGGED = re.compile(r"<answer>\s*((?:[^<]|<(?!/?answer>))*)", re.IGNORECASE)
 _HASHED = re.compile(r"[ \t]*####[ \t]*(.+)")
-_MARKER = re.compile(  # not of the verb, as in "to answer this question, we add: ..."
+_MARKER = re.compile(  # "the answer is", but not the verb, as in "to answer this question, we add: ..."
     r"\banswer\b(?!\s+(?:this|that|it|the|your|these|each)\b)"
     r"[^\n.!?:=]{0,60}?(?:\b(?:is|was|are|equals|(?:w|sh)ould be|must be)\b|[:=])"
     r"|\banswer[ \t*_]+[-\u2013\u2014][ \t]|^[ \t#*_-]*(?:(?:the|my|short|final)[ \t]+)*answer[ \t*_]*$"
-    rf"|{ELSEWHERE}",
+    rf"|{ANSWER_IN_OTHER_LANGUAGES}",
     re.IGNORECASE | re.MULTILINE,
 )
 _OPENING = re.compile(r"(?:[\s*_:\"'`\u201c\u2018]|\$\$|\\[\[(])*")
 _WORD = re.compile(r"[^\W_]|[∞∅]")  # the latter are answers without a letter or a digit
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*(\s*:)?")
-_STRESSED = {"not", "never", "only", "exactly", "very", "and", "or", "but", "both", "all"}  # in bold, but no answer
+_STRESSED = {"not", "never", "only", "exactly", "very", "and", "or", "but", "both", "all"}  # bold words, not answers
 _NEGATED = re.compile(r"(?:(?<![^\W_])(?:can)?not|n['\u2019]t)[*_]*\s+$", re.IGNORECASE)
 # "St. Helena" and "J. K. Rowling" do not end a sentence
 _SENTENCE_END = re.compile(
@@ -108,11 +108,17 @@ class FinalAnswer(NamedTuple):
 def find_final(text: str) -> FinalAnswer | None:
     """Find the final answer of a reply; None if it has none.
 
-    The first of these that the reply has: the last boxed text; the last in ``<answer>`` tags; text after ``####`` on
-    the last line; text after the last "the answer is", "Answer:" or heading "Answer", also in some other languages;
-    the only bold words of the last line; the last line. Small talk and explanations at the end do not count, nor does
-    what a "Wait, no" takes back, nor reasoning in ``<think>`` tags; a reply whose reasoning never ends has no answer.
-    Takes linear time.
+    It is the first of these that the reply has:
+
+    1. the last boxed text;
+    2. the last text in ``<answer>`` tags;
+    3. the text after ``####`` on the last line;
+    4. the text after the last "the answer is", "Answer:" or heading "Answer", also in some other languages;
+    5. the only bold words of the last line;
+    6. the last line.
+
+    Small talk and explanations at the end do not count, nor does reasoning in ``<think>`` tags, nor anything before a
+    "Wait, no". A reply whose reasoning never ends has no answer. Takes linear time.
 
     >>> find_final("6 * 7 is easy. The answer is **42**. Anything else?").text
     '42**'
@@ -128,7 +134,10 @@ def find_final(text: str) -> FinalAnswer | None:
 
 
 def normalise_final(text: str, normalise: Callable[[FinalAnswer], str | None]) -> str | None:
-    """Normalise the final answer until nothing changes, as each pass may uncover another; None if there is none."""
+    """Normalise the final answer until nothing changes, as a normal form may again hold a marked answer.
+
+    Returns None if there is no answer, or it still changes after 8 passes.
+    """
     for _ in range(_MOST_PASSES):
         answer = find_final(text)
         if answer is None:
@@ -141,12 +150,12 @@ def normalise_final(text: str, normalise: Callable[[FinalAnswer], str | None]) -
 
 
 def _without_thinking(text: str) -> str:
-    """Remove hidden reasoning, what is taken back, and the beginning of a long reply; empty if reasoning never ends."""
+    """Remove reasoning, text that is taken back, and the beginning of a long reply; "" if the reasoning never ends."""
     for name in THINKING:
         _, _, text = text.rpartition(f"</{name}>")
         if f"<{name}>" in text:
             return ""
-    return TAKEN_BACK.split(without_end_tokens(text[-_TAIL:]))[-1]
+    return TAKEN_BACK.split(without_end_tokens(text[-_LONGEST:]))[-1]
 
 
 def without_end_tokens(text: str) -> str:
@@ -188,14 +197,16 @@ def _one_line(text: str) -> str | None:
 
 
 def _hashed(line: str) -> str | None:
-    """Return the text after GSM8K's ``####`` on the last line; on other lines that is a heading."""
+    """Return the text after GSM8K's ``####``, which marks an answer only on the last line, else a heading."""
     found = _HASHED.fullmatch(line)
     return found[1] if found and not _markers(found[1]) else None
 
 
 def _markers(text: str) -> list[re.Match[str]]:
-    folded = text.casefold()  # much quicker than the pattern
-    return list(_MARKER.finditer(text)) if any(map(folded.__contains__, _NAMES_OF_ANSWER)) else []
+    folded = text.casefold()
+    if not any(name in folded for name in _NAMES_OF_ANSWER):  # much quicker than the pattern
+        return []
+    return list(_MARKER.finditer(text))
 
 
 def _announced(text: str) -> str | None:
@@ -219,7 +230,7 @@ def only_bold(text: str) -> str | None:
 
 
 def first_sentence(line: str) -> str:
-    """Cut off all but the first sentence, a "because" or the like, and the "not X" of "not X but Y"."""
+    """Return the first sentence, without its reason ("because ...") and without the "not X" of "not X but Y"."""
     for pattern in (_SENTENCE_END, _REASON):
         line = pattern.split(line, maxsplit=1)[0]
     rest = _NOT_BUT.sub("", line)

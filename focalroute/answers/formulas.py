@@ -9,11 +9,11 @@ from focalroute.answers.algebra import NotMath, Quotient
 from focalroute.answers.expressions import GREEK, LONGEST, OPENING, ExpressionParser
 from focalroute.answers.final import FinalAnswer, normalise_final, only_bold
 from focalroute.answers.latex import select_formula, simplify_latex
-from focalroute.answers.numbers import with_scale
+from focalroute.answers.notation import with_scale
 from focalroute.answers.short import fold
 
 _LONGEST_FORMULA = 2_000  # characters
-_MARKS = frozenset("\\^_=<>+*/{}|")  # characters of formulas rather than words
+_FORMULA_CHARACTERS = frozenset("\\^_=<>+*/{}|")  # which words do not have
 _RELATIONS = {"=", "<", ">", "<=", ">=", "!="}
 _FLIPPED = {">": "<", ">=": "<=", "<": "<", "<=": "<="}
 # "f'(x) =" or "dy/dx =" before the answer
@@ -30,8 +30,7 @@ _SEPARATING = (",", ";", "or", "and")
 
 
 def read_math(text: str) -> str | None:
-    """Return the formula that a reply gives as its answer (see `find_final`): the first in a marked answer, else the
-    last.
+    """Return the formula that a reply gives as its answer: the first in a marked answer, else the last.
 
     Formulas that multiply out to the same are equal, see `canonical_formula`; units, degrees, percent and currency
     signs and "x =" are ignored. Text that cannot be read as a formula is compared as LaTeX without spaces, or as a
@@ -40,11 +39,11 @@ def read_math(text: str) -> str | None:
     >>> read_math("So $\\\\boxed{\\\\frac{1}{\\\\sqrt{2}}}$."), read_math("Answer: (x-1)(x+1)")
     ('sqrt(2)/2', 'x^2-1')
     """
-    return normalise_final(with_scale(text), lambda answer: _form(_likeliest(answer)))
+    return normalise_final(with_scale(text), lambda answer: _form(_answer_formula(answer)))
 
 
-def _likeliest(answer: FinalAnswer) -> str:
-    """Return the formula in the marked answer, else in the last line; after a formula, a line of mere words is none."""
+def _answer_formula(answer: FinalAnswer) -> str:
+    """Return the formula in the marked answer, else in the last line, else, if that is prose, the one before it."""
     if answer.marked or not _PROSE.fullmatch(answer.text):
         return select_formula(answer.text, first=answer.marked)
     earlier = select_formula(only_bold(answer.reply) or answer.reply, first=False)
@@ -52,13 +51,14 @@ def _likeliest(answer: FinalAnswer) -> str:
 
 
 def _form(formula: str) -> str | None:
+    """Return the canonical form; for a text that is not a formula, its LaTeX without spaces or its folded words."""
     if len(formula) > _LONGEST_FORMULA:
         return fold(formula)
     simple = _DERIVATIVE.sub("", simplify_latex(formula))
     try:
         return canonical_formula(simple)
     except NotMath:
-        return fold(formula) if _MARKS.isdisjoint(simple) else "".join(simple.split())
+        return fold(formula) if _FORMULA_CHARACTERS.isdisjoint(simple) else "".join(simple.split())
 
 
 def canonical_formula(text: str) -> str:
@@ -75,6 +75,8 @@ def canonical_formula(text: str) -> str:
 
 
 class _StatementParser(ExpressionParser):
+    """Parses lists, sets, tuples, intervals, equations and inequalities of expressions."""
+
     def parse(self) -> str:
         """Parse the whole text."""
         named = self._named_values()
@@ -89,7 +91,7 @@ class _StatementParser(ExpressionParser):
         return form
 
     def _named_values(self) -> str | None:
-        """Write "y = 2, x = 1" as the tuple (1, 2), in the order of the names; None if it is not of that kind."""
+        """Write "y = 2, x = 1" as the tuple (1, 2), sorted by name; None if the text is not a list of named values."""
         values: dict[str, str] = {}
         while self._at < len(self._tokens) and not {"or", "\\pm"}.intersection(self._tokens):
             name, stop = self._next(), self._stop(len(self._tokens))
@@ -108,7 +110,7 @@ class _StatementParser(ExpressionParser):
         return None
 
     def _elements(self, end: int) -> list[str]:
-        """Parse a list's elements up to a token; sorted, each once."""
+        """Parse a list's elements up to the token ``end``; return them sorted, each once."""
         found: set[str] = set()
         while self._at < end:
             found.update(self._element(end))
@@ -137,7 +139,7 @@ class _StatementParser(ExpressionParser):
 
     def _statement(self, stop: int) -> list[str]:
         """Parse an expression, equation or chain of inequalities."""
-        self._at += self._names_unknown(stop)
+        self._at += self._prefix_length(stop)
         begin = self._at
         sides, relations = [self._side(stop)], []
         while self._at < stop:
@@ -152,8 +154,8 @@ class _StatementParser(ExpressionParser):
             return [self._equation(quotients, self._tokens[begin:stop])]
         return [self._inequality(quotients, relations)]
 
-    def _names_unknown(self, stop: int) -> int:
-        """Count the tokens of "x in", or of "x =" or "(x, y) =" before a set, tuple or interval: not equations."""
+    def _prefix_length(self, stop: int) -> int:
+        """Count the tokens of the prefix "x in", or of "x =" or "(x, y) =" before a set, tuple or interval; 0: none."""
         named = self._closed_at(self._at) + 1 - self._at if self._next() == "(" else 1
         if self._next(named) == "\\in":
             return named + 1
@@ -163,7 +165,11 @@ class _StatementParser(ExpressionParser):
         return named + 1 if equals and self._tokens[opening] in OPENING and self._brackets(opening, stop) else 0
 
     def _equation(self, sides: list[Quotient], tokens: list[str]) -> str:
-        """Write an equation: the other side of a lone variable, a linear equation's solution, or all on one side."""
+        """Write an equation canonically.
+
+        That is the value if one side is a lone name or nothing is unknown, the solution of a linear equation in one
+        unknown, else all on one side ("x+y-1=0").
+        """
         text, algebra = self._algebra.text, self._algebra
         left = tokens[: tokens.index("=")]
         if len(sides) > 2 or _is_name(left):
@@ -193,7 +199,7 @@ class _StatementParser(ExpressionParser):
         return "".join(text + relation for text, relation in zip(texts, [*relations, ""], strict=True))
 
     def _side(self, stop: int) -> Quotient | list[str]:
-        """Parse an expression, a set's elements, or a tuple or union of intervals as the only element."""
+        """Parse an expression; or a set as its elements; or a tuple or a union of intervals as one element."""
         if self._next() in OPENING and self._brackets(self._at, stop):
             if self._next() in ("\\{", "{"):
                 inside = self._closed_at(self._at)
@@ -208,7 +214,7 @@ class _StatementParser(ExpressionParser):
         return self._sum()
 
     def _brackets(self, opening: int, stop: int) -> bool:
-        """Whether the bracket at ``opening`` holds a list, and nothing but a union follows it."""
+        """Whether the bracket at ``opening`` holds a list, and at most a union follows it."""
         closed = self._closed_at(opening)
         if closed >= stop or self._tokens[min(closed + 1, stop - 1)] not in ("\\cup", self._tokens[closed]):
             return False

@@ -24,7 +24,7 @@ MAX_NODES = 5_000
 MAX_DEPTH = 64
 MAX_STEPS = 20_000
 MAX_PATTERN = 10_000  # characters
-MOST_MISFITS = 5  # that a check lists
+MOST_MISFITS = 5  # listed by a check
 
 _PROGRAM_BYTES = 2**20  # of memory for one pattern: "\\pL{400}" would compile to eight times as much, in 0.2 s
 _PROGRAM_PER_NODE = 8  # instructions; one takes up to 2 us to compile
@@ -40,7 +40,7 @@ class _TooManySteps(Exception):
     """The check takes too many steps."""
 
 
-#: The steps left to the check under way.
+#: How many steps the current check has left.
 _steps_left: ContextVar[int] = ContextVar("focalroute_schema_steps")
 
 
@@ -50,12 +50,12 @@ def _take_steps(count: int) -> None:
         raise _TooManySteps
 
 
-#: The way to a part of a value that is not valid, and the keyword of the schema that says so.
+#: The path to an invalid part of a value, and the keyword of the schema that it violates.
 Misfit = tuple[tuple[str | int, ...], str]
 
 
 def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]:
-    """Return a function that lists what is wrong with a value, up to a few parts; it never fetches a reference.
+    """Return a function that lists up to `MOST_MISFITS` misfits of a value; references are never fetched.
 
     Raises:
         ConfigError: the schema is wrong or not supported, or a needed package is not installed.
@@ -76,7 +76,7 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]
             ) from None
     check_schema(schema, tuples=draft is not newest)
     bounded = _bounded(draft, jsonschema.validators.extend, jsonschema.ValidationError)
-    # at "$schema", jsonschema would switch to that draft's own keywords
+    # with "$schema", jsonschema would switch to that draft's own keywords
     undated = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
     checks = bounded(_with_short_repr(undated), registry=referencing.Registry())
 
@@ -97,9 +97,9 @@ def validator(schema: Mapping[str, Any]) -> Callable[[object], Sequence[Misfit]]
 
 @functools.lru_cache(maxsize=8)
 def _bounded(draft: Any, extend: Callable[..., Any], invalid: Callable[..., Exception]) -> Any:
-    """Extend a draft's validator: every keyword counts steps.
+    """Extend a draft's validator so that every keyword counts steps.
 
-    Keywords that take superlinear time are replaced, and those that do not name the field that is missing or too many.
+    Own keywords replace those that take superlinear time, and those that do not name the missing or unexpected field.
     """
 
     def pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[Exception]:
@@ -178,7 +178,7 @@ class _Str(str):
 
 
 def _with_short_repr(value: Any) -> Any:
-    """Copy a JSON value such that its repr takes no time: jsonschema writes the repr into every error."""
+    """Copy a JSON value so that its repr is short: jsonschema writes the repr into every error."""
     if isinstance(value, Mapping):
         return _Dict((name, _with_short_repr(part)) for name, part in value.items())
     if isinstance(value, list | tuple):
@@ -187,7 +187,7 @@ def _with_short_repr(value: Any) -> Any:
 
 
 def check_schema(schema: object, *, tuples: bool) -> None:
-    """Refuse anything but a JSON schema that can be checked in bounded time.
+    """Check that this is a JSON schema against which values can be checked in bounded time.
 
     Args:
         tuples: whether ``items`` may be a list of schemas, as in drafts before 2020-12.
@@ -225,7 +225,7 @@ def check_schema(schema: object, *, tuples: bool) -> None:
                 continue  # an annotation, or a keyword without effect
             wrong, parts, size = shape(value)
             if keyword == "items" and isinstance(value, list) and not tuples:
-                wrong = "give one schema; those of the first items are prefixItems"
+                wrong = "give one schema; schemas of the first items go into prefixItems"
             if wrong:
                 raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
             if keyword == "$ref":
@@ -243,7 +243,7 @@ def check_schema(schema: object, *, tuples: bool) -> None:
 
 
 def _check_references(schema: object, references: Mapping[str, str]) -> None:
-    """Refuse references that no value could satisfy: to a part that is not there, or round in a circle."""
+    """Check that references point to existing parts, and none refers back to itself."""
     sound: set[str] = set()
     for first, at in references.items():
         followed: set[str] = set()
@@ -260,7 +260,7 @@ def _check_references(schema: object, references: Mapping[str, str]) -> None:
 
 
 def pointed_to(schema: object, reference: str) -> object | None:
-    """The part of a schema that a reference such as "#/$defs/name" points to; None: there is none.
+    """Return the part of a schema that a reference such as "#/$defs/name" points to; None if there is none.
 
     >>> pointed_to({"$defs": {"a/b": [{"type": "null"}]}}, "#/$defs/a~1b/0")
     {'type': 'null'}
@@ -275,11 +275,13 @@ def pointed_to(schema: object, reference: str) -> object | None:
     return part
 
 
-#: Maps a keyword's value to what is wrong with it ("": nothing), the schemas in it by name, and its size in nodes.
+#: Checks a keyword's value: returns the advice if it is wrong (else ""), the schemas in it by name, its size in nodes.
 Shape = Callable[[Any], tuple[str, list[tuple[str, object]], int]]
 
 
 def _plain(takes: Callable[[Any], bool], advice: str) -> Shape:
+    """Make the check of a keyword whose value holds no schema."""
+
     def shape(value: Any) -> tuple[str, list[tuple[str, object]], int]:
         return "" if takes(value) else advice, [], len(value) if isinstance(value, list) else 0
 

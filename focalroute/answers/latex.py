@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from focalroute.answers.numbers import THIN_SPACES, multiply_out, type_out
+from focalroute.answers.notation import THIN_SPACES, multiply_out, type_out
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|mbox)\s*\{([^{}]*)\}")
-_DEEPEST = 4  # nested text commands
+_DEEPEST = 4  # text commands within each other
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:e(?=\d)|E\+?(?=-?\d))(-?\d+)(?![\w.])")  # not 2e-1, with Euler's e
 _SPACES = re.compile(r"(?<!\\)\\[,;:!> ()\[\]]|\\q?quad\b|~")
 _DOLLARS = re.compile(
     r"\$\$(.{1,500}?)\$\$|(?<![\\\d])\$(?=\S)([^$]{1,500}?)(?<=\S)\$(?!\d)|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
 )
-_LOOKS = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|phantom\s*\{[^{}]*\})(?![A-Za-z])\.?")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|phantom\s*\{[^{}]*\})(?![A-Za-z])\.?")
 _UNIT_TEXT = re.compile(
     r"(?:(?<=[\d)}\]])|(?<=\\pi))\s*\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 )
@@ -64,9 +64,9 @@ def _inside_dollars(match: re.Match[str]) -> str:
 
 
 def select_formula(text: str, *, first: bool) -> str:
-    """Return what is inside the first, or the last, formula of the text; the text if it has none.
+    """Return the first or the last formula of the text, without its dollars; the text itself if it has none.
 
-    Formulas with nothing but "or" or "and" between them, or commas before that, are one list.
+    Formulas with only commas and a final "or" or "and" between them are one list.
 
     >>> select_formula("For $n = 1$, $x = 2$ or $x = 3$.", first=False), select_formula("At $1$, $2$.", first=False)
     ('n = 1, x = 2, x = 3', '2')
@@ -92,14 +92,14 @@ def select_formula(text: str, *, first: bool) -> str:
 def simplify_latex(formula: str) -> str:
     """Remove spacing commands, sizes of brackets, units, degrees, percents and currencies from a formula.
 
-    Of "1/6 \\approx 0.167" the exact side is left.
+    Of "1/6 \\approx 0.167" only the exact side is kept.
 
     >>> simplify_latex("\\\\dfrac{1}{2}\\\\,\\\\text{cm}^2"), simplify_latex("90^\\\\circ"), simplify_latex("12 apples")
     ('\\\\frac{1}{2}', '90', '12')
     """
     text = THIN_SPACES.sub("", _LABEL.sub("", formula.strip("*`_ ")).replace("{,}", ",").replace("**", "^"))
     text = _EXPONENT.sub(r"\1*10^{\2}", multiply_out(text))
-    exact, *rounded = _APPROXIMATELY.split(_LOOKS.sub("", _SPACES.sub(" ", text)), maxsplit=1)
+    exact, *rounded = _APPROXIMATELY.split(_SIZES.sub("", _SPACES.sub(" ", text)), maxsplit=1)
     text = rounded[0] if rounded and _NAMED.fullmatch(exact) else exact
     text = _UNIT_TEXT.sub("", _WORDS_BETWEEN.sub(", ", text))
     text = _DEGREES.sub("", text.replace("\\%", "").replace("\\$", ""))

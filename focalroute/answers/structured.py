@@ -1,8 +1,8 @@
 """Reads and checks structured answers, and fuses several of them field by field.
 
-Each closed field of the JSON schema (an enumeration, constant or boolean, or one of these or null) gets the value with
-the largest posterior mass over the candidates. All else, such as free text, numbers and lists, is taken whole from one
-candidate.
+A closed field of the JSON schema is an enumeration, a constant or a boolean, or one of these or null. It gets the value
+with the largest posterior probability, summed over the candidates that have it. All else, such as free text, numbers
+and lists, is taken whole from one candidate.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from focalroute.answers.tool_calls import CALLS
 from focalroute.core.errors import BadLabel, ConfigError
 from focalroute.core.json_values import as_list, as_object, canonical, parsed
 
-#: What a structured answer has to be: a pydantic model, another type that pydantic knows, or a JSON schema. (mypy does
-#: not take ``Literal["a", "b"]`` and ``Optional[int]`` as types when they are passed as values.)
+#: The type of a structured answer: a pydantic model, another type that pydantic knows, or a JSON schema. The special
+#: forms are for mypy, to which ``Literal["a", "b"]`` and ``Optional[int]`` are not types when passed as values.
 Wanted = type[Any] | UnionType | _SpecialForm | Mapping[str, Any]
 
 _LONGEST_PROBLEM = 1000  # characters
-_MAX_LENGTH = 2**18  # characters of a reply; a longer one is not read
-_FORMATS = ("date-time", "time", "duration", "uuid")  # of texts that pydantic reads
+_LONGEST_REPLY = 2**18  # characters; a longer reply is not read
+_UNQUOTED_FORMATS = ("date-time", "time", "duration", "uuid")  # read without JSON's quotes, too
 _FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
-#: A string, or what JSON does not allow: a string or word of Python, a comment, a comma before a bracket that closes.
-_LOOSE = re.compile(
+#: A string, or what JSON does not allow: a string or word of Python, a comment, a comma before a closing bracket.
+_NOT_JSON = re.compile(
     r"""(?s)("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|\b(True|False|None)\b|//[^\n]*|/\*.*?(?:\*/|\Z)"""
     r"""|,(?=(?:\s|//[^\n]*+|/\*[^*]{0,200}\*/)*+[}\]])"""
 )
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)  # or anything else with a backslash before it
 _QUOTES = {"\\'": "'", '"': '\\"'}  # in Python's 'text' -> in JSON's
 _OPENING = re.compile(r"[{\[]")
-_MOST_BRACKETS = 64  # a bracket may be read to the text's end
+_MOST_BRACKETS = 64  # parsing from each may read to the text's end
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 #: The names that lead to a field; empty: the whole value.
 Path = tuple[str, ...]
@@ -73,10 +73,10 @@ class Structure:
     def __call__(self, text: str) -> str | None:
         """Return the first valid answer in a reply as canonical JSON; None if there is none.
 
-        Code fences and words around it do not matter, nor does reasoning in ``<think>`` tags. Among words with brackets
-        of their own it must be the only valid one.
+        Code fences, reasoning in ``<think>`` tags and words around the JSON are ignored. If these words hold brackets,
+        the answer must be the only valid JSON among them.
         """
-        if len(text) > _MAX_LENGTH:
+        if len(text) > _LONGEST_REPLY:
             return None
         forms = (self._form(value) for value in chain(_values(text), self._unquoted(text)))
         first = next((form for form in forms if form is not None), None)
@@ -86,8 +86,8 @@ class Structure:
         return scattered.pop() if len(scattered) == 1 else None
 
     def _unquoted(self, text: str) -> tuple[str, ...]:
-        """Return a reply that is to be a time or the like alone, and may lack the quotes of JSON."""
-        if self._adapter is None or self.schema.get("format") not in _FORMATS:
+        """Return the whole reply as a value if the type is a time or the like, whose quotes may be missing."""
+        if self._adapter is None or self.schema.get("format") not in _UNQUOTED_FORMATS:
             return ()
         return (text.rpartition("</think>")[2].strip(),)
 
@@ -103,7 +103,7 @@ class Structure:
             dumped = _dumped(self._adapter, read)
         except ValueError:
             return None
-        try:  # a model may write other names than it reads, or change values it reads
+        try:  # a model may write other names than it reads, or change values
             return dumped if _same(self.value(dumped), read) else received
         except ValueError:
             return received
@@ -112,16 +112,16 @@ class Structure:
         """Convert a normal form to the answer: an instance of the model or type, or the plain value."""
         return parsed(form) if self._adapter is None else self._adapter.validate_json(form)
 
-    def fuse(self, forms: Sequence[str], masses: Sequence[float]) -> tuple[str, Election]:
+    def fuse(self, forms: Sequence[str], posterior: Sequence[float]) -> tuple[str, Election]:
         """Fuse the candidates field by field (see `elect`); return the normal form and how it was elected.
 
         Args:
-            forms: the candidates; tool calls among them are left out, and at least one must not be a tool call.
-            masses: their posterior.
+            forms: the candidates; tool calls among them are ignored, and at least one must not be a tool call.
+            posterior: their probabilities.
         """
         places = [i for i, form in enumerate(forms) if not form.startswith(CALLS)]
         values = [parsed(forms[i]) for i in places]
-        for election in elect(values, [masses[i] for i in places], self._fields):
+        for election in elect(values, [posterior[i] for i in places], self._fields):
             if election.candidate is not None:
                 place = places[election.candidate]
                 return forms[place], Election(election.value, place, election.shares)
@@ -133,7 +133,7 @@ class Structure:
 
     @functools.cached_property
     def response_format(self) -> dict[str, Any]:
-        """The ``response_format`` parameter; every field of a model is required, as OpenAI's strict mode wants."""
+        """The ``response_format`` parameter. All fields of a model are required, as OpenAI's strict mode demands."""
         strict_schema = _strict(self.schema)
         schema = strict_schema if self._adapter else dict(self.schema)
         name = _NAME.sub("_", str(self.schema.get("title") or "answer"))[:64] or "answer"
@@ -141,12 +141,12 @@ class Structure:
         return {"type": "json_schema", "json_schema": {"name": name, "strict": strict, "schema": schema}}
 
     def problem(self, text: str) -> str:
-        """Return why a reply has no valid answer, for the member that gave it."""
+        """Return why a reply has no valid answer, in words for the model that wrote it."""
         found = "; ".join(f"{'.'.join(map(str, place))}: {message}" for place, _, message in self._errors(text))
         return found[:_LONGEST_PROBLEM] or "It is not JSON that is valid against the schema"
 
     def misfits(self, text: str) -> str:
-        """Return where a reply does not fit, with pydantic's names or the schema's keywords, and none of its text."""
+        """Return where a reply does not fit, by pydantic's or the schema's names, without any text of the reply."""
         names = canonical(self.schema)
         found = []
         for place, error, _ in self._errors(text)[:MOST_MISFITS]:
@@ -155,8 +155,8 @@ class Structure:
         return f" ({', '.join(found)})" if found else ""
 
     def _errors(self, text: str) -> list[tuple[tuple[str | int, ...], str, str]]:
-        """Return place, name and message of the errors in the likeliest JSON of a reply; empty: it has none."""
-        for value in _values(text[:_MAX_LENGTH]):
+        """Return the place, name and message of each error in the likeliest JSON of a reply; empty without JSON."""
+        for value in _values(text[:_LONGEST_REPLY]):
             if self._check is not None:
                 return [(place, keyword, f"is wrong by {keyword!r}") for place, keyword in self._check(value)]
             try:
@@ -175,7 +175,7 @@ class Structure:
 
     @functools.cached_property
     def instruction(self) -> str:
-        """The same as a prompt, for services without ``response_format``."""
+        """A prompt with the schema, for services without ``response_format``."""
         return f"Answer with JSON only, which must be valid against this JSON schema:\n{canonical(self.schema)}"
 
 
@@ -220,25 +220,26 @@ def _of_schema(schema: str) -> Structure:
 
 
 def _values(text: str) -> Iterator[object]:
-    """Yield the JSON values that can be parsed from a text, the likeliest first; without comments and last commas."""
+    """Yield the values that can be parsed from a text, the likeliest first; JSON need not be strict (`_NOT_JSON`)."""
     text = text.rpartition("</think>")[2].strip()
     opened = [at for at in (text.find("{"), text.find("[")) if at >= 0]
     span = text[min(opened, default=0) : max(text.rfind("}"), text.rfind("]")) + 1]
     for part in (text, *reversed(_FENCED.findall(text)), span):
         for loose in (False, True):
             with suppress(ValueError):
-                yield parsed(_LOOSE.sub(_as_json, part) if loose else part)
+                yield parsed(_NOT_JSON.sub(_as_json, part) if loose else part)
                 break
 
 
 def _as_json(match: re.Match[str]) -> str:
+    """Turn a match of `_NOT_JSON` into JSON."""
     if match[2] is None:
         return match[1] or {"True": "true", "False": "false", "None": "null"}.get(match[3], "")
     return '"' + _QUOTE.sub(lambda quote: _QUOTES.get(quote[0], quote[0]), match[2]) + '"'
 
 
 def _scattered(text: str) -> Iterator[object]:
-    """Yield the JSON objects and lists that stand among the words of a text; the first brackets only are tried."""
+    """Yield the JSON objects and lists among the words of a text, from at most 64 opening brackets."""
     text, decoder, at = text.rpartition("</think>")[2], json.JSONDecoder(strict=False), 0
     for _ in range(_MOST_BRACKETS):
         opening = _OPENING.search(text, at)
@@ -260,7 +261,9 @@ def _strict(schema: Any) -> Any:
     strict = {name: _strict(part) for name, part in schema.items() if name != "default"}
     if isinstance(strict.get("properties"), Mapping):
         strict |= {
-            "properties": {name: _strict(part) for name, part in schema["properties"].items()},  # one called "default"
+            "properties": {
+                name: _strict(part) for name, part in schema["properties"].items()
+            },  # also one named "default"
             "required": list(schema["properties"]),
             "additionalProperties": False,
         }
@@ -271,10 +274,10 @@ _NO_LABEL = "label: give an instance of the model, a plain value, or its JSON (o
 
 
 def checked_label(label: Any, value: object) -> Any:
-    """Check a label against the answer's ``value``, and convert it where needed.
+    """Check a label against the answer's ``value``; return it, converted where needed.
 
-    For a model or dataclass, anything else is converted to an instance with all its fields. For a datetime, time,
-    duration or UUID, text is converted, as JSON has several ways to write one.
+    If the value is a model or dataclass, plain values and JSON are converted to an instance with all its fields. If it
+    is a datetime, time, duration or UUID, text is converted, as each can be written in several ways.
 
     Raises:
         BadLabel: it is not valid, or is text that is not JSON.
@@ -323,7 +326,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def _reads_back(instance: object) -> bool:
-    """Whether an instance survives writing and reading; if not, answers are compared as they were received."""
+    """Whether an instance is the same after writing and reading; if not, answers are compared as received."""
     try:
         return _same(TypeAdapter(type(instance)).validate_json(_dumped(_of_anything(), instance)), instance)
     except Exception:  # noqa: BLE001 - the model's validators may raise anything
@@ -331,15 +334,15 @@ def _reads_back(instance: object) -> bool:
 
 
 def label_form(label: object) -> str:
-    """Return the normal form of a right answer: an instance of the model or type, a plain value, or its JSON.
+    """Return the normal form of a label: an instance of the model or type, a plain value, or its JSON.
 
     Raises:
         BadLabel: it cannot be written as JSON, or its JSON is not read back as the same.
     """
     if _has_fields(label) and not _reads_back(label):
         raise BadLabel(
-            f"label: what a {type(label).__name__} writes is not read as the same; give plain values, or JSON, with "
-            "the names that it reads"
+            f"label: a {type(label).__name__} does not read back what it writes; give plain values, or JSON, with the "
+            "names that it reads"
         )
     try:
         if isinstance(label, str) and not isinstance(label, Enum):  # a StrEnum's member is both
@@ -361,7 +364,7 @@ def _dumped(adapter: TypeAdapter[Any], value: object) -> str:
 
 
 def _alike(plain: Any, value: Any) -> Any:
-    """Bring a JSON value into a form that all equal values share; ``value`` is the same in Python's types.
+    """Write a JSON value as all equal values are written; ``value`` is the same value in Python's types.
 
     Members of sets are sorted, and 12.50 becomes 12.5.
     """
@@ -387,18 +390,18 @@ def closed_fields(schema: object) -> tuple[Path, ...]:
     Raises:
         ConfigError: its references unfold to too many parts.
     """
-    return tuple(_walk(_Unfolded(schema), schema, (), frozenset()))
+    return tuple(_closed_paths(_Unfolded(schema), schema, (), frozenset()))
 
 
 class _Unfolded:
-    """Follows the references of a schema in bounded time: two at each of twenty levels would unfold to a million."""
+    """Follows the references of a schema in bounded time; two at each of twenty levels make a million parts."""
 
     def __init__(self, root: object) -> None:
         self._root = as_object(root)
         self._parts = 0
 
     def part(self, schema: object, followed: frozenset[str]) -> tuple[Mapping[str, Any], frozenset[str]]:
-        """Return a part of the schema, references followed; empty if one leads outside or in a circle."""
+        """Return a part of the schema with its references followed; empty if one leads outside or in a circle."""
         self._parts += 1
         if self._parts > MAX_NODES:
             raise ConfigError(
@@ -413,17 +416,17 @@ class _Unfolded:
         return found, followed
 
 
-def _walk(unfolded: _Unfolded, schema: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
+def _closed_paths(unfolded: _Unfolded, schema: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
     part, followed = unfolded.part(schema, followed)
     if _closed(unfolded, part, followed):
         yield path
     elif isinstance(part.get("properties"), Mapping):
         for name, held in part["properties"].items():
-            yield from _walk(unfolded, held, (*path, name), followed)
+            yield from _closed_paths(unfolded, held, (*path, name), followed)
     else:  # an object or null
         objects = [option for option in _options(part) if not _null(as_object(option))]
         if len(objects) == 1:
-            yield from _walk(unfolded, objects[0], path, followed)
+            yield from _closed_paths(unfolded, objects[0], path, followed)
 
 
 def _closed(unfolded: _Unfolded, schema: object, followed: frozenset[str]) -> bool:
@@ -459,7 +462,7 @@ class Election:
     Attributes:
         value: one candidate with its closed fields replaced by the elected values.
         candidate: index of the candidate equal to ``value``; None: no candidate has this combination.
-        shares: field, its names joined by dots -> posterior mass of the candidates with the same value there.
+        shares: field (names joined by dots) -> posterior probability of the candidates with the same value there.
     """
 
     value: object
@@ -467,20 +470,22 @@ class Election:
     shares: Mapping[str, float]
 
 
-def elect(candidates: Sequence[object], masses: Sequence[float], fields: Sequence[Path]) -> Iterator[Election]:
-    """Yield the result of electing each closed field by itself; then, in case it is invalid, the likeliest candidate.
+def elect(candidates: Sequence[object], posterior: Sequence[float], fields: Sequence[Path]) -> Iterator[Election]:
+    """Elect the value of each closed field on its own; yield the combined answer, then the likeliest candidate.
+
+    The second is for the case that the combination is not valid.
 
     Args:
         candidates: JSON values, at least one.
-        masses: their posterior.
+        posterior: their probabilities.
         fields: the closed ones.
     """
-    falling = sorted(range(len(candidates)), key=lambda i: -masses[i])
-    votes = [[_at(candidate, field) for field in fields] for candidate in candidates]
+    falling = sorted(range(len(candidates)), key=lambda i: -posterior[i])
+    votes = [[_vote(candidate, field) for field in fields] for candidate in candidates]
     totals: list[dict[str, float]] = [{} for _ in fields]
-    for i in falling:  # so that among equal totals the likelier candidate's value comes first
+    for i in falling:  # so that a tie goes to the likelier candidate's value
         for total, vote in zip(totals, votes[i], strict=True):
-            total[vote] = total.get(vote, 0.0) + masses[i]
+            total[vote] = total.get(vote, 0.0) + posterior[i]
     elected = [max(total, key=total.__getitem__) for total in totals]
     base = max(falling, key=lambda i: sum(map(str.__eq__, votes[i], elected)))
     names = [".".join(field) for field in fields]
@@ -498,7 +503,8 @@ def elect(candidates: Sequence[object], masses: Sequence[float], fields: Sequenc
     yield Election(candidates[falling[0]], falling[0], shares(votes[falling[0]]))
 
 
-def _found(value: object, path: Path) -> tuple[bool, object]:
+def _look_up(value: object, path: Path) -> tuple[bool, object]:
+    """Return whether a value has this field, and the field."""
     for name in path:
         if not isinstance(value, Mapping) or name not in value:
             return False, None
@@ -506,15 +512,15 @@ def _found(value: object, path: Path) -> tuple[bool, object]:
     return True, value
 
 
-def _at(value: object, path: Path) -> str:
-    there, found = _found(value, path)
+def _vote(value: object, path: Path) -> str:
+    there, found = _look_up(value, path)
     return canonical(found) if there else _ABSENT
 
 
 def _copy_field(value: object, path: Path, donor: object) -> bool:
     """Copy a field from a donor; return whether the value has a place for it."""
-    there, wanted = _found(donor, path)
-    holder = _found(value, path[:-1])[1]
+    there, wanted = _look_up(donor, path)
+    _, holder = _look_up(value, path[:-1])
     if not path or not isinstance(holder, dict):
         return not there
     if there:

@@ -27,7 +27,7 @@ _ID = re.compile("[A-Za-z0-9]{9}")  # the only call ids that Mistral and its mod
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ToolOffer:
-    """The tools that a request offers.
+    """The tools that a request offers, and whether they may or must be called.
 
     Attributes:
         names: names of the functions; None: unknown.
@@ -69,7 +69,7 @@ class ToolOffer:
 
 @lru_cache(maxsize=256)
 def _checker(schema: str) -> Callable[[object], Sequence[object]]:
-    """Return a validator for a tool's arguments; it finds nothing wrong if the schema or the library is unsupported."""
+    """Return a validator for a tool's arguments; without a supported schema, or jsonschema, it accepts everything."""
     from focalroute.answers.json_schema import validator
 
     try:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
 from typing import Any
 
-from focalroute.answers.final import ELSEWHERE, TAKEN_BACK, THINKING, without_end_tokens
-from focalroute.answers.short import DETERMINED, fold
+from focalroute.answers.final import ANSWER_IN_OTHER_LANGUAGES, TAKEN_BACK, THINKING, without_end_tokens
+from focalroute.answers.short import fold
+from focalroute.answers.verdicts import NOUN_FOLLOWS
 from focalroute.endpoints.wire.fields import Token
 
 #: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
@@ -43,7 +44,7 @@ _EXPLICIT = re.compile(
     r"|(?:correct|right|best|final|my|remaining|most\s+\w+)\s+(?:choice|option|letter))[\s\"'`*_]*"
     r"(?:\bis\b(?:\s+(?:therefore|thus|(?:most\s+)?\w+ly)\b)?|\b(?:would|should|must)(?:\s+have\s+to)?\s+be\b"
     r"|[:=\uff1a]|\s[-\u2013\u2014\u2192]\s)"
-    rf"|{ELSEWHERE}|\\boxed\{{|<(?:final_)?answer>|\"(?:choice|option|letter|label)\"\s*:)"
+    rf"|{ANSWER_IN_OTHER_LANGUAGES}|\\boxed\{{|<(?:final_)?answer>|\"(?:choice|option|letter|label)\"\s*:)"
     rf"(?:\s+not\b[^\n.!?]{{1,80}}?\bbut\b)?{_OPENING}",
     re.IGNORECASE,
 )
@@ -318,7 +319,7 @@ class ChoiceParser:
             for match in re.finditer(re.escape(bare), left[start:], re.IGNORECASE):
                 at, end = match.start() + start, match.end() + start
                 within = _continues(left, end) or (bare[0].isalnum() and _WITHIN.search(left, max(0, at - 2), at))
-                if not within and not (bare == "no" and DETERMINED.match(left, end)):
+                if not within and not (bare == "no" and NOUN_FOLLOWS.match(left, end)):
                     yield NamedChoice(i, at, end, False)
                     left = left[:at] + "\0" * (end - at) + left[end:]
 
