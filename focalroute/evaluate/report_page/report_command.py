@@ -161,7 +161,7 @@ def report_command(
     print(page.lead)
     print(written)
     if missing:
-        print(f"without data, each says what it needs: {', '.join(missing)}")
+        print(f"sections without data, which say what they need: {', '.join(missing)}")
 
 
 def _page(evaluation: Path | None, store: str | None, last: int | None, updates: Section | None) -> Page:
