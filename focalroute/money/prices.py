@@ -316,7 +316,7 @@ def look_up(base_url: str | None, model: str) -> LibraryPrice:
     try:
         provider, entry = get_snapshot().find_provider_model(model, None, None, base_url or "")
     except LookupError:
-        return LibraryPrice(None, source, as_of, "not in it")
+        return LibraryPrice(None, source, as_of, "the library has no such model")
     price, why = _price(entry)
     named = "" if entry.id.lower() == model.lower() else f"as {provider.id}'s {entry.id}"
     length = entry.context_window if (entry.context_window or 0) >= _SHORTEST else None

@@ -77,7 +77,7 @@ def data() -> Iterator[None]:
         ("nightly", None, "its price depends on the time of day"),
         ("search-pro", None, "as fireworks's search, each call costs something besides its tokens"),
         ("speech", None, "it is not sold by the token"),
-        ("absent", None, "not in it"),
+        ("absent", None, "the library has no such model"),
     ],
 )
 def test_a_price_is_one_that_holds_for_every_call_or_none(
@@ -127,7 +127,7 @@ def test_services_without_a_listing_are_looked_up_in_it_and_all_others_on_reques
         "tiered": "no listing", "own": "no listing", "listed": "failed",
     }  # fmt: skip
     wanted = {one.endpoint: (one.state, one.detail) for one in listed_prices(pool, library=True)}
-    assert wanted["listed"] == ("unlisted", "not in it")
+    assert wanted["listed"] == ("unlisted", "the library has no such model")
     assert wanted["tiered"] == ("unlisted", "its price depends on the length of the prompt")
 
 
