@@ -1,8 +1,10 @@
 """Estimates endpoints' accuracy from windows of several lengths, each weighted by how well it has predicted.
 
-The pool's window knows most while queries stay of one kind. Where their topics change, the latest few outcomes describe
-the present better. So accuracy is a mean over the window and two shorter ones, weighted by how likely each made the
-labels so far; older labels count less (Raftery, Karny and Ettler 2010, Technometrics 52, 52-66).
+While queries stay of one kind, the pool's whole window gives the best estimate; after a change of topic, the latest few
+outcomes do. So accuracy is a mean over the window and two shorter ones, each weighted by the likelihood of the labels
+so far under its estimates. Older labels count less (Raftery, Karny and Ettler 2010, Technometrics 52, 52-66).
+
+Letters: T queries, N endpoints, W windows, the pool's first.
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ import numpy as np
 
 from focalroute.core.records import F64
 
-#: Strength, in asks, of the prior of an endpoint's accuracy: its pool's level.
+#: Strength, in asks, of the prior of an endpoint's accuracy, whose mean is the pool's level.
 PRIOR_ASKS = 10
 
-#: Strength where it is stated (`focalroute.Endpoint.expected_accuracy`), as a distance from the mean of those stated.
+#: Strength if its expected accuracy is stated (`focalroute.Endpoint.expected_accuracy`). The prior's mean is then the
+#: level plus the stated accuracy minus the mean of those stated.
 PRIOR_EXPECTED = 100
 
-#: Strength where its long-run accuracy is known: the prior is then its long-run distance from the pool's level.
+#: Strength if its long-run accuracy is known. The prior's mean is then the level plus its long-run offset.
 PRIOR_LONG_RUN = 50
 
 _RECENT = (60, 150)  # lengths of the shorter windows, in answers with feedback
-_KEPT = 0.998  # share of the evidence that is left after another outcome of an endpoint
+_DISCOUNT = 0.998  # factor of all earlier log losses for each further outcome
 
 
 def window_lengths(window: int) -> tuple[int, ...]:
@@ -32,30 +35,30 @@ def window_lengths(window: int) -> tuple[int, ...]:
 
 
 def relative_accuracies(n: F64, right: F64, offsets: F64, strengths: F64) -> tuple[F64, F64]:
-    """Return accuracy minus level (..., K, N), and the levels (..., K), by the pool's window and by the shorter ones.
+    """Return each window's estimates of accuracy minus level, (..., W, N), and its level, (..., W).
 
-    In a shorter window few endpoints may have been asked. So its level is corrected for which ones were by their
-    relative accuracy in the pool's window. An endpoint whose prior says nothing of it keeps the latter: a shorter
-    window would forget it while it is not asked.
+    A shorter window may hold outcomes of only a few endpoints. Its level is corrected for that by these endpoints'
+    relative accuracy in the pool's window. An endpoint without a prior of its own has that relative accuracy in every
+    window, as a shorter window would forget it while it is not asked.
 
     Args:
-        n: (..., K, N) outcomes by window, the pool's first; the rest as for `shrunk_accuracy`.
+        n: (..., W, N) outcomes in each window; ``right`` likewise; the rest as for `shrunk_accuracy`.
     """
     accuracy, level = shrunk_accuracy(n[..., :1, :], right[..., :1, :], offsets, strengths)
     relative, total = accuracy - level[..., None], n.sum(axis=-1)
-    levels, estimates, told = _level(n, right, relative), relative, strengths > PRIOR_ASKS
-    if told.any():
+    levels, estimates, has_prior = _level(n, right, relative), relative, strengths > PRIOR_ASKS
+    if has_prior.any():
         estimates = _posterior_mean(n, right, levels, offsets, strengths) - levels[..., None]
     shorter = total < total[..., :1]
-    return np.where(shorter[..., None] & told, estimates, relative), np.where(shorter, levels, level)
+    return np.where(shorter[..., None] & has_prior, estimates, relative), np.where(shorter, levels, level)
 
 
 def shrunk_accuracy(n: F64, right: F64, offsets: F64, strengths: F64) -> tuple[F64, F64]:
     """Return accuracies (..., N) and the pool's level (...,) from counts.
 
-    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior whose prior is the pool's level
-    plus the endpoint's long-run offset, within 0.02 and 0.98. The level is (sum of right - sum of n offset + 1)
-    / (sum of n + 2): 1/2 before anything was seen, and the pool's mean where no long run is known, all offsets being 0.
+    Accuracy is (right + S (level + offset)) / (n + S), the mean of a Beta posterior. The prior's mean, level + offset,
+    is kept within 0.02 and 0.98. The level is (sum of right - sum of n offset + 1) / (sum of n + 2), over endpoints:
+    1/2 without outcomes and, if all offsets are 0, the share of right outcomes with one right and one wrong added.
 
     Args:
         n: (..., N) outcomes; ``right``: how many were right, or the sum of their values.
@@ -80,21 +83,21 @@ def _within_bounds(accuracy: F64) -> F64:
 
 
 def departures(relative: F64, offsets: F64, strengths: F64) -> F64:
-    """Return how far the accuracies, relative to the pool, are from the long run, (..., N); 0 where that is not known.
+    """Return relative accuracy minus its long-run value, (..., N); 0 where the long run is not known.
 
     Args:
-        relative: (..., N) see `mixed`; the rest as for `shrunk_accuracy`.
+        relative: (..., N) see `averaged`; the rest as for `shrunk_accuracy`.
     """
     return np.where(strengths == PRIOR_LONG_RUN, relative - offsets, 0.0)
 
 
 def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:
-    """Return what each window's estimates lose on the outcomes of a row, nats, (..., K).
+    """Return the log loss of each window's estimates on one query's outcomes, nats, (..., W).
 
     Args:
-        relative: (..., K, N) accuracy minus level; ``levels``: (..., K).
+        relative: (..., W, N) accuracy minus level; ``levels``: (..., W).
         known: (..., N) 1 where it is known how right the endpoint was, else 0.
-        right: (..., N) how right it was; 0 where not known.
+        right: (..., N) how right it was, in [0, 1]; 0 where not known.
     """
     p = _within_bounds(relative + levels[..., None])
     hits, misses = right[..., None, :], (known - right)[..., None, :]
@@ -102,34 +105,34 @@ def log_losses(relative: F64, levels: F64, known: F64, right: F64) -> F64:
     return losses
 
 
-def evidence(losses: F64, known: F64) -> F64:
-    """Return the evidence (T, K) against each window before each row.
+def discounted_sums(losses: F64, known: F64) -> F64:
+    """Return the discounted sum of each window's log losses before each query, (T, W).
 
     Args:
-        losses: (T, K) see `log_losses`; ``known``: (T,) how many outcomes of each row are known.
+        losses: (T, W) see `log_losses`; ``known``: (T,) how many outcomes of each query are known.
     """
-    before, kept = np.empty_like(losses), _KEPT**known
+    before, discount = np.empty_like(losses), _DISCOUNT**known
     now = np.zeros(losses.shape[1])
     for t in range(len(losses)):
         before[t] = now
-        now = now * kept[t] + losses[t]
+        now = now * discount[t] + losses[t]
     return before
 
 
-def mixed(relative: F64, against: F64) -> F64:
-    """Return the mean of all windows' accuracy minus level, (..., N).
+def averaged(relative: F64, losses: F64) -> F64:
+    """Return accuracy minus level, (..., N), averaged over windows with weights proportional to e^-loss.
 
     Args:
-        relative: (..., K, N) by each window; ``against``: (..., K), see `evidence`.
+        relative: (..., W, N) by window; ``losses``: (..., W), see `discounted_sums`.
     """
-    weights = np.exp(against.min(axis=-1, keepdims=True) - against)
+    weights = np.exp(losses.min(axis=-1, keepdims=True) - losses)
     weights /= weights.sum(axis=-1, keepdims=True)
     mean: F64 = (weights[..., None] * relative).sum(axis=-2)
     return mean
 
 
 class RecentOutcomes:
-    """The labels of the shorter windows, and the evidence against each window's estimate.
+    """Keeps the labels in the shorter windows, and the discounted log loss of each window.
 
     Args:
         endpoints: N.
@@ -140,22 +143,22 @@ class RecentOutcomes:
         self._lengths = window_lengths(window)[1:]
         self._rows = np.zeros((max(self._lengths), 2, endpoints))  # oldest first: whether known, and how right
         self._ids: deque[str] = deque([""] * len(self._rows), len(self._rows))
-        self._against = np.zeros(1 + len(self._lengths))
+        self._losses = np.zeros(1 + len(self._lengths))
 
     def learn(self, answer_id: str, right: F64, counts: F64, offsets: F64, strengths: F64) -> None:
         """Add the labels of an answer, or replace them.
 
         Args:
             right: (N,) how right each endpoint was; NaN where not known.
-            counts: see `estimates`, before this answer; the rest likewise.
+            counts: see `estimates`, from before this answer; so are the next two.
         """
         known = ~np.isnan(right)
         row = np.array([known, np.where(known, right, 0)])
         if answer_id in self._ids:
             self._rows[self._ids.index(answer_id)] = row
             return
-        losses = log_losses(*self.estimates(counts, offsets, strengths), *row)
-        self._against = self._against * _KEPT ** row[0].sum() + losses
+        relative, levels = self.estimates(counts, offsets, strengths)
+        self._losses = self._losses * _DISCOUNT ** row[0].sum() + log_losses(relative, levels, row[0], row[1])
         self._rows[:-1] = self._rows[1:]
         self._rows[-1] = row
         self._ids.append(answer_id)
@@ -168,14 +171,14 @@ class RecentOutcomes:
     def relative_accuracy(self, counts: F64, offsets: F64, strengths: F64) -> tuple[F64, float]:
         """Return each endpoint's accuracy minus the pool's level, (N,), and that level; see `estimates`."""
         relative, levels = self.estimates(counts, offsets, strengths)
-        return mixed(relative, self._against), float(levels[0])
+        return averaged(relative, self._losses), float(levels[0])
 
     def estimates(self, counts: F64, offsets: F64, strengths: F64) -> tuple[F64, F64]:
-        """Return accuracy minus level (K, N), and the levels (K,), by the pool's window and by the shorter ones.
+        """Return each window's estimates of accuracy minus level, (W, N), and its level, (W,).
 
         Args:
-            counts: (2, 2, N) of the pool's window: n and the sum of the values, of the labels and of what agreement
-                infers, which all windows share.
+            counts: (2, 2, N) n and the sum of values over the pool's window: of labels, and of values inferred from
+                agreement. The inferred ones count in every window.
             offsets: see `shrunk_accuracy`; ``strengths`` likewise.
         """
         labels, inferred = counts

@@ -1,8 +1,9 @@
-"""Soft votes for open texts, by how similar they are.
+"""Soft votes for open texts, weighted by similarity.
 
-No two replies to an open request are equal. So a member votes for every candidate, weighted by its similarity to the
-member's own reply: the squared cosine of their vectors, 1 for its own. The Fusion then chooses the reply closest to
-most of the evidence (minimum Bayes risk decoding, Kumar and Byrne 2004, with the members' records as the posterior).
+No two replies to an open request are equal. So each member votes for every candidate, with its similarity to the
+member's own reply as weight: the squared cosine of their vectors, 1 for its own. The Fusion then chooses the reply
+closest to most of the evidence (minimum Bayes risk decoding, Kumar and Byrne 2004, with the members' records as the
+posterior).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Reader = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]
 
 _WIDTH = 1024  # of the built-in vectors; larger than for queries, as replies have more n-grams
 _AT = slices(MEMBER)
-_SHARED = [_AT[name].start for name in ("vote", "probability", "evidence")]
+_SOFTENED = [_AT[name].start for name in ("vote", "probability", "evidence")]
 _LOG_PROBABILITY = _AT["log_probability"].start
 
 
 class Agreement:
-    """Compares the replies of one ask.
+    """Measures how similar the replies of one ask are.
 
     Args:
         reader: embeds texts with the ensemble's embedder; None: `text_features` is used.
@@ -56,13 +57,15 @@ class Agreement:
             self._own[text] = vector
             self.failure = self.failure or missing
 
-    def between(self, candidates: Sequence[str]) -> F32:
+    def similarities(self, candidates: Sequence[str]) -> F32:
         """Return the similarity of each pair of candidates, (K, K), in [0, 1]; 1 on the diagonal."""
-        seen = [] if self.failure else [self._own[text] for text in candidates if text in self._own]
-        vectors = np.stack(seen if len(seen) == len(candidates) else [self._built_in(text) for text in candidates])
-        alike = np.maximum(np.einsum("kd,ld->kl", vectors, vectors), 0) ** 2
-        np.fill_diagonal(alike, 1)
-        bounded: F32 = np.minimum(alike, 1).astype(np.float32)
+        if not self.failure and all(text in self._own for text in candidates):
+            vectors = np.stack([self._own[text] for text in candidates])
+        else:
+            vectors = np.stack([self._built_in(text) for text in candidates])
+        squared = np.maximum(np.einsum("kd,ld->kl", vectors, vectors), 0) ** 2
+        np.fill_diagonal(squared, 1)
+        bounded: F32 = np.minimum(squared, 1).astype(np.float32)
         return bounded
 
     def _built_in(self, text: str) -> F32:
@@ -72,26 +75,27 @@ class Agreement:
         return found
 
 
-def shared(members: F32, alike: F32 | None) -> F32:
-    """Return evidence (K, m, Fm) in which hard votes are spread over similar candidates.
+def soft_votes(members: F32, similarities: F32 | None) -> F32:
+    """Return the members' evidence (K, m, Fm) with each vote spread over similar candidates.
 
     "vote", "probability" and "evidence" of a candidate become sums over all candidates, weighted by similarity; the
     first two are at most 1. "log_probability" becomes 0.
 
     Args:
-        alike: (K, K) similarities; None: there is only one candidate.
+        members: (K, m, Fm), see `focalroute.core.records.Evidence`.
+        similarities: (K, K); None: there is only one candidate.
     """
     soft = members.copy()
     soft[:, :, _LOG_PROBABILITY] = 0
-    if alike is not None:
-        soft[:, :, _SHARED] = np.einsum("kl,lmf->kmf", alike, members[:, :, _SHARED])
-        soft[:, :, _SHARED[:2]] = np.minimum(soft[:, :, _SHARED[:2]], 1)
+    if similarities is not None:
+        soft[:, :, _SOFTENED] = np.einsum("kl,lmf->kmf", similarities, members[:, :, _SOFTENED])
+        soft[:, :, _SOFTENED[:2]] = np.minimum(soft[:, :, _SOFTENED[:2]], 1)
     return soft
 
 
-def moved_to_leader(posterior: Sequence[float], leader: int, alike: F32) -> list[float]:
+def moved_to_leader(posterior: Sequence[float], leader: int, similarities: F32) -> list[float]:
     """Return the posterior (K,) after moving mass to the leader from candidates similar to it; the sum is unchanged."""
-    taken = [p * float(alike[leader, k]) for k, p in enumerate(posterior)]
+    taken = [p * float(similarities[leader, k]) for k, p in enumerate(posterior)]
     left = [p - t for p, t in zip(posterior, taken, strict=True)]
     left[leader] = sum(taken)
     return left

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from focalroute.answers import normal_form, reply_form, shown
 from focalroute.answers.tool_calls import CALLS
 from focalroute.core.records import F32, F64, HASHED, Evidence, Member, Observation, Query, Reply, differ
 from focalroute.observe import observation
-from focalroute.observe.agreement import Agreement, moved_to_leader, shared
+from focalroute.observe.agreement import Agreement, moved_to_leader, soft_votes
 from focalroute.observe.calibration import LEAST_MASS, MOST_CHOICES, Corrections, centred_log_mass, recalibrated
 from focalroute.observe.confusion import Confusion
 from focalroute.observe.layout import ENDPOINT, MEMBER, slices
@@ -41,8 +40,9 @@ class AskView:
         expected: accuracy and cost expected on this text.
         corrections: calibration of the endpoints' probabilities; None: nothing is known.
         embedder: name of the embedder that made the features.
-        agreement: compares candidates that are open texts; None: candidates are equal or have nothing in common.
-        curves: of undisputed and of disputed answers, see `focalroute.observe.calibration`.
+        agreement: measures how similar open texts are; None: different candidates have nothing in common.
+        curves: (alpha, beta) of the confidence in undisputed and in disputed answers, see
+            `focalroute.observe.calibration`.
         confusion: how endpoints confuse the choices; None: nothing is known.
 
     Attributes:
@@ -89,7 +89,7 @@ class AskView:
         self._rows[..., _SIMILAR_MEMBER] = self._similar
         self._marks: F32 = np.zeros((len(stats.names), _MARKS), np.float32)
         self._clusters: dict[str, int] = {}
-        self._members: dict[int, tuple[int, int | None, int, float, Decimal | None]] = {}
+        self._members: dict[int, Member] = {}
         self._masses: dict[int, Sequence[float]] = {}  # probabilities of the candidates known when the member replied
         self._least: dict[int, float] = {}  # mass of a candidate that is not among a member's free-form samples
         self._leader = -1
@@ -114,18 +114,18 @@ class AskView:
         return _best_first(observation.worth_cheapest(self._accuracy_alone(), self._stats.typical_shares))
 
     def hardly_known(self, endpoints: Iterable[int]) -> bool:
-        """Whether any of these endpoints has few outcomes in the window; False while no endpoint has any."""
+        """Whether any of these endpoints has fewer than `FEW` outcomes; False while no endpoint has any."""
         return any(self._stats.seen) and any(self._stats.seen[i] < FEW for i in endpoints)
 
     def best_alone(self, cost_weight: float, waits: F64) -> int:
-        """Return the endpoint that is worth most if asked alone, given its record, its cost and the cost of waiting."""
+        """Return the best endpoint to ask alone, by its record minus its cost and the cost of waiting for it."""
         shares = self._stats.rows.shares * self._cost_factors + self._stats.wait_shares(waits)
         return int((self._stats.rows.skill + self._similar / 4 - cost_weight * shares).argmax())
 
     def by_text(self, cost_weight: float, waits: F64 | None = None) -> tuple[int, ...] | None:
-        """Return endpoint indices, the best to ask alone first: accuracy on such texts minus cost penalty.
+        """Return endpoint indices, the best to ask alone first, by accuracy on similar texts minus the cost penalty.
 
-        None if nothing is known of their accuracy on similar texts.
+        None if their accuracy on similar texts is unknown.
 
         Args:
             cost_weight: lambda, not clipped to `COST_WEIGHT_RANGE`.
@@ -157,7 +157,7 @@ class AskView:
         An index beyond the last candidate adds a new one.
 
         Args:
-            sure: give each endpoint probabilities, all on its candidate; else a vote without probabilities.
+            sure: each endpoint gives its candidate probability 1; otherwise it votes without probabilities.
         """
         trial = self.fork()
         for i, candidate in votes:
@@ -186,9 +186,9 @@ class AskView:
             self._marks[i, 0] = 1
         if candidate is None:
             if reply.error is None or reply.error.kind == "unusable":
-                self._members.setdefault(i, (round, None, reply.length, reply.latency_s, reply.cost))
+                self._members.setdefault(i, Member(round, None, reply.length, reply.latency_s, reply.cost))
             return None
-        self._members[i] = (round, candidate, reply.length, reply.latency_s, reply.cost)
+        self._members[i] = Member(round, candidate, reply.length, reply.latency_s, reply.cost)
         self._back(i, candidate, mass, reply.length, round)
         return candidate
 
@@ -211,11 +211,14 @@ class AskView:
         return self._stats.expected_cost[endpoint], self._stats.latency_s[endpoint]
 
     @property
-    def length(self) -> float:
-        """Geometric mean ratio of the replies' lengths to their endpoints' usual ones, from a quarter to four."""
+    def length_ratio(self) -> float:
+        """The replies' lengths relative to their endpoints' mean lengths: the geometric mean, within 1/4 and 4."""
         usual = self._stats.mean_length
-        ratios = [member[2] / usual[i] for i, member in self._members.items() if member[2] and usual[i] > 0]
-        return min(max(math.exp(sum(map(math.log, ratios)) / len(ratios)), 0.25), 4.0) if ratios else 1.0
+        tokens = {i: member.completion_tokens for i, member in self._members.items()}
+        logs = [math.log(length / usual[i]) for i, length in tokens.items() if length and usual[i] > 0]
+        if not logs:
+            return 1.0
+        return min(max(math.exp(sum(logs) / len(logs)), 0.25), 4.0)
 
     def observe(
         self,
@@ -264,30 +267,31 @@ class AskView:
         return Observation(np.array(context, np.float32), rows)
 
     def see(self, posterior: Sequence[float]) -> None:
-        """Take the fused posterior over the present candidates into the next observations."""
+        """Record the fused posterior over the present candidates, which the next observations show."""
         p = list(posterior)
         self._leader, self._none = p.index(max(p)), None
         self._agrees = []
         if self.agreement is not None and len(p) > 1:
-            alike = self._alike(self.agreement)
-            p = moved_to_leader(p, self._leader, alike)
-            self._agrees = (2 * alike[self._leader] - 1).tolist()
+            similarities = self._similarities(self.agreement)
+            p = moved_to_leader(p, self._leader, similarities)
+            self._agrees = (2 * similarities[self._leader] - 1).tolist()
         none = self.none_of_these()
         if none:
-            p = [*((1 - none) * x for x in p), *[none / self._unseen()] * self._unseen()]
+            unseen = self._unseen()
+            p = [(1 - none) * x for x in p] + [none / unseen] * unseen
         largest = [*sorted(p, reverse=True)[:4], 0.0, 0.0, 0.0][:4]
         p_log_p = sum([x * math.log(x) for x in p if x > 0])
         self._fused = observation.posterior_columns(largest, p_log_p, math.log(max(len(p), 2)))
 
     def _agreement(self, candidate: int) -> float:
-        """Return how far a candidate agrees with the leading one."""
+        """Return the column "agrees" of a member that backs this candidate."""
         if candidate < len(self._agrees):
             return self._agrees[candidate]
         agrees: float = observation.agreement(candidate, self._leader)
         return agrees
 
     def confidence(self, posterior: float) -> float:
-        """Return how likely a candidate with this posterior is right, recalibrated."""
+        """Return the calibrated probability that a candidate with this posterior is right."""
         curve = self._curves[differ(self.backs.values())]
         return recalibrated(posterior * (1 - self.none_of_these()), curve)
 
@@ -296,13 +300,13 @@ class AskView:
 
         A posterior over the candidates alone would give a lone reply probability 1. By naive Bayes a candidate has odds
         e^s, s its evidence, and each answer that no member gave has odds 1; there are `OPEN_CHOICES` answers in all.
-        Of open texts, no two of which need be similar, only the leader counts.
+        Of open texts only the leader counts, as different texts may give the same answer.
         """
         if self._none is None:
-            self._none = self._left_to_others()
+            self._none = self._compute_none()
         return self._none
 
-    def _left_to_others(self) -> float:
+    def _compute_none(self) -> float:
         if self._closed or not self.backs:
             return 0.0
         evidence = np.add.reduce(self.evidence().members[:, :, _EVIDENCE], axis=1)
@@ -312,18 +316,18 @@ class AskView:
         return unseen / (float(np.add.reduce(observation.odds_of(evidence))) + unseen)
 
     def _unseen(self) -> int:
-        """Return how many answers to a free-form question no member gave."""
+        """Return the number of possible answers to a free-form question that no member gave."""
         given = 1 if self.agreement is not None else len(self.candidates)
         return max(OPEN_CHOICES - given, 1)
 
-    def _alike(self, agreement: Agreement) -> F32:
+    def _similarities(self, agreement: Agreement) -> F32:
         """Return the similarity of each pair of candidates, (K, K); for tool calls, 1 if equal, else 0."""
-        alike = agreement.between(self.candidates)
+        similarities = agreement.similarities(self.candidates)
         calls = [k for k, form in enumerate(self.forms) if form.startswith(CALLS)]
         if calls:
-            alike[calls] = alike[:, calls] = 0
-            alike[calls, calls] = 1
-        return alike
+            similarities[calls] = similarities[:, calls] = 0
+            similarities[calls, calls] = 1
+        return similarities
 
     def evidence(self) -> Evidence:
         """Return the Fusion's input: a row for each candidate and each member with a usable reply, in pool order."""
@@ -334,7 +338,7 @@ class AskView:
     def _make_evidence(self) -> Evidence:
         members, k = sorted(self.backs), len(self.candidates)
         m, n = len(members), len(self._stats.names)
-        places = [members] * k
+        places = [members] * k  # rows without the member's vote; those with it are n further on
         for candidate in {*self.backs.values()}:
             places[candidate] = [i + n * (self.backs[i] == candidate) for i in members]
         seen = observation.member_features(self._rows, np.array(places, np.int64).reshape(k, m))
@@ -344,7 +348,7 @@ class AskView:
         if self._confusion is not None and members:
             self._weigh_choices(seen, self._confusion, members)
         if self.agreement is not None and members:
-            seen = shared(seen, self._alike(self.agreement) if k > 1 else None)
+            seen = soft_votes(seen, self._similarities(self.agreement) if k > 1 else None)
         sums = np.add.reduce(seen[:, :, _SUMMED], axis=1)
         candidates = observation.candidate_features(sums, max(m, 1), math.log(max(k, 1)), m / n)
         return Evidence(seen, candidates, tuple(members))
@@ -377,8 +381,8 @@ class AskView:
         return mass
 
     def members(self) -> dict[str, Member]:
-        """Return each replying member's part in the ask, by name, in order of arrival."""
-        return {self._stats.names[i]: Member(*member) for i, member in self._members.items()}
+        """Return how each member that replied took part, by name, in order of arrival."""
+        return {self._stats.names[i]: member for i, member in self._members.items()}
 
     def _answer_in(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
         """Return the candidate a reply backs (None: no answer) and its mass on each (None: all on that one)."""
@@ -389,10 +393,12 @@ class AskView:
         return reply.choice, reply.probabilities
 
     def _free_form(self, reply: Reply) -> tuple[int | None, Sequence[float] | None]:
-        """Return the same for a free-form reply, adding its new candidates; it backs its first."""
+        """Return the same for a free-form reply, whose new answers become candidates; of several it backs the first."""
         if reply.shares is None:
             form = reply_form(reply, self._query.answer)
-            return None if form is None else self._cluster(form, shown(reply, form, self._query.answer)), None
+            if form is None:
+                return None, None
+            return self._cluster(form, shown(reply, form, self._query.answer)), None
         mass: dict[int, float] = {}
         for text, share in reply.shares:
             form = normal_form(text, self._query.answer)
@@ -404,6 +410,7 @@ class AskView:
         return backed, [mass.get(k, 0.0) for k in range(len(self.candidates))]
 
     def _cluster(self, form: str, text: str) -> int:
+        """Return the candidate with this normal form; ``text`` becomes a new one if there is none."""
         found = self._clusters.setdefault(form, len(self.candidates))
         if found == len(self.candidates):
             self.candidates.append(text)
@@ -411,10 +418,10 @@ class AskView:
 
 
 def _half_a_sample(samples: int) -> float:
-    """Return the mass of an answer that is in none of the samples: half of one sample's."""
+    """Return the mass of an answer that none of the samples gave: half of one sample's."""
     return 1 / (2 * samples)
 
 
 def _best_first(worth: F64) -> tuple[int, ...]:
-    """Return endpoint indices by worth (N,), falling; equals in pool order."""
+    """Return endpoint indices by decreasing worth (N,); ties in pool order."""
     return tuple(np.argsort(-worth, kind="stable").tolist())

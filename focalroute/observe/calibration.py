@@ -1,17 +1,17 @@
-"""Calibrates the members' probabilities, and the confidence in an answer, as labels come.
+"""Calibrates the members' probabilities, and the confidence in an answer, as labels arrive.
 
-`CalibrationStats` corrects the members' probabilities, from sums over labelled queries, without gradients. With x_k the
-log of a member's mass on choice k, centred over the choices, and y the right choice, each task keeps, by position k,
-how often k was wrong, how often it was right, and the sums of x_k and of its squares. From these
+`CalibrationStats` corrects the members' probabilities, from sums over labelled queries, without gradients. Let x_k be
+the log of a member's mass on choice k, centred over the choices, and y the right choice. For each task and position k
+it counts how often k was wrong and how often it was right, and sums x_k and its squares. From these
 
     m_k = mean of x_k where k was wrong           the member's bias for the position
-    g   = mean of x_y - m_y over all              how much more mass the right choice gets
+    g   = mean of x_y - m_y over all queries      how much more mass the right choice gets
     v   = the larger of the means of (x_k - m_k)^2 and (x_y - m_y - g)^2
 
 and the log-likelihood ratio of choice k is g / v (x_k - m_k): a linear discriminant (Fisher 1936), the same for all k.
 As m_k leaves out the right choice, it does not depend on how often each position is right. Every mean of a task is
-shrunk to the mean over all tasks, and that to 0, with the weight of `PRIOR_QUERIES` (partial pooling, Gelman & Hill
-2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
+shrunk to the mean over all tasks, and that mean to 0, each with the weight of `PRIOR_QUERIES` (partial pooling, Gelman
+& Hill 2007). Position bias: Zhao et al. 2021 (contextual calibration), Zheng et al. 2024 (PriDe).
 
 `Recalibration` turns the Fusion's posteriors into confidences, by Platt scaling:
 
@@ -39,27 +39,27 @@ from focalroute.core.records import F64, Masses
 #: Questions with more choices are not calibrated.
 MOST_CHOICES = 64
 
-#: Strength, in queries, of the prior: the mean over all tasks for one task, 0 for that mean.
+#: Strength, in queries, of the prior: for one task the mean over all tasks, for that mean 0.
 PRIOR_QUERIES = 10
 
-#: Labelled queries after which a member's vote counts half, in favour of its probabilities.
+#: Labelled queries after which a member's vote counts half and its probabilities take the other half.
 HALF_TRUST = 20
 
-#: Smaller probabilities count as this when logarithms are taken.
+#: Logarithms of smaller probabilities are taken of this.
 LEAST_MASS = np.exp(-30)
 
-#: The bound of a log-likelihood ratio.
+#: Bound of a log-likelihood ratio, in either direction.
 STRONGEST = 8.0
 
 #: Strength, in outcomes, of the prior of an answer's confidence.
 PRIOR_OUTCOMES = 30
 
-#: Share of the evidence that counts while it is unknown how correlated the members' errors are.
+#: beta_0, the prior slope of the confidence while it is unknown how correlated the members' errors are.
 SHARED_ERRORS = 0.7
 
 _MOST_TASKS = 256
 _PRIOR_VARIANCE = 1.0  # nats^2
-_CURVATURE = PRIOR_OUTCOMES / 4 * np.diag([1.0, 4.0])  # the log-likelihood's for that many: q about 1/2, logits about 2
+_CURVATURE = PRIOR_OUTCOMES / 4 * np.diag([1.0, 4.0])  # of that many outcomes' log-likelihood at q = 1/2, logits +-2
 _IDENTITY = (0.0, 1.0)
 _PRESUMED = (0.0, SHARED_ERRORS)
 _FARTHEST = 8.0  # bound of a logit
@@ -98,7 +98,7 @@ class Corrections(NamedTuple):
 def corrections_of(own: Totals, shared: Totals) -> Corrections:
     """Return the corrections for a task from its own totals (all 0 if there are none) and those of all tasks."""
     seen = shared.sums[..., 2, :, :].sum(axis=-1)
-    found = _moments(own, _moments(shared, _Moments.before(shared)))
+    found = _moments(own, _moments(shared, _Moments.uninformative(shared)))
     variance = np.maximum(found.variance[..., 0, :], found.variance[..., 1, :])
     return Corrections(found.means, found.gap / variance, seen / (seen + HALF_TRUST), found.gap / np.sqrt(variance))
 
@@ -111,8 +111,8 @@ class _Moments(NamedTuple):
     variance: F64
 
     @classmethod
-    def before(cls, totals: Totals) -> _Moments:
-        """Return the prior: uninformative probabilities."""
+    def uninformative(cls, totals: Totals) -> _Moments:
+        """Return the prior: probabilities that say nothing about which choice is right."""
         return cls(np.zeros_like(totals.sums[..., 0, :, :]), np.zeros(()), np.full((1, 1), _PRIOR_VARIANCE))
 
 
@@ -120,18 +120,20 @@ def _moments(totals: Totals, prior: _Moments) -> _Moments:
     """Return the moments, shrunk to the prior."""
     wrong, wrong_sum, right, right_sum = (totals.sums[..., part, :, :] for part in range(4))
     means = (wrong_sum + PRIOR_QUERIES * prior.means) / (wrong + PRIOR_QUERIES)
-    count = np.stack([wrong.sum(axis=-1), right.sum(axis=-1)], axis=-2)
-    excess = np.stack([(wrong_sum - wrong * means).sum(axis=-1), (right_sum - right * means).sum(axis=-1)], axis=-2)
-    cross = np.stack(
-        [(means * (2 * s - n * means)).sum(axis=-1) for n, s in ((wrong, wrong_sum), (right, right_sum))], -2
-    )
+    # (..., 2, N), where wrong and where right: the number of x, the sum of x - m, the sum of x^2 - (x - m)^2
+    count = _over_positions(wrong, right)
+    excess = _over_positions(wrong_sum - wrong * means, right_sum - right * means)
+    cross = _over_positions(means * (2 * wrong_sum - wrong * means), means * (2 * right_sum - right * means))
     off = excess / np.maximum(count, 1)
-    gap = np.maximum(
-        (excess[..., 1, :] + PRIOR_QUERIES * prior.gap) / (count[..., 1, :] + PRIOR_QUERIES) - off[..., 0, :], 0
-    )
+    right_excess = (excess[..., 1, :] + PRIOR_QUERIES * prior.gap) / (count[..., 1, :] + PRIOR_QUERIES)
+    gap = np.maximum(right_excess - off[..., 0, :], 0)
     spread = np.maximum(totals.squares - cross - excess * off, 0)
     variance = (spread + PRIOR_QUERIES * prior.variance) / (count + PRIOR_QUERIES)
     return _Moments(means, gap, variance)
+
+
+def _over_positions(wrong: F64, right: F64) -> F64:
+    return np.stack([wrong.sum(axis=-1), right.sum(axis=-1)], axis=-2)
 
 
 def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64:
@@ -148,7 +150,7 @@ def centred_log_mass(mass: NDArray[np.floating], size: NDArray[np.int64]) -> F64
 
 
 def likelihoods(log_mass: F64, means: F64, weights: F64) -> F64:
-    """Return the log-likelihood ratios (..., K) of centred log-masses (..., K), clipped to -8..8."""
+    """Return the log-likelihood ratios (..., K) of centred log-masses (..., K), within -`STRONGEST` and `STRONGEST`."""
     return (weights[..., None] * (log_mass - means)).clip(-STRONGEST, STRONGEST)
 
 
@@ -179,7 +181,7 @@ class _Row(NamedTuple):
 
 
 class CalibrationStats:
-    """The totals of a pool's endpoints, by task and over all. Not thread-safe by itself; `Observer` guards it.
+    """The totals of a pool's endpoints, by task and over all tasks. Not thread-safe by itself; `Observer` guards it.
 
     The 256 most recently updated tasks are kept.
 
@@ -269,7 +271,7 @@ def _widened(totals: Totals, positions: int) -> Totals:
 
 
 class Recalibration:
-    """The latest outcomes of answers, and the curve through them. Not thread-safe by itself; `Observer` guards it.
+    """Fits the confidence curve to the latest answers' outcomes. Not thread-safe by itself; `Observer` guards it.
 
     Args:
         size: outcomes kept.
@@ -288,13 +290,13 @@ class Recalibration:
         self._prior = self.curve = _PRESUMED
 
     def trust(self) -> None:
-        """Make the identity the prior: the policy was trained on the pool's own record."""
+        """Make the identity the prior, as for a policy trained on the pool's own record."""
         self._prior = _IDENTITY
         if not self._ids:
             self.curve = _IDENTITY
 
     def learn(self, answer_id: str, posterior: float, right: float) -> None:
-        """Learn how right an answer with this posterior was, in [0, 1], replacing what was known of the answer."""
+        """Learn how right an answer with this posterior was, in [0, 1]; replaces an earlier outcome of the answer."""
         place = self._places.get(answer_id)
         if place is None:
             place, self._next = self._next, (self._next + 1) % self._size
@@ -309,7 +311,7 @@ class Recalibration:
         self._step()
 
     def _step(self) -> None:
-        """Do one step of Newton's method from the last curve, which is enough after one more outcome."""
+        """Do one Newton step from the last curve; after a single further outcome one is enough."""
         known = len(self._ids)
         rows, curve = self._rows[:known], np.array(self.curve)
         p = 1 / (1 + np.exp(-rows @ curve))

@@ -6,9 +6,9 @@ endpoint i gave choice v instead, or v = c. From these
     P(c)          uniform, or (n_c + 1) / (n + K)
     P_i(v | c)    (n_icv + s a_icv) / (n_ic + s),   with a_icv = a_i if v = c, else (1 - a_i) / (K - 1)
 
-a_i is the endpoint's accuracy, so that an infinite s means that it confuses all choices alike. Neither the prior nor
-the strength s is chosen: each candidate counts by how probable it makes the labels and replies so far (Bayesian model
-averaging, Hoeting et al. 1999). Before these, a uniform prior and an infinite strength count four fifths.
+a_i is the endpoint's accuracy, so an infinite s means that it confuses all choices alike. P(c) and s are not fixed: all
+candidates are averaged, weighted by how probable they make the labels and replies so far (Bayesian model averaging,
+Hoeting et al. 1999). Without any, the uniform P(c) and the infinite s each have a weight of four fifths.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from focalroute.core.records import F32, F64, I64, Labelled
 MOST_COUNTED_CHOICES = 32
 
 _STRENGTHS = (5.0, 20.0, 80.0, 320.0)  # besides them, an infinite one
-_ALIKE_AT_FIRST = math.log(16)  # log-odds of the infinite strength to each other one: four in five
-_UNIFORM_AT_FIRST = math.log(4)  # of the uniform prior to the counted one, likewise
+_ALIKE_AT_FIRST = math.log(16)  # prior log-odds of the infinite strength to each of the four others
+_UNIFORM_AT_FIRST = math.log(4)  # prior log-odds of the uniform P(c) to the counted one
 _MOST_SETS = 128
 _MOST_COUNTED = 1000  # labelled answers of a set; then all counts are halved, as shares change with time
 _LEAST_ACCURACY, _MOST_ACCURACY = 0.02, 0.98  # the least: above blind chance
@@ -37,12 +37,12 @@ ChoiceSet = tuple[str | None, tuple[str, ...]]
 
 
 class Confusion(NamedTuple):
-    """How often one ask's choices are right, and how endpoints confuse them, as logs of ratios.
+    """How often one ask's choices are right, and how endpoints confuse them, as log-ratios.
 
     Attributes:
-        prior: of each choice's prior probability to 1 / K, (K,).
-        votes: by how much endpoint i's vote for choice v speaks more for choice c than if it confused all choices
-            alike, [i, v, c], centred over c, (N, K, K).
+        prior: (K,) ln(K P(c)) of each choice c.
+        votes: (N, K, K) [i, v, c]: how much more endpoint i's vote for choice v favours choice c than if the endpoint
+            confused all choices alike; centred over c.
     """
 
     prior: F64
@@ -93,7 +93,7 @@ class ConfusionStats:
         self._kept = kept
         self._sets: OrderedDict[ChoiceSet, ChoiceCounts] = OrderedDict()
         self._rows: OrderedDict[str, _Row] = OrderedDict()
-        self._made: dict[ChoiceSet, tuple[F64, Confusion]] = {}  # with the accuracies that it was made with
+        self._made: dict[ChoiceSet, tuple[F64, Confusion]] = {}  # the accuracies used, and the result
 
     @property
     def sets(self) -> Mapping[ChoiceSet, ChoiceCounts]:
@@ -143,7 +143,7 @@ class ConfusionStats:
             counts.given[endpoint] = 0
 
     def of(self, task: str | None, choices: Sequence[str], accuracy: F64) -> Confusion | None:
-        """Return what is known of these choices; None: none of the task's answers with them has a label.
+        """Return how these choices are confused; None: no answer of the task with these choices has a label.
 
         Args:
             task: the query's; labels of other tasks do not count.
@@ -171,7 +171,7 @@ class ConfusionStats:
 
 
 def _confusion(counts: ChoiceCounts, accuracy: F64) -> Confusion:
-    """Return what these counts say, in their own order."""
+    """Return the confusion that these counts show, with choices in the counts' order."""
     k = len(counts.right)
     bounded = np.clip(accuracy, 1 / k + _LEAST_ACCURACY, _MOST_ACCURACY)[:, None, None]
     alike = np.where(np.eye(k, dtype=bool), bounded, (1 - bounded) / (k - 1))  # [i, c, v]
@@ -186,7 +186,7 @@ def _confusion(counts: ChoiceCounts, accuracy: F64) -> Confusion:
 
 
 def _evidence_of_strengths(given: F64, alike: F64) -> F64:
-    """Return the log of how probable each strength makes the replies, the infinite one last, (5,)."""
+    """Return the log-probability of the replies under each strength, plus its prior's; the infinite one last, (5,)."""
     seen = given.sum(axis=2)
     seen, replied = seen[seen > 0], given > 0
     counts, expected = given[replied], alike[replied]
@@ -195,7 +195,7 @@ def _evidence_of_strengths(given: F64, alike: F64) -> F64:
 
 
 def _evidence_of_priors(right: F64) -> F64:
-    """Return the log of how probable the uniform prior and the counted one make the labels, (2,)."""
+    """Return the log-probability of the labels under the uniform and the counted P(c), plus their prior's, (2,)."""
     k, n = len(right), float(right.sum())
     counted = _log_rising(1.0, right).sum() - _log_rising(float(k), n)
     return np.array([_UNIFORM_AT_FIRST - n * math.log(k), counted])
@@ -206,7 +206,7 @@ _log_rising = np.vectorize(lambda x, n: math.lgamma(x + n) - math.lgamma(x), oty
 
 
 def _shares(log_evidence: F64) -> F64:
-    """Return the posterior share of each candidate."""
+    """Return the posterior weight of each candidate."""
     evidence = np.exp(log_evidence - log_evidence.max())
     shares: F64 = evidence / evidence.sum()
     return shares

@@ -21,7 +21,7 @@ PRIOR_FAILURES = 4
 
 
 def focal_negative_correlation(fails: ArrayLike) -> F64:
-    """Return how seldom the others also fail when model i, the focal model, fails; shape (m,), each in [0, 1].
+    """Return for each focal model i how rarely the other models fail when it fails; shape (m,), each in [0, 1].
 
     1 - P2_i / P1_i with P1_i = sum_t f_ti s_t / (m n_i) and P2_i = sum_t f_ti s_t (s_t - 1) / (m (m - 1) n_i), where
     s_t models failed row t and model i failed n_i rows. P1_i is the chance that a model drawn at random fails a row the
@@ -61,8 +61,9 @@ def focal_diversity(fails: ArrayLike) -> float:
 def pair_focal_diversity(rows: Any, failed: Any, partner_failed: Any, both_failed: Any) -> F64:
     """Return the focal diversity of pairs of models over the rows both were asked in, elementwise, in [0, 1].
 
-    For a pair the definition reduces to the mean over both orders of (1 - q) / (1 + q), q = P(j fails | i fails). With
-    fewer than `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4); an unseen pair has 1/3.
+    For a pair (i, j) the definition reduces to the mean over both orders of (1 - q) / (1 + q), q = P(j fails | i fails)
+    = both / n_i. With fewer than `MIN_ROWS` common rows q is shrunk towards 1/2: (both + 2) / (n_i + 4). An unseen pair
+    has 1/3.
 
     Args:
         rows: how many rows both were asked in; a number or an array, as are the others.
@@ -75,10 +76,11 @@ def pair_focal_diversity(rows: Any, failed: Any, partner_failed: Any, both_faile
     """
     few = np.asarray(rows) < MIN_ROWS
     both = both_failed + few * (PRIOR_FAILURES // 2)
-    first, second = (_independence(alone + few * PRIOR_FAILURES, both) for alone in (failed, partner_failed))
+    first = _independence(failed + few * PRIOR_FAILURES, both)
+    second = _independence(partner_failed + few * PRIOR_FAILURES, both)
     return (first + second) / 2
 
 
-def _independence(alone: Any, both: Any) -> F64:
-    """(1 - q) / (1 + q) of q = both / alone; 1 for a model that never failed."""
-    return np.where(alone > 0, (alone - both) / np.maximum(alone + both, 1e-9), 1)
+def _independence(failed: Any, both: Any) -> F64:
+    """Return (1 - q) / (1 + q) for q = both / failed; 1 for a model that never failed."""
+    return np.where(failed > 0, (failed - both) / np.maximum(failed + both, 1e-9), 1)

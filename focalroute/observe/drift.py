@@ -1,18 +1,18 @@
 """Detects silent changes of an endpoint from its known outcomes, two-sided, in O(log n) per outcome.
 
-The test is a generalised likelihood ratio of Bernoulli outcomes: each cut into an older and a newer part gains
-log-likelihood by giving each part its own share of right outcomes. The best cut is a change if its gain reaches a
-threshold (Lai 2001, Statistica Sinica 11, 303-408; Besson, Kaufmann, Maillard and Seznec 2022, JMLR 23(77)). The cuts
-are those of an exponential histogram (Bifet and Gavalda 2007, SDM, 443-448): integer counts in blocks of 1, 2, 4, ...
-outcomes, two or three of each size, so that time and memory are logarithmic.
+The test is a generalised likelihood ratio test of Bernoulli outcomes. A cut divides them into an older and a newer
+part; its gain is the log-likelihood gained by giving each part its own share of right outcomes. The best cut is a
+change if its gain reaches a threshold (Lai 2001, Statistica Sinica 11, 303-408; Besson, Kaufmann, Maillard and Seznec
+2022, JMLR 23(77)). The cuts are those of an exponential histogram (Bifet and Gavalda 2007, SDM, 443-448): integer
+counts in blocks of 1, 2, 4, ... outcomes, two or three of each size, so that time and memory are logarithmic.
 
-When queries get harder, all endpoints are right less often although none changed. So a cut must gain as much over the
-hypothesis that the endpoint's log-odds moved with those of the other members of the same queries (the model without a
-three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5). Where the endpoint was
-asked alone, the others' outcomes since its own last one replace those members.
+When queries get harder, all endpoints are right less often although none changed. So a cut must have the same gain over
+the hypothesis that the endpoint's log-odds moved by as much as those of the other members of the same queries (the
+model without a three-way interaction; Bishop, Fienberg and Holland 1975, Discrete Multivariate Analysis, 3.5). If the
+endpoint was asked alone, it is compared with the others' outcomes since its own last one.
 
 Nor has an endpoint changed if it is merely asked about other topics. So `Observer` also requires that the outcomes
-surprise its memory of texts as much (`focalroute.observe.memory.Memory.surprise`).
+are as surprising given its memory of texts (`focalroute.observe.memory.Memory.surprise`).
 
 Measured on synthetic outcomes without peers or texts (`python -m tests.benchmarks.drift detector`): at a constant share
 right, one false alarm in 5,600 outcomes of one endpoint at .5, in 10,000 at .7 and in 50,000 at .9; a drop from .7 to
@@ -35,15 +35,15 @@ THRESHOLD = 8.0
 _BLOCKS = 3  # most blocks of one size
 _SIZES = 9  # of blocks: 1 to 256 outcomes, so that at least the latest 1,000 are remembered
 _LEAST = 8  # outcomes on either side of a cut
-_PRIOR_PEERS = 1.0  # added to the peers' counts, right and wrong, older and newer, against extreme shares
-_SCALINGS = 25
-_REFUSED = 4  # least number of outcomes before an unconfirmed change is tested again
-_REFUSED_SHARE = 1 / 8  # that number as a share of the outcomes since the change
+_PRIOR_PEERS = 1.0  # added to each of the peers' counts (right or wrong, older or newer), against extreme shares
+_SCALINGS = 25  # rounds of iterative proportional scaling
+_RETRY_AFTER = 4  # outcomes before an unconfirmed change is tested again, at least
+_RETRY_SHARE = 1 / 8  # the same as a share of the outcomes since the change
 
 _COUNTS = np.arange(_BLOCKS * 2**_SIZES + 1)
 _N_LOG_N: NDArray[np.float64] = _COUNTS * np.log(np.maximum(_COUNTS, 1))
 
-#: Outcomes, how many of them were right, peers' outcomes to compare with, how many of those were right.
+#: Outcomes, how many were right, the peers' outcomes to compare with, how many of those were right.
 Block = tuple[int, int, int, int]
 
 
@@ -87,7 +87,7 @@ class Detector:
             peers: outcomes of other endpoints to compare with: on the same query or, if it was asked alone, since its
                 last outcome.
             peers_right: how many of these were right.
-            confirmed: whether nothing else explains a change; if something does, nothing is forgotten.
+            confirmed: whether nothing else explains a change; an unconfirmed one is not reported.
         """
         self._levels[0].insert(0, (1, int(right), peers, peers_right))
         for level, blocks in enumerate(self._levels):
@@ -106,7 +106,7 @@ class Detector:
         if change is None:
             return None
         if not confirmed(change):
-            self._quiet = max(_REFUSED, int(change.since * _REFUSED_SHARE)) - 1
+            self._quiet = max(_RETRY_AFTER, int(change.since * _RETRY_SHARE)) - 1
             return None
         self._keep(change.since)
         return change
@@ -128,7 +128,7 @@ class Detector:
         return Change(was_right / size, right / since, since)
 
     def _keep(self, newest: int) -> None:
-        """Forget all but this many of the newest outcomes, a whole number of blocks."""
+        """Forget all but this many of the newest outcomes, which are a whole number of blocks."""
         for blocks in self._levels:
             kept = 0
             while kept < len(blocks) and newest:

@@ -32,8 +32,9 @@ class Experience:
         vectors: float32 (M, D) text features of past queries, oldest first; M may be 0.
         values: float32 (M, V) how right each endpoint was on them, in [0, 1]; NaN where it was not asked.
         costs: float32 (M, V) cost of each call relative to the endpoint's mean; NaN where unknown.
-        book: task -> calibration totals of the endpoints, None -> over all tasks; empty if none gave probabilities.
-        confusion: how the endpoints confused choices that recur.
+        calibration: task -> calibration totals of the endpoints; None -> those over all tasks; empty if no endpoint
+            gave probabilities.
+        confusion: set of choices -> how the endpoints confused them.
         embedder: name of the embedder that made the vectors.
     """
 
@@ -43,7 +44,7 @@ class Experience:
     vectors: F32
     values: F32
     costs: F32
-    book: Mapping[str | None, Totals] = field(default_factory=dict)
+    calibration: Mapping[str | None, Totals] = field(default_factory=dict)
     confusion: Mapping[ChoiceSet, ChoiceCounts] = field(default_factory=dict)
     embedder: str = HASHED
 
@@ -64,40 +65,40 @@ class Experience:
         """Return a memory for a pool, filled with these queries."""
         memory = Memory(len(pool))
         values, costs = np.full((2, len(self.values), len(pool)), np.nan, np.float32)
-        there, columns = self._known(pool)
-        values[:, there], costs[:, there] = self.values[:, columns], self.costs[:, columns]
+        known, columns = self._known(pool)
+        values[:, known], costs[:, known] = self.values[:, columns], self.costs[:, columns]
         memory.fill(self.vectors, values, costs)
         return memory
 
     def totals(self, pool: Sequence[str]) -> dict[str | None, Totals]:
-        """Return the book's totals with a pool's endpoints as columns; 0 for unknown endpoints."""
-        there, columns = self._known(pool)
+        """Return the calibration totals by task, with a pool's endpoints as columns; 0 for unknown endpoints."""
+        known, columns = self._known(pool)
         found: dict[str | None, Totals] = {}
-        for task, known in self.book.items():
-            totals = Totals(np.zeros((4, len(pool), known.sums.shape[2])), np.zeros((2, len(pool))))
-            totals.sums[:, there] = known.sums[:, columns]
-            totals.squares[:, there] = known.squares[:, columns]
+        for task, own in self.calibration.items():
+            totals = Totals(np.zeros((4, len(pool), own.sums.shape[2])), np.zeros((2, len(pool))))
+            totals.sums[:, known] = own.sums[:, columns]
+            totals.squares[:, known] = own.squares[:, columns]
             found[task] = totals
         return found
 
     def confused(self, pool: Sequence[str]) -> dict[ChoiceSet, ChoiceCounts]:
-        """Return the counts of choices that recur for a pool's endpoints; 0 for unknown endpoints."""
-        there, columns = self._known(pool)
+        """Return the counts of each set of choices for a pool's endpoints; 0 for unknown endpoints."""
+        known, columns = self._known(pool)
         found: dict[ChoiceSet, ChoiceCounts] = {}
-        for key, known in self.confusion.items():
-            given = np.zeros((len(pool), *known.given.shape[1:]), np.float32)
-            given[there] = known.given[columns]
-            found[key] = ChoiceCounts(known.right, given)
+        for key, own in self.confusion.items():
+            given = np.zeros((len(pool), *own.given.shape[1:]), np.float32)
+            given[known] = own.given[columns]
+            found[key] = ChoiceCounts(own.right, given)
         return found
 
     def _known(self, pool: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return the places in the pool of the endpoints it knows, and their places in ``names``."""
-        places = {name: place for place, name in enumerate(self.names)}
-        there = [i for i, name in enumerate(pool) if name in places]
-        return there, [places[pool[i]] for i in there]
+        """Return the pool indices of the endpoints it knows, and their indices in ``names``."""
+        columns = {name: column for column, name in enumerate(self.names)}
+        known = [i for i, name in enumerate(pool) if name in columns]
+        return known, [columns[pool[i]] for i in known]
 
     def same(self, other: Experience) -> bool:
-        """Whether both hold the same data; writing and reading arrays again changes nothing."""
+        """Whether both hold the same data. One read from a bundle stays the same when written and read again."""
         return (
             self.names == other.names
             and self.embedder == other.embedder
@@ -106,10 +107,10 @@ class Experience:
             and np.array_equal(self.values, other.values, equal_nan=True)
             and np.array_equal(self.vectors, other.vectors)
             and np.array_equal(self.costs, other.costs, equal_nan=True)
-            and self.book.keys() == other.book.keys()
-            and all(np.array_equal(known.sums, other.book[task].sums) for task, known in self.book.items())
+            and self.calibration.keys() == other.calibration.keys()
+            and all(np.array_equal(own.sums, other.calibration[task].sums) for task, own in self.calibration.items())
             and self.confusion.keys() == other.confusion.keys()
-            and all(np.array_equal(known.given, other.confusion[key].given) for key, known in self.confusion.items())
+            and all(np.array_equal(own.given, other.confusion[key].given) for key, own in self.confusion.items())
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -123,16 +124,16 @@ class Experience:
             "values": self.values.astype(np.float16),
             "costs": self.costs.astype(np.float16),
             "embedder": np.array(self.embedder),
-            **self._book(),
-            **self._confusion(),
+            **self._calibration_arrays(),
+            **self._confusion_arrays(),
         }
 
-    def _book(self) -> dict[str, NDArray[np.generic]]:
+    def _calibration_arrays(self) -> dict[str, NDArray[np.generic]]:
         """Return the tasks' names (B,), and totals (B + 1, 4, V, P) and (B + 1, 2, V), those over all tasks first."""
-        if not self.book:
+        if not self.calibration:
             return {}
-        tasks = [task for task in self.book if task is not None]
-        rows = [self.book[task] for task in (None, *tasks)]
+        tasks = [task for task in self.calibration if task is not None]
+        rows = [self.calibration[task] for task in (None, *tasks)]
         wide = max(row.sums.shape[2] for row in rows)
         sums = [np.pad(row.sums, [(0, 0), (0, 0), (0, wide - row.sums.shape[2])]) for row in rows]
         return {
@@ -141,8 +142,8 @@ class Experience:
             "squares": np.array([row.squares for row in rows]),
         }
 
-    def _confusion(self) -> dict[str, NDArray[np.generic]]:
-        """Return the task of each set of choices (empty: none), and for each its keys and counts."""
+    def _confusion_arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the task of each set of choices (empty: none), and each set's keys and counts."""
         if not self.confusion:
             return {}
         found: dict[str, NDArray[Any]] = {_CONFUSED: np.array([task or "" for task, _ in self.confusion], np.str_)}
@@ -183,24 +184,24 @@ class Experience:
             (vectors / lengths).astype(np.float32),
             values.astype(np.float32),
             costs.astype(np.float32),
-            _read_book(arrays, len(names)),
+            _read_calibration(arrays, len(names)),
             _read_confusion(arrays, len(names)),
             str(arrays.get("embedder", HASHED)),  # an earlier version of this package had no others
         )
 
 
-def _read_book(arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str | None, Totals]:
-    """Read the book that `Experience.arrays` wrote; empty if there is none."""
+def _read_calibration(arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str | None, Totals]:
+    """Read the calibration totals that `Experience.arrays` wrote; empty if there are none."""
     if "tasks" not in arrays:
         return {}
     tasks, sums, squares = (arrays.get(key, np.zeros(0)) for key in ("tasks", "sums", "squares"))
     fit = tasks.ndim == 1 and sums.ndim == 4 and sums.shape[:3] == (len(tasks) + 1, 4, size)
     if not fit or squares.shape != (len(tasks) + 1, 2, size) or len(set(tasks.tolist())) != len(tasks):
-        raise ValueError("its arrays of the book do not fit each other")
+        raise ValueError("its calibration arrays do not fit each other")
     if tasks.dtype.kind != "U" or not all(x.dtype.kind == "f" and np.isfinite(x).all() for x in (sums, squares)):
-        raise ValueError("its arrays of the book are not names and numbers")
+        raise ValueError("its calibration arrays are not names and numbers")
     if (sums[:, ::2] < 0).any() or (squares < 0).any():
-        raise ValueError("its numbers of the book are not within their bounds")
+        raise ValueError("its calibration numbers are not within their bounds")
     keys: list[str | None] = [None, *tasks.tolist()]
     return {key: Totals(sums[row], squares[row]) for row, key in enumerate(keys)}
 

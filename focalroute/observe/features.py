@@ -23,7 +23,7 @@ MAX_CHARACTERS = 4096
 #: Most features an embedder may give, which bounds a memory of 4,096 texts.
 MOST_FEATURES = 8192
 
-# One odd multiplier for each place in an n-gram.
+# One odd multiplier for each byte of an n-gram.
 _PLACES = (
     np.uint32(0x9E3779B1),
     np.uint32(0x85EBCA77),
@@ -38,7 +38,7 @@ _MIX, _FAR, _NEAR = np.uint32(0x2C1B3C6D), np.uint32(15), np.uint32(13)
 def text_features(text: str, width: int = TEXT_FEATURES) -> NDArray[np.float32]:
     """Hash all byte trigrams and 5-grams of the UTF-8 text, ASCII letters lowered, to a vector of Euclidean norm 1.
 
-    Each n-gram adds +1 or -1 at a place; its hash gives place and sign, so that collisions cancel in expectation
+    Each n-gram adds +1 or -1 to one feature; its hash gives feature and sign, so that collisions cancel in expectation
     (Weinberger et al. 2009, Feature hashing for large scale multitask learning). Each sum s is then replaced by
     sign(s) ln(1 + |s|): an n-gram that occurs ten times says little more than one that occurs twice. Time is linear in
     the length, and bounded.
@@ -102,7 +102,7 @@ def unit_vector(values: ArrayLike) -> NDArray[np.float32]:
 
 
 def name_of(embedder: object) -> str:
-    """Return the name of an embedder's vectors; vectors of the same name are comparable, wherever they were made.
+    """Return the name of an embedder's vectors; vectors with the same name can be compared, wherever they were made.
 
     For an endpoint it is the model with its request parameters (not the host), else the embedder's own ``name`` or the
     qualified name of its function or class.

@@ -34,7 +34,7 @@ ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
     "agrees": 1,  # +1 backs the leading candidate, -1 another (of open texts: 2 similarity to the leader - 1), 0 none
-    "accuracy": 1,  # recent accuracy, shrunk, minus the pool's level (see `accuracy.mixed`), times 4
+    "accuracy": 1,  # recent accuracy, shrunk, minus the pool's level (see `accuracy.averaged`), times 4
     "relative_skill": 1,  # accuracy against others on the same queries (see `pool_stats.relative_skills`), times 4
     "seen": 1,  # n / (n + 20), n: the window's rows in which it is known or inferred whether it was right
     "similar": 1,  # its accuracy on queries of similar text, minus the pool's on them, times 4

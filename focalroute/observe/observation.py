@@ -1,7 +1,7 @@
 """Computes the policies' input for an ask (see `focalroute.observe.layout`), as functions of arrays.
 
-They take any leading shape (...,): none for an ask that is being served, whole logs in offline training. Letters as in
-`focalroute.core.records`: N endpoints, K candidates.
+They take arrays of any leading shape (...,): none for an ask that is being served, whole logs in offline training.
+Letters as in `focalroute.core.records`: N endpoints, K candidates.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _AT = slices(MEMBER)
 _VOTE, _PROBABILITY, _LOG_PROBABILITY, _EVIDENCE, _CALIBRATED = (
     _AT[name].start for name in ("vote", "probability", "log_probability", "evidence", "calibrated")
 )
-_HEAVIEST = 8.0  # bound of a vote's weight, reached only with more than 60 candidates
-_SUREST = 80.0  # bound of evidence, nats, so that the odds do not overflow
+_MOST_WEIGHT = 8.0  # of a vote, reached only with more than 60 candidates
+_MOST_EVIDENCE = 80.0  # nats, so that the odds do not overflow
 _AS_CHEAP = 1.02  # endpoints up to this many times the least cost count as equally cheap
 
 
@@ -107,14 +107,14 @@ def accuracy_alone(similar: F32, departure: F64) -> F64:
 
 
 def worth_cheapest(accuracy: F64, shares: Any) -> F64:
-    """Return the worth of each endpoint, (..., N), if only cost counts: among the cheapest, its accuracy.
+    """Return scores (..., N) that rank the cheapest endpoints by accuracy first, then the others by cost.
 
     Args:
         accuracy: (..., N) see `accuracy_alone`.
         shares: (..., N) c / C, the cost of a typical call relative to asking all.
     """
     as_cheap = shares <= _AS_CHEAP * np.min(shares, axis=-1, keepdims=True)
-    return np.where(as_cheap, accuracy, -3 - shares)
+    return np.where(as_cheap, accuracy, -3 - shares)  # -3 is less than any relative accuracy
 
 
 def signal_column(signal: F64) -> F32:
@@ -129,11 +129,11 @@ def agreement(candidate: Any, leader: Any) -> Any:
 
 
 def focal_column(asked: F32, number: Any, pairs: F32) -> NDArray[Any]:
-    """Return the column "focal" (..., N) once any was asked: mean focal diversity over pairs with the others asked.
+    """Return the column "focal" (..., N): each endpoint's mean focal diversity over its pairs with those asked.
 
     Args:
         asked: (..., N) 1 for those asked, else 0.
-        number: how many were asked, at least 1; (..., 1).
+        number: (..., 1) how many were asked, at least 1.
         pairs: (..., N, N) focal diversity of pairs, 0 on the diagonal.
     """
     sums = (asked[..., None, :] @ pairs)[..., 0, :]
@@ -154,22 +154,25 @@ def vote_weights(accuracy: F64, choices: Any) -> F64:
         choices: K; `OPEN_CHOICES` for a free-form question.
     """
     a = np.minimum(np.maximum(accuracy, 1 / choices + 0.02), 0.98)
-    weights: F64 = np.minimum(np.log((choices - 1) * a / (1 - a)), _HEAVIEST)
+    weights: F64 = np.minimum(np.log((choices - 1) * a / (1 - a)), _MOST_WEIGHT)
     return weights
 
 
 def odds_of(evidence: NDArray[Any]) -> NDArray[Any]:
     """Return the odds e^s of candidates with this evidence against an answer that no endpoint gave."""
-    odds: NDArray[Any] = np.exp(np.minimum(evidence, _SUREST))
+    odds: NDArray[Any] = np.exp(np.minimum(evidence, _MOST_EVIDENCE))
     return odds
 
 
 def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, length: Any) -> F32:
-    """Return rows of `MEMBER` as if asked in round 1, (2, ..., N, Fm): without the member's vote, and with it.
+    """Return two rows of `MEMBER` for each member, as if asked in round 1: without its vote and with it.
 
     Args:
-        weights: (..., N) of the votes.
-        relative_skill: (..., N) the column of this name, as are the next arguments.
+        weights: (..., N) of the votes, see `vote_weights`.
+        relative_skill: (..., N) the column of this name; likewise the next arguments, which broadcast.
+
+    Returns:
+        float32 (2, ..., N, Fm).
     """
     rows = np.zeros((2, *relative_skill.shape, width(MEMBER)), np.float32)
     for name, column in (
@@ -186,7 +189,7 @@ def member_rows(weights: F64, relative_skill: F32, similar: Any, level: Any, len
 
 
 def member_features(rows: F32, places: I64) -> F32:
-    """Return each member's row for each candidate, by its vote, (..., K, N, Fm).
+    """Return each member's row for each candidate, with or without its vote, (..., K, N, Fm).
 
     Args:
         rows: (2, M, Fm), see `member_rows`.
@@ -201,14 +204,15 @@ def write_mass(features: F32, mass: NDArray[Any], least_mass: Any = LEAST_MASS, 
     Args:
         features: (..., K, N, Fm), see `member_features`.
         mass: (..., N, K), NaN where a member gave none.
-        least_mass: smaller masses count as this in logarithms; of a shape that broadcasts with ``mass``.
-        weights: (..., N) of the votes, if the mass is of samples, each of which is a vote; else None.
+        least_mass: logarithms of smaller masses are taken of this; a number, or an array that broadcasts with ``mass``.
+        weights: (..., N) of the votes, if the mass is a share of samples, each of which is a vote; else None.
     """
     mass = np.minimum(np.maximum(mass, 0), 1).swapaxes(-1, -2)
+    if np.ndim(least_mass):
+        least_mass = np.swapaxes(least_mass, -1, -2)
     given = ~np.isnan(mass)
     features[..., _PROBABILITY] = np.where(given, mass, features[..., _PROBABILITY])
-    logs = np.log(np.maximum(mass, np.swapaxes(least_mass, -1, -2) if np.ndim(least_mass) else least_mass)) / 8
-    features[..., _LOG_PROBABILITY] = np.where(given, logs, 0)
+    features[..., _LOG_PROBABILITY] = np.where(given, np.log(np.maximum(mass, least_mass)) / 8, 0)
     if weights is not None:
         features[..., _EVIDENCE] = np.where(given, mass * weights[..., None, :], features[..., _EVIDENCE])
 
@@ -236,8 +240,8 @@ def weigh_choices(features: F32, log_ratios: F64, log_prior: F64) -> None:
 
     Args:
         features: (K, m, Fm), see `member_features`.
-        log_ratios: (m, K) of the members' votes, see `focalroute.observe.confusion.Confusion`, like the next.
-        log_prior: (K,) each member adds its share of it.
+        log_ratios: (m, K) `focalroute.observe.confusion.Confusion.votes` for the choice that each member gave.
+        log_prior: (K,) `Confusion.prior`, of which each member adds an equal share.
     """
     added = log_ratios.T + log_prior[:, None] / len(log_ratios)
     features[..., _CALIBRATED] = (features[..., _CALIBRATED] + added).clip(-STRONGEST, STRONGEST)
@@ -248,9 +252,9 @@ def candidate_features(sums: F32, members: Any, log_offered: Any, replied: Any) 
 
     Args:
         sums: (..., K, 2) of the members' votes, and of their probabilities.
-        members: how many answered, at least 1; a number, or (..., 1, 1).
+        members: how many replied, at least 1; a number, or (..., 1, 1).
         log_offered: ln of the number of candidates; a number, or (..., 1).
-        replied: share of the pool that answered; as ``log_offered``.
+        replied: share of the pool that replied; a number, or (..., 1).
     """
     features = np.empty((*sums.shape[:-1], width(CANDIDATE)), np.float32)
     features[..., :2] = sums / members

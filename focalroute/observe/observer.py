@@ -3,6 +3,8 @@
 learn(outcome) -> window -> pool stats (renewed when the window changed) ─┐
 learn(outcome) -> memory of texts -> estimate for a text ─────────────────┼─> begin(query) -> AskView
 learn(outcome) -> calibration stats -> corrections for a task ────────────┘
+
+"Labels" are values known from feedback; "inferred" values come from the members' agreement.
 """
 
 from __future__ import annotations
@@ -44,20 +46,20 @@ from focalroute.observe.pool_stats import PoolStats, PoolTotals, relative_skills
 from focalroute.observe.referees import MOST_WORTH, Referees, judge
 from focalroute.observe.window import Window
 
-#: What of an answer has not been given before, see `Observer.agree`.
+#: Which part of an answer is new to `Observer.agree`.
 New = Literal["answer", "probes", "nothing"]
 
 _log = logging.getLogger("focalroute")
 
 _REFEREED_WINDOWS = 4  # windows of rows compared by agreement: more than one, as agreement says less than a label
-# Outcomes without feedback renew the statistics one by one up to _FIRST_AGREED, then whenever there are new ones in
-# number max(_AGREED_AT_ONCE, those in the window / _AGREED_SHARE).
+# The first _FIRST_AGREED outcomes without feedback renew the statistics one by one; later ones only once there are
+# max(_AGREED_AT_ONCE, 1 / _AGREED_SHARE of those in the window) new ones.
 _AGREED_AT_ONCE = 8
 _AGREED_SHARE = 16
 _FIRST_AGREED = 32
-_KEPT = 0.999  # share of the count of pairs that is left after another answer
-_LEAST_MET = 1e-9  # below this too few pairs that differed are left to tell how often they do
-_MOST_UNMET = 20  # answers of other processes, from whose labels it is also told how often members differ
+_DISCOUNT = 0.999  # factor of the counts of pairs for each further answer
+_LEAST_PAIRS = 1e-9  # with fewer pairs that differed it is unknown how often a pair differs
+_MOST_UNCOUNTED = 20  # labelled answers of other processes that count towards how often members differ
 _UNSETTLED = 200  # outcomes after a change during which the pool counts as unsettled
 
 
@@ -104,11 +106,12 @@ class Observer:
         self._listed = self._totals.prices
         n = len(self.endpoints)
         self._pairs = np.where(np.eye(n, dtype=bool), 0.0, pair_focal_diversity(0, 0, 0, 0))
-        # labelled rows in common, and those of disputed answers; i's lead over j in these
-        self._together, self._ahead = np.zeros((2, n, n)), np.zeros((n, n))
-        # the first two of the latest queries, labelled or not; the diagonals count the replies that did not come alone
-        self._met = np.zeros((2, n, n))
-        self._unmet = 0  # replies to labelled queries that another process asked, so that `_met` does not count them
+        self._together = np.zeros((2, n, n))  # [all or disputed answers, i, j]: rows with labels of both i and j
+        self._ahead = np.zeros((n, n))  # in how many of these rows i was right minus in how many j was
+        # [all or disputed answers, i, j]: recent answers with replies of both i and j, labelled or not, discounted; the
+        # diagonals count an endpoint's replies that did not come alone
+        self._replied = np.zeros((2, n, n))
+        self._uncounted = 0  # replies to labelled queries that another process asked, which are not in `_replied`
         self._expected = np.array(expected or [None] * n, np.float64)  # minus their mean; NaN where not stated
         if not np.isnan(self._expected).all():
             self._expected -= np.nanmean(self._expected)
@@ -117,18 +120,18 @@ class Observer:
         self._calibration = CalibrationStats(self.endpoints, window)
         self._confusion = ConfusionStats(n, window)
         self._recalibrations = Recalibration(window), Recalibration(window)  # of undisputed and of disputed answers
-        self._relative_skill = np.zeros(n)  # see `_compare`, as for the next two, of undisputed and of disputed answers
-        self._bias = self._presumption = np.zeros((2, n))
+        self._relative_skill = np.zeros(n)  # see `_compare`, also for the next two
+        self._bias = self._presumed_bias = np.zeros((2, n))  # of undisputed and of disputed answers
         self._recompare = True  # whether `_compare` is due: there is a new verdict, or a label of several members
-        self._presumed = 0.0  # how much the pool's level is lowered for flattery that no label has shown
+        self._presumed_flattery = 0.0  # how much the pool's level is lowered for flattery that no label has shown
         self._suspicious = False  # whether two endpoints may be copies
-        self._unseen = 0  # outcomes without feedback that the statistics do not include yet
+        self._pending = 0  # outcomes without feedback that the statistics do not include yet
         self._adopted: Experience | None = None
         self._detecting = detect
         self._detectors: dict[str, Detector] = {}
         self._changes: dict[str, Change] = {}
-        self._told = (0, 0)  # known outcomes of all endpoints so far, and how many were right
-        self._told_before: dict[str, tuple[int, int]] = {}  # the same at each endpoint's last outcome
+        self._labels = (0, 0)  # labels of all endpoints so far, and how many were right
+        self._labels_at: dict[str, tuple[int, int]] = {}  # the same at each endpoint's last label
         self._agreed_version = 0
         self._learned = 0  # outcomes so far
         self._unsettled_until = 0  # value of _learned
@@ -140,10 +143,10 @@ class Observer:
 
     @classmethod
     def of(cls, endpoints: Iterable[Endpoint], **settings: Any) -> Self:
-        """Make the observer of a pool: names, prices and expected accuracies are those of its endpoints.
+        """Make the observer of a pool, with its endpoints' names, prices and expected accuracies.
 
         Args:
-            settings: the other keyword arguments.
+            settings: the other keyword arguments of the class.
         """
         names, prices, expected = zip(*((e.name, typical_cost(e), e.expected_accuracy) for e in endpoints), strict=True)
         return cls(names, prices, expected=expected, **settings)
@@ -174,7 +177,7 @@ class Observer:
             self._renew()
 
     def _prior(self) -> tuple[F64, F64]:
-        """Return each endpoint's expected distance from the pool's level, (N,), and how many asks this is worth."""
+        """Return the prior of each endpoint's accuracy minus the pool's level, (N,), and its strength in asks, (N,)."""
         stated = ~np.isnan(self._expected)
         return np.where(stated, self._expected, 0.0), np.where(stated, float(PRIOR_EXPECTED), float(PRIOR_ASKS))
 
@@ -201,21 +204,21 @@ class Observer:
             are forgotten.
         """
         with self._lock:
-            self._count()
-            known = self._known()
+            self._update_totals()
+            counts = self._value_counts()
             new = outcome.answer_id not in self._window
             before = self._window.known(outcome.answer_id)
             for row in self._window.push(outcome):
-                here = sorted(self._index[name] for name in row if name in self._index)
+                here = sorted(self._indices(row))
                 self._changed.update(here)
                 self._changed_pairs.update(combinations(here, 2))
-            self._changed.update(self._here(self._agreed.drop(outcome.answer_id)))
+            self._changed.update(self._indices(self._agreed.drop(outcome.answer_id)))
             right = [self._right(outcome, name) for name in self.endpoints]
             labels = np.array(right)
-            self._recent.learn(outcome.answer_id, labels, known, self._offsets, self._strengths)
+            self._recent.learn(outcome.answer_id, labels, counts, self._offsets, self._strengths)
             disputed = outcome.disputed
-            told = not outcome.right.keys() <= outcome.inferred
-            if self._referees.label(outcome.answer_id, labels, disputed, known=told):
+            any_known = not outcome.right.keys() <= outcome.inferred
+            if self._referees.label(outcome.answer_id, labels, disputed, known=any_known):
                 self._recompare = True
             self._remember(outcome, right)
             self._calibration.add(outcome.answer_id, outcome.masses)
@@ -235,45 +238,49 @@ class Observer:
 
         Args:
             outcome: with an empty ``right``.
-            choices: of a closed question; `OPEN_CHOICES` of a free-form one; None if its answers cannot be compared:
-                only costs, latencies and lengths are learned.
-            new: what of it was not given before, and counts towards how often members differ: the whole answer, the
-                endpoints that were probed with it, or nothing.
+            choices: number of choices of a closed question; `OPEN_CHOICES` for a free-form one; None if its answers
+                cannot be compared: only costs, latencies and lengths are learned.
+            new: which part was not given before, and so counts towards how often members differ: the whole answer, the
+                endpoints that were probed after it, or nothing.
         """
         with self._lock:
             if choices is not None and new != "nothing":
-                self._meet(outcome, only_probed=new == "probes")
+                self._count_pairs(outcome, only_probed=new == "probes")
             if outcome.answer_id in self._window:
                 return
             here = [name for name in outcome.members if name in self._index]
             if new == "nothing":
-                self._unmet += len(here)
+                self._uncounted += len(here)
             if choices is not None and len(here) > 1:
                 outcome = self._judged(outcome, here, choices)
             for row in self._agreed.push(outcome):
-                self._changed.update(self._here(row))
-            self._unseen += 1
-            known = len(self._agreed)
-            # what was given before mostly has feedback
-            earlier = known if new == "answer" else known + len(self._window)
-            if self._unseen >= max(_AGREED_AT_ONCE, known // _AGREED_SHARE) or earlier <= _FIRST_AGREED:
-                self._unseen = 0
+                self._changed.update(self._indices(row))
+            self._pending += 1
+            agreed = len(self._agreed)
+            # an answer that was given before mostly has feedback
+            earlier = agreed if new == "answer" else agreed + len(self._window)
+            if self._pending >= max(_AGREED_AT_ONCE, agreed // _AGREED_SHARE) or earlier <= _FIRST_AGREED:
+                self._pending = 0
                 self._agreed_version = self._agreed.version
                 self._renew()  # the next verdict depends on it
 
-    def meet(self, outcomes: Iterable[tuple[Outcome, int | None]]) -> None:
-        """Count anew how often members differ, in these answers, labelled or not; each as for `agree`."""
+    def recount_pairs(self, outcomes: Iterable[tuple[Outcome, int | None]]) -> None:
+        """Count from scratch how often members differ, in these answers, labelled or not.
+
+        Args:
+            outcomes: each answer's outcome and choices, as for `agree`.
+        """
         with self._lock:
-            self._met[:], self._unmet = 0, 0
+            self._replied[:], self._uncounted = 0, 0
             for outcome, choices in outcomes:
                 if choices is not None:
-                    self._meet(outcome)
+                    self._count_pairs(outcome)
 
     def _judged(self, outcome: Outcome, here: Sequence[str], choices: int) -> Outcome:
         """Return the outcome with each of these members' probability of being right, judged by the others."""
         self._recompare = True
         backed = [outcome.members[name].candidate for name in here]
-        members = np.array(self._here(here))
+        members = np.array(self._indices(here))
         candidates = np.array([-1 if candidate is None else candidate for candidate in backed])
         for copy in self._referees.compare(outcome.answer_id, members, candidates):  # forget credit from before that
             self._agreed.forget(self.endpoints[copy], 0)
@@ -282,7 +289,7 @@ class Observer:
             self._changed.add(copy)
         rows = self._stats.rows
         # Add the presumed flattery back, or members would trust each other less with every verdict.
-        skill = np.minimum(np.maximum(rows.skill[members] + self._presumed, 0.02), 0.98)
+        skill = np.minimum(np.maximum(rows.skill[members] + self._presumed_flattery, 0.02), 0.98)
         copies = self._referees.copies[members[:, None], members]
         verdict = judge(members, candidates, choices, skill, rows.skill[members] - rows.level, copies)
         self._referees.add(outcome.answer_id, verdict)
@@ -315,7 +322,7 @@ class Observer:
         return costs
 
     def _renew_if_begun(self) -> None:
-        """Renew the statistics if an ask began, so that the next need not; a replayed backlog renews them only once."""
+        """Renew the statistics for the next ask; not again before an ask began, so replaying a backlog stays cheap."""
         if self._begun:
             self._begun = False
             self._renew()
@@ -323,7 +330,8 @@ class Observer:
     def _renew(self) -> None:
         self._stats, self._stats_version = self._renewed(), self._version
 
-    def _here(self, names: Iterable[str]) -> list[int]:
+    def _indices(self, names: Iterable[str]) -> list[int]:
+        """Return the pool indices of these names, without those of endpoints outside the pool."""
         return [self._index[name] for name in names if name in self._index]
 
     @property
@@ -331,19 +339,19 @@ class Observer:
         return self._window.version + self._agreed_version
 
     def _detect(self, answer_id: str, before: Mapping[str, bool], at: float) -> dict[str, Change]:
-        """Give the detectors the outcomes that are newly known; corrections of known ones are ignored."""
+        """Give the detectors the new labels of an answer; corrections of earlier ones are ignored."""
         known = self._window.known(answer_id)
         new = [name for name in known if name not in before]
         known_right = sum(known.values())
-        asked, right = self._told
-        self._told = asked + len(new), right + sum(known[name] for name in new)
+        labels, right = self._labels
+        self._labels = labels + len(new), right + sum(known[name] for name in new)
         changes = {}
         for name in new:
             peers, peers_right = len(known) - 1, known_right - known[name]
             if not peers:  # asked alone: compare with the others' outcomes since its last one
-                since, right_since = self._told_before.get(name, (asked, right))
-                peers, peers_right = asked - since, right - right_since
-            self._told_before[name] = self._told
+                labels_then, right_then = self._labels_at.get(name, (labels, right))
+                peers, peers_right = labels - labels_then, right - right_then
+            self._labels_at[name] = self._labels
             detector = self._detectors.setdefault(name, Detector())
             confirmed = partial(self._surprising, name)
             change = detector.push(known[name], peers, peers_right, confirmed)
@@ -353,7 +361,7 @@ class Observer:
         return changes
 
     def _surprising(self, name: str, change: Change) -> bool:
-        """Whether the texts of the queries do not explain the change."""
+        """Whether the change is surprising given the texts of the queries."""
         return name not in self._index or self._memory.surprise(self._index[name], change.since) >= THRESHOLD
 
     def _forget(self, name: str, newest: int) -> None:
@@ -362,7 +370,7 @@ class Observer:
         self._agreed.forget(name, 0)
         if name in self._index:
             index, others = self._index[name], range(len(self.endpoints))
-            self._met[:, index] = self._met[:, :, index] = 0
+            self._replied[:, index] = self._replied[:, :, index] = 0
             self._recent.forget(index, newest)
             self._memory.forget(index, newest)
             self._calibration.forget(index)
@@ -438,18 +446,18 @@ class Observer:
     def _accuracy(self) -> F64:
         self._current()
         with self._lock:
-            n, right = self._known().sum(axis=0)
+            n, right = self._value_counts().sum(axis=0)
             return shrunk_accuracy(n, right, self._offsets, self._strengths)[0]
 
     def accuracy_interval(self) -> tuple[tuple[float, float], ...]:
         """Return a 95 % interval of each endpoint's accuracy a that allows for errors of inferred values.
 
-        Its variance is a (1 - a) / (n + S) + (sum of m_k / (n + S) bias_deviation_k)^2 with m_k of n rows inferred from
-        agreement, on undisputed answers and on disputed ones (prediction-powered inference, arXiv 2301.09633).
+        Its variance is a (1 - a) / (n + S) + (sum over k of m_k bias_deviation_k / (n + S))^2, where m_k of the n rows
+        are inferred, for k undisputed or disputed answers (prediction-powered inference, arXiv 2301.09633).
         """
         accuracy, seen = self._accuracy(), np.array(self._current().seen)
         with self._lock:
-            # What a user expects is not evidence.
+            # A stated expected accuracy is not evidence, so it does not narrow the interval.
             weight = seen + np.where(self._strengths == PRIOR_EXPECTED, PRIOR_ASKS, self._strengths)
             flattered = (self._totals.inferred() * self._referees.bias_deviation()).sum(axis=0) / weight
         margin = 1.96 * np.sqrt(accuracy * (1 - accuracy) / weight + flattered**2)
@@ -457,11 +465,11 @@ class Observer:
         return tuple(zip(low, high, strict=True))
 
     def seen(self) -> tuple[int, ...]:
-        """Return for each endpoint the rows of the window in which it is known or inferred whether it was right."""
+        """Return the number of each endpoint's values in the window, known or inferred."""
         return tuple(self._current().seen)
 
     def labelled(self) -> tuple[int, ...]:
-        """Return how many of the rows of `seen` come from feedback, by endpoint; the others come from agreement."""
+        """Return how many of the values counted by `seen` come from feedback; the others come from agreement."""
         counts = map(self._window.counts, self.endpoints)
         return tuple(count.known + count.inferred for count in counts)
 
@@ -487,7 +495,7 @@ class Observer:
     def _renewed(self) -> PoolStats:
         """Return new statistics, recomputing only what changed; earlier ones are not modified."""
         names = self.endpoints
-        self._count()
+        self._update_totals()
         if self._changed_pairs:
             first, second = np.array(list(self._changed_pairs)).T
             counts = np.array([self._window.co_asked(names[i], names[j]) for i, j in self._changed_pairs])
@@ -501,56 +509,57 @@ class Observer:
         if self._recompare:
             self._recompare = False
             self._compare()
-        inferred = self._totals.inferred()
-        self._presumed = float((inferred * self._presumption).sum() / (self._totals.seen() + 2))
-        known = self._known()
-        relative_accuracy, level = self._recent.relative_accuracy(known, self._offsets, self._strengths)
+        presumed = (self._totals.inferred() * self._presumed_bias).sum()
+        self._presumed_flattery = float(presumed / (self._totals.seen().sum() + 2))
+        counts = self._value_counts()
+        relative_accuracy, level = self._recent.relative_accuracy(counts, self._offsets, self._strengths)
         departure = departures(relative_accuracy, self._offsets, self._strengths)
         return self._totals.stats(names, self._pairs, self._relative_skill, relative_accuracy, level, departure)
 
-    def _count(self) -> None:
-        """Take over the totals of the endpoints whose windows changed."""
+    def _update_totals(self) -> None:
+        """Update the totals of the endpoints whose windows changed."""
         for i in self._changed:
             name = self.endpoints[i]
             disputed = self._window.disputed(name), self._agreed.disputed(name)
             self._totals.update(i, self._window.counts(name), self._agreed.counts(name), disputed)
         self._changed.clear()
 
-    def _meet(self, outcome: Outcome, *, only_probed: bool = False) -> None:
-        """Count an answer's pairs of replies, or only those with a reply of an endpoint that was probed."""
+    def _count_pairs(self, outcome: Outcome, *, only_probed: bool = False) -> None:
+        """Count an answer's pairs of replies, or only those pairs with a probed endpoint."""
         names = [name for name in outcome.members if name in self._index]
         if len(names) < 2:
             return
-        here, pairs = np.array(self._here(names)), np.ones((len(names), len(names)))
+        here, pairs = np.array(self._indices(names)), np.ones((len(names), len(names)))
         if only_probed:
             earlier = np.array([outcome.members[name].round > 0 for name in names])
             if earlier.sum() > 1:  # a reply that came alone was not counted
                 pairs -= np.outer(earlier, earlier)
         else:
-            self._met *= _KEPT
-        self._met[: 1 + outcome.disputed, here[:, None], here] += pairs
+            self._replied *= _DISCOUNT
+        self._replied[: 1 + outcome.disputed, here[:, None], here] += pairs
 
-    def _compared(self) -> F64:
-        """Return for each pair how many rows its labels compare, (N, N).
+    def _compared_rows(self) -> F64:
+        """Return how many rows each pair's labels compare, (N, N).
 
-        Where disputed answers get labels more often than others, rows without a label are added, on which the two are
-        level: disputed answers are then as frequent as among all answers.
+        If users label disputed answers more often than others, rows without a label, in which the two are equal, are
+        added until disputed answers are as frequent as among all answers.
         """
         together, disputed = self._together
         if not len(self._agreed):
             return together
-        met, differed = self._met
-        unmet = min(self._unmet / len(together), _MOST_UNMET)
-        met, differed = met + unmet, differed + unmet * disputed / np.maximum(together, 1)
-        known = differed > _LEAST_MET
-        return np.maximum(together, np.divide(disputed * met, differed, out=np.zeros(met.shape), where=known))
+        replied, differed = self._replied
+        uncounted = min(self._uncounted / len(together), _MOST_UNCOUNTED)
+        replied, differed = replied + uncounted, differed + uncounted * disputed / np.maximum(together, 1)
+        known = differed > _LEAST_PAIRS
+        due = np.divide(disputed * replied, differed, out=np.zeros(replied.shape), where=known)
+        return np.maximum(together, due)
 
-    def _known(self) -> F64:
-        """Return the totals of labels and of agreement, see `PoolTotals.known`."""
-        replies, disputed = self._met.trace(axis1=1, axis2=2).tolist()
-        unmet = min(self._unmet, _MOST_UNMET * len(self.endpoints))
-        replies, disputed = replies + unmet, disputed + unmet * self._totals.disputed_share()
-        return self._totals.known(self._bias, disputed / replies if replies else None)
+    def _value_counts(self) -> F64:
+        """Return the number and sum of labelled and of inferred values, see `PoolTotals.values`."""
+        replies, disputed = self._replied.trace(axis1=1, axis2=2).tolist()
+        uncounted = min(self._uncounted, _MOST_UNCOUNTED * len(self.endpoints))
+        replies, disputed = replies + uncounted, disputed + uncounted * self._totals.disputed_share()
+        return self._totals.values(self._bias, disputed / replies if replies else None)
 
     def _compare(self) -> None:
         """Compute relative skills and biases again from the present labels and agreement."""
@@ -560,5 +569,5 @@ class Observer:
         if refereed.any():  # agreement is the prior for labels, worth at most `MOST_WORTH` of them
             offsets = relative_skills(refereed, ahead.sum(axis=1), offsets, strengths)
             strengths = strengths + np.minimum(refereed.sum(axis=1), MOST_WORTH)
-        self._relative_skill = relative_skills(self._compared(), self._ahead.sum(axis=1), offsets, strengths)
-        self._bias, self._presumption = self._referees.bias(), self._referees.presumed()
+        self._relative_skill = relative_skills(self._compared_rows(), self._ahead.sum(axis=1), offsets, strengths)
+        self._bias, self._presumed_bias = self._referees.bias(), self._referees.presumed()

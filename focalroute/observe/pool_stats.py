@@ -1,6 +1,7 @@
 """Statistics of a pool's endpoints before they are asked: formulas over arrays, and one pool's `PoolStats`.
 
-The formulas take any leading shape (...,): none for the pool that is served, one row per query in offline training.
+The formulas take arrays of any leading shape (...,): none for the pool that is served, one row per query in offline
+training.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from focalroute.core.records import F32, F64
+from focalroute.core.records import F32, F64, Bools
 from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.observation import bounded_cost_weight, member_rows, vote_weights
 from focalroute.observe.window import INFERRED_UNIT, Counts
@@ -53,22 +54,29 @@ class EndpointRows:
     shares: F64
 
 
-def table_of(prices: F64, counts: F64) -> F64:
-    """Return the table for `rows_of` from sums over the window.
+class CallMeans(NamedTuple):
+    """The expected cost (USD) and the mean latency (seconds) of a call to each endpoint, in this order.
+
+    Attributes:
+        values: float64 (..., N, 2); 0 where unknown.
+        known: bool (..., N, 2).
+    """
+
+    values: F64
+    known: Bools
+
+
+def call_means(prices: F64, counts: F64) -> CallMeans:
+    """Return expected costs and mean latencies from sums over the window.
 
     Expected cost is (S price scale + sum of costs) / (S + n), S = 5 calls. A price assumes a typical length; scale is
     the ratio of observed costs to prices over the whole pool.
 
     Args:
         prices: (N,) USD of a typical call, NaN where unknown.
-        counts: (..., N, 5) rows in which it is known or inferred whether the endpoint was right; calls of known cost
-            and their USD; calls of known latency and their seconds.
-
-    Returns:
-        (..., N, 7): the first of these; expected cost and mean latency (0 where unknown), their logarithms, and
-        whether they are known.
+        counts: (..., N, 4) calls of known cost and their USD; calls of known latency and their seconds.
     """
-    priced, usd, timed, seconds = (counts[..., at] for at in (1, 2, 3, 4))
+    priced, usd, timed, seconds = (counts[..., at] for at in range(4))
     listed = ~np.isnan(prices)
     price = np.where(listed, prices, 0)
     prior = PRIOR_CALLS * (price[listed].mean() if listed.any() else 0.0)
@@ -79,16 +87,12 @@ def table_of(prices: F64, counts: F64) -> F64:
     calls = PRIOR_CALLS * listed + priced
     cost = (PRIOR_CALLS * price * scale + usd) / np.maximum(calls, 1)
     latency = seconds / np.maximum(timed, 1)
-    table = np.empty((*counts.shape[:-1], 7))
-    table[..., 0], table[..., 1], table[..., 2] = counts[..., 0], cost, latency
-    table[..., 5], table[..., 6] = calls > 0, timed > 0
-    table[..., 3:5] = np.log(np.maximum(table[..., 1:3], _LEAST)) * table[..., 5:]
-    return table
+    return CallMeans(np.stack([cost, latency], axis=-1), np.stack([calls > 0, timed > 0], axis=-1))
 
 
-def cost_penalties(priced: F64) -> F32:
-    """Return the columns "cost_penalty" and "log_cost_penalty" (..., 2) for lambda c / C (...,)."""
-    both = np.stack([np.minimum(priced, 4.0), np.log10(priced + 1e-4).clip(-4.0, 1.0)], axis=-1)
+def cost_penalties(penalty: F64) -> F32:
+    """Return the columns "cost_penalty" and "log_cost_penalty", (..., 2), of the penalty lambda c / C, (...,)."""
+    both = np.stack([np.minimum(penalty, 4.0), np.log10(penalty + 1e-4).clip(-4.0, 1.0)], axis=-1)
     return both.astype(np.float32)
 
 
@@ -98,7 +102,9 @@ def level_column(level: F64) -> F64:
 
 
 def length_moments(replies: F64, tokens: F64, squares: F64) -> tuple[F64, F64]:
-    """Return the mean and standard deviation of reply lengths; 1 is added to the variance, infinite below 2 replies.
+    """Return the mean and standard deviation of reply lengths.
+
+    1 is added to the variance; with fewer than 2 replies the deviation is infinite.
 
     Args:
         replies: the number of replies of known length; ``tokens``: the sum of their lengths; ``squares``: the sum of
@@ -111,17 +117,17 @@ def length_moments(replies: F64, tokens: F64, squares: F64) -> tuple[F64, F64]:
 
 
 def standardised_length(tokens: Any, mean: Any, deviation: Any) -> Any:
-    """Return the unclipped column "length" of replies of known length; numbers or arrays, as the arguments are."""
+    """Return the column "length", not clipped, of replies of known length; a number or an array, as the arguments."""
     return (tokens - mean) * 0.25 / deviation
 
 
 def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F64:
     """Return how much more accurate each endpoint is than the others *on the same queries*, (..., N), mean 0.
 
-    An endpoint that is asked after others disagreed gets harder queries, which its plain accuracy ignores. So theta
-    minimises the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2 plus the sum of S_i (theta_i - offset_i)^2, with
-    n_ij the rows in which both were asked and d_ij i's accuracy on these minus j's: least squares on paired comparisons
-    (Mosteller 1951), shrunk to the long run.
+    An endpoint that is asked only after others disagreed gets harder queries, so its plain accuracy is too low. The
+    relative skills theta minimise the sum over pairs of n_ij (theta_i - theta_j - d_ij)^2 plus the sum of
+    S_i (theta_i - offset_i)^2, where n_ij counts the rows in which both were asked and d_ij is i's accuracy on these
+    minus j's: least squares on paired comparisons (Mosteller 1951), shrunk to the long run.
 
     Args:
         together: (..., N, N) n_ij, 0 on the diagonal.
@@ -137,32 +143,33 @@ def relative_skills(together: F64, wins: F64, offsets: F64, strengths: F64) -> F
     return centred
 
 
-def rows_of(table: F64, focal: F64, relative_skill: F64, relative_accuracy: F64, level: F64) -> EndpointRows:
-    """Return the statistics from the tables of `table_of`, for one pool or many at once.
+def rows_of(
+    calls: CallMeans, seen: F64, focal: F64, relative_skill: F64, relative_accuracy: F64, level: F64
+) -> EndpointRows:
+    """Return the statistics by endpoint, for one pool or many at once.
 
     Args:
-        table: (..., N, 7), see `table_of`.
+        calls: see `call_means`.
+        seen: (..., N) rows of the window in which it is known or inferred whether the endpoint was right.
         focal: (..., N) each endpoint's mean focal diversity over its pairs.
         relative_skill: (..., N) see `relative_skills`.
-        relative_accuracy: (..., N) accuracy minus level, see `focalroute.observe.accuracy.mixed`.
+        relative_accuracy: (..., N) accuracy minus level, see `focalroute.observe.accuracy.averaged`.
         level: (...,) see `focalroute.observe.accuracy.shrunk_accuracy`.
     """
-    n, costs, logs, known = (table[..., at] for at in (0, 1, slice(3, 5), slice(5, 7)))
-    # means over the known values; if none is known, the mean is later multiplied by 0
-    sums, counts = table[..., 1:3].sum(axis=-2), known.sum(axis=-2)
-    means = sums / np.maximum(counts, 1)
-    columns = np.zeros((*table.shape[:-1], width(ENDPOINT)), np.float32)
+    values, known = calls
+    counts = known.sum(axis=-2)
+    means = values.sum(axis=-2) / np.maximum(counts, 1)  # over the known values; not used if none is known
+    columns = np.zeros((*seen.shape, width(ENDPOINT)), np.float32)
     columns[..., _AT["accuracy"].start] = (relative_accuracy * 4).clip(-4, 4)
     columns[..., _AT["relative_skill"].start] = (relative_skill * 4).clip(-4, 4)
-    columns[..., _AT["seen"].start] = n / (n + 20)
-    relative = (logs - np.log(np.maximum(means, _LEAST))[..., None, :]) * known * 0.25
-    columns[..., _RELATIVES] = relative.clip(-4, 4)
+    columns[..., _AT["seen"].start] = seen / (seen + 20)
+    logs, log_means = np.log(np.maximum(values, _LEAST)), np.log(np.maximum(means, _LEAST))
+    columns[..., _RELATIVES] = ((logs - log_means[..., None, :]) * known * 0.25).clip(-4, 4)
     columns[..., _AT["focal"].start] = focal
-    paid = np.where(known[..., 0] > 0, costs, means[..., None, 0])
-    total = paid.sum(axis=-1, keepdims=True)
-    shares = np.where(
-        total > 0, paid / np.where(total > 0, total, 1), 1 / table.shape[-2] * (counts[..., None, 0] == 0)
-    )
+    costs = np.where(known[..., 0], values[..., 0], means[..., None, 0])
+    total = costs.sum(axis=-1, keepdims=True)
+    without_costs = 1 / seen.shape[-1] * (counts[..., None, 0] == 0)  # if all calls are free, shares are 0
+    shares = np.where(total > 0, costs / np.where(total > 0, total, 1), without_costs)
     return EndpointRows((level[..., None] + relative_skill).clip(0.02, 0.98), level, columns, shares)
 
 
@@ -203,24 +210,24 @@ class PoolStats:
 
     @property
     def typical_shares(self) -> F64:
-        """The price of a typical call to each relative to asking all once, (N,); unknown counts as the mean."""
+        """See the function `typical_shares`."""
         return typical_shares(self.prices)
 
     def at(self, factors: F64) -> PoolStats:
         """Return the statistics for a query whose cost at each endpoint is this multiple of the usual one, (N,)."""
         usual = np.array(self.expected_cost, np.float64)
-        costs, there = usual * factors, ~np.isnan(usual)
-        dearer = max(np.nansum(costs), _LEAST) / max(np.nansum(usual), _LEAST)
-        factors = np.where(there, factors, dearer)  # an unknown cost counts as the mean
+        costs, known = usual * factors, ~np.isnan(usual)
+        overall = max(np.nansum(costs), _LEAST) / max(np.nansum(usual), _LEAST)
+        factors = np.where(known, factors, overall)  # an unknown cost counts as the mean
         columns, shares = self.rows.columns.copy(), self.rows.shares * factors
-        relative = columns[:, _AT["price"].start] + np.log(factors / dearer) * 0.25
+        relative = columns[:, _AT["price"].start] + np.log(factors / overall) * 0.25
         columns[:, _AT["price"].start] = relative.clip(-4, 4)
-        known = _where_known(costs, there)
+        expected_cost = _where_known(costs, known)
         return replace(
             self,
             rows=replace(self.rows, columns=columns, shares=shares / max(float(shares.sum()), _LEAST)),
-            expected_cost=known,
-            order=_cheapest_first(known, self.names),
+            expected_cost=expected_cost,
+            order=_cheapest_first(expected_cost, self.names),
             prices=self.prices * factors,
             _at_cost_weight={},
             _by_choices=self._by_choices,
@@ -238,7 +245,7 @@ class PoolStats:
         return found[0].copy(), found[1]
 
     def wait_shares(self, waits: F64) -> F64:
-        """Return costs of waiting (N,), USD, relative to asking all once, or to waiting for all if calls are free."""
+        """Return costs of waiting, (N,) USD, relative to asking all once; if calls are free, to waiting for all."""
         known = [usd for usd in self.expected_cost if usd is not None]
         asking_all = sum(known) * len(self.names) / max(len(known), 1)
         return waits / max(asking_all or float(waits.sum()), _LEAST)
@@ -255,8 +262,8 @@ class PoolStats:
         return found.copy()
 
 
-def _values(counts: Counts) -> tuple[int, float]:
-    """Return the replies of which it is known or inferred whether they were right, and the sum of these values."""
+def _number_and_sum(counts: Counts) -> tuple[int, float]:
+    """Return the number of replies with a known or inferred value, and the sum of these values."""
     return counts.known + counts.inferred, counts.right + counts.inferred_sum / INFERRED_UNIT
 
 
@@ -272,9 +279,9 @@ class PoolTotals:
 
     def __init__(self, prices: Sequence[float | Decimal | None]) -> None:
         self.prices = np.array(prices, np.float64)
-        self._counts = np.zeros((len(prices), 5))  # see `table_of`
-        # of labels and of what agreement infers, over all answers and over the disputed ones: n and the sum of values
-        self._known = np.zeros((2, 2, 2, len(prices)))
+        self._calls = np.zeros((len(prices), 4))  # see `call_means`
+        # [labelled or inferred, all or disputed answers, number or sum of values, endpoint]
+        self._values = np.zeros((2, 2, 2, len(prices)))
         self._lengths = np.zeros((len(prices), 3))  # see `length_moments`
 
     def update(
@@ -284,40 +291,40 @@ class PoolTotals:
 
         Args:
             labelled: over the answers with feedback; ``agreed``: over those without.
-            disputed: the same over those of them whose members gave different answers.
+            disputed: both, over only those answers whose members disagreed.
         """
         c = Counts._make(map(operator.add, labelled, agreed))
         self._lengths[index] = c.lengths, c.tokens, c.tokens_squared
-        self._known[0, ..., index] = _values(labelled), _values(disputed[0])
-        self._known[1, ..., index] = _values(agreed), _values(disputed[1])
-        self._counts[index] = c.known + c.inferred, c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
+        self._values[0, ..., index] = _number_and_sum(labelled), _number_and_sum(disputed[0])
+        self._values[1, ..., index] = _number_and_sum(agreed), _number_and_sum(disputed[1])
+        self._calls[index] = c.priced, c.cost_pico / 1e12, c.timed, c.latency_us / 1e6
 
-    def known(self, bias: F64 | None = None, disputed_share: float | None = None) -> F64:
-        """Return n and the sum of the values, (2, 2, N): of labels, and of what agreement infers.
+    def values(self, bias: F64 | None = None, disputed_share: float | None = None) -> F64:
+        """Return the number and the sum of labelled values, and of values inferred from agreement, (2, 2, N).
 
-        A value is 1 right, 0 wrong, or a fraction if it is inferred. Where disputed answers get labels more often than
-        others, each of these labels counts for less: disputed answers are then as frequent as among all answers
+        A value is 1 right, 0 wrong, or a fraction if it is inferred. If users label disputed answers more often than
+        others, each such label is weighted down, so that disputed answers count as much as they occur
         (post-stratification).
 
         Args:
             bias: (2, N) by how much values inferred from agreement are too low, see `Referees.bias`; None: 0.
-            disputed_share: of all replies that did not come alone, the share that belong to disputed answers; None: it
-                is unknown, and all labels count alike.
+            disputed_share: of all replies that did not come alone, the share that belong to disputed answers; None:
+                unknown, so all labels have weight 1.
         """
-        known = self._known[:, 0].copy()
+        values = self._values[:, 0].copy()
         weight = 1.0 if disputed_share is None else self._weight_of_disputed(disputed_share)
         if weight < 1:
-            known[0] -= (1 - weight) * self._known[0, 1]
+            values[0] -= (1 - weight) * self._values[0, 1]
         if bias is not None:
-            n, values = known[1]
-            disputed = self._known[1, 1, 0]
-            corrected = values + (n - disputed) * bias[0] + disputed * bias[1]
-            known[1, 1] = np.minimum(np.maximum(corrected, 0), n)
-        return known
+            n, total = values[1]
+            disputed = self._values[1, 1, 0]
+            corrected = total + (n - disputed) * bias[0] + disputed * bias[1]
+            values[1, 1] = np.minimum(np.maximum(corrected, 0), n)
+        return values
 
     def _weight_of_disputed(self, share: float) -> float:
-        """Return how much a label of a disputed answer counts, so that these answers have this share of all replies."""
-        (labelled, disputed), (inferred, disputed_inferred) = self._known[:, :, 0].sum(axis=-1).tolist()
+        """Return the weight of a disputed answer's label that gives disputed answers this share of all replies."""
+        (labelled, disputed), (inferred, disputed_inferred) = self._values[:, :, 0].sum(axis=-1).tolist()
         if not inferred or not disputed:
             return 1.0
         undisputed = labelled - disputed + inferred - disputed_inferred
@@ -325,18 +332,19 @@ class PoolTotals:
         return float(min(max((due - disputed_inferred) / disputed, 0.0), 1.0))
 
     def disputed_share(self) -> float:
-        """Return the share that belong to disputed answers of all replies known or inferred to be right or wrong."""
-        n, disputed = self._known[:, :, 0].sum(axis=(0, 2)).tolist()
+        """Return which share of all replies with a known or inferred value belong to disputed answers."""
+        n, disputed = self._values[:, :, 0].sum(axis=(0, 2)).tolist()
         return float(disputed / max(n, 1.0))
 
     def inferred(self) -> F64:
-        """Return how many rows are inferred from agreement, (2, N): of undisputed and of disputed answers."""
-        inferred, disputed = self._known[1, :, 0]
+        """Return the number of values inferred from agreement, (2, N): of undisputed and of disputed answers."""
+        inferred, disputed = self._values[1, :, 0]
         return np.array([inferred - disputed, disputed])
 
-    def seen(self) -> float:
-        """Return the rows of all endpoints in which it is known or inferred whether they were right."""
-        return float(self._counts[:, 0].sum())
+    def seen(self) -> F64:
+        """Return the number of each endpoint's replies with a known or inferred value, (N,)."""
+        seen: F64 = self._values[:, 0, 0].sum(axis=0)
+        return seen
 
     def stats(
         self,
@@ -353,23 +361,24 @@ class PoolTotals:
             names: the endpoints; ``pairs``: focal diversity of each pair, (N, N); the next three as for `rows_of`.
             departure: (N,) see `focalroute.observe.accuracy.departures`.
         """
-        table = table_of(self.prices, self._counts)
+        calls, seen = call_means(self.prices, self._calls), self.seen()
         focal = pairs.sum(axis=-1) / max(len(names) - 1, 1)
-        rows = rows_of(table, focal, relative_skill, relative_accuracy, np.asarray(level))
-        costs, latencies = _where_known(table[:, 1], table[:, 5]), _where_known(table[:, 2], table[:, 6])
+        rows = rows_of(calls, seen, focal, relative_skill, relative_accuracy, np.asarray(level))
+        costs, cost_known = calls.values[:, 0], calls.known[:, 0]
+        expected_cost = _where_known(costs, cost_known)
         mean_length, length_deviation = length_moments(*self._lengths.T)
         return PoolStats(
             names=names,
             rows=rows,
-            seen=table[:, 0].astype(int).tolist(),
+            seen=seen.astype(int).tolist(),
             relative_skill=rows.columns[:, _AT["relative_skill"].start],
             level=float(level_column(rows.level)),
-            latency_s=latencies,
-            expected_cost=costs,
+            latency_s=_where_known(calls.values[:, 1], calls.known[:, 1]),
+            expected_cost=expected_cost,
             mean_length=mean_length.tolist(),
             length_deviation=length_deviation.tolist(),
-            order=_cheapest_first(costs, names),
-            prices=np.where(np.isnan(self.prices) & (table[:, 5] > 0), table[:, 1], self.prices),
+            order=_cheapest_first(expected_cost, names),
+            prices=np.where(np.isnan(self.prices) & cost_known, costs, self.prices),
             pairs=pairs.astype(np.float32),
             departure=departure,
         )
@@ -378,8 +387,8 @@ class PoolTotals:
 def typical_shares(prices: F64) -> F64:
     """Return the price of a typical call to each endpoint relative to asking all once, (N,); NaN counts as the mean."""
     known = ~np.isnan(prices)
-    paid = np.where(known, prices, prices[known].mean() if known.any() else 1.0)
-    return paid / max(float(paid.sum()), _LEAST)
+    complete = np.where(known, prices, prices[known].mean() if known.any() else 1.0)
+    return complete / max(float(complete.sum()), _LEAST)
 
 
 def _where_known(values: F64, known: NDArray[Any]) -> list[float | None]:

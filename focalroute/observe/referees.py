@@ -13,14 +13,15 @@ accuracy, so a member asked alone teaches nothing.
     d_ij = (sum of v_r over referees r that agree with i - sum over those that agree with j) / sum of v_r
 
 with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too: E[d_ij] is `RELIABILITY` times the difference
-that a label would show, so each such row counts RELIABILITY^2 of a labelled one. The shares are linear because with
-posteriors trusted endpoints would gain ever more trust. Rows on which i and j agree show no difference.
+that a label would show, so each such row counts as RELIABILITY^2 labelled ones. Votes are shares, not posteriors, as
+with posteriors trusted endpoints would gain ever more trust. Rows on which i and j agree show no difference.
 
-*Copies.* On a share o of the rows on which i and j differ, or agree against another member, they agree. It is small for
-endpoints whose errors are independent. From o = 0.85 to 0.93 k_ij rises from 0 to 1, and copies count as one: a vote
-is divided by 1 + the sum of k over the others that back the same candidate, and v_r is multiplied by
-(1 - k_ri) (1 - k_rj). If one of two that used to differ becomes the other's model, they suddenly agree on row after
-row; once `_BECAME_ALIKE` nats speak against that by chance, their earlier rows no longer count towards o.
+*Copies.* A row is contested by i and j if they differ, or agree against another member. Let o be the share of contested
+rows on which they agree: it is small for endpoints whose errors are independent. From o = 0.85 to 0.93 k_ij rises from
+0 to 1, and copies count as one: a vote is divided by 1 + the sum of k over the others that back the same candidate, and
+v_r is multiplied by (1 - k_ri) (1 - k_rj). If one of two endpoints that used to differ becomes the other's model, they
+suddenly agree on row after row. Once the log-probability of such a run by chance is below -`_BECAME_ALIKE` nats, their
+earlier rows no longer count towards o.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ from focalroute.observe.observation import vote_weights
 #: Mean share of a difference between two endpoints that their referees see.
 RELIABILITY = 0.6
 
-#: By how much values are assumed too high before there are labels: endpoints err together, and then look right.
+#: By how much values are assumed to be too high before there are labels: endpoints that err together look right.
 FLATTERY = 0.1
 
 #: The most labelled rows that all comparisons of an endpoint by referees are worth.
 MOST_WORTH = 60
 
-_BIAS_PRIOR = 10.0  # labelled rows: strength of the pool's bias as the prior of an endpoint's, and of -FLATTERY for it
-_LEAST_HEARD = 0.02  # least trust in all referees of a pair together
+_BIAS_PRIOR = 10.0  # labelled rows: strength of the pool's bias as prior of an endpoint's, and of -FLATTERY as pool's
+_LEAST_TRUST = 0.02  # in all referees of a pair together
 _COPY = 0.85, 0.93  # the shares o between which k rises
 _CONTESTED_PRIOR = 1.0  # rows added on which two endpoints differ
 _TWO_VOICES = 1.5  # least votes to judge by, copies counted as one
-_FEW = 15  # rows
+_FEW = 15  # contested rows, below which they do not tell copies apart; and least rows to suspect copies
 _ALIKE = 0.97  # two endpoints that agree on this share of rows may be copies
-_MOST_CONTESTED = 500.0  # rows; beyond that all earlier ones count half
-_BECAME_ALIKE = 40.0  # nats: how improbable a run of agreement must be, by how often the two differed before it
-_REFEREED_PRIOR = 0.5  # rows: strength of the prior 0 of a pair's difference
+_MOST_CONTESTED = 500.0  # rows, after which all earlier ones count half
+_BECAME_ALIKE = 40.0  # nats: how improbable a run of agreement must be, given how often the two differed before it
+_REFEREED_PRIOR = 0.5  # rows: strength of the prior, 0, of a pair's difference
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
@@ -65,8 +66,8 @@ class Verdict:
         members: (m,) their indices in the pool.
         candidates: (m,) the candidate each backs, as given to `judge`.
         values: (m,) how likely each is right; NaN where unknown.
-        sums: (4, m, m) for each pair, see `_exact`: rows in common; whether they differ; RELIABILITY d_ij;
-            RELIABILITY^2 where there are referees. Only the first, (1, m, m), if all back the same: the others are 0.
+        sums: (4, m, m) for each pair, rounded by `_exact`: 1; whether they differ; RELIABILITY d_ij; RELIABILITY^2
+            where there are referees. Only the first, (1, m, m), if all back the same, as the others are 0.
     """
 
     members: I64
@@ -89,7 +90,7 @@ def judge(
         copies: (m, m) k, 1 on the diagonal; None: no copies.
     """
     copies = np.eye(len(members)) if copies is None else copies
-    if _are_one(candidates) and candidates[0] >= 0:
+    if _all_equal(candidates) and candidates[0] >= 0:
         return _unanimous(members, candidates, choices, skill, copies)
     answered = candidates >= 0
     same = (candidates[:, None] == candidates) & answered[:, None]
@@ -103,13 +104,13 @@ def judge(
     if len(given) == 1 and (alone * answered).sum() < _TWO_VOICES:  # copies only: they count as one vote
         values[answered] = np.nan
     trust = np.minimum(np.maximum(0.5 + 3 * relative_skill, 0.1), 2.0)  # v_r
-    heeded = (1 - copies) * (trust * alone)  # weight of referee r (column) for member i (row), (m, m)
-    backing, referees = (same * heeded) @ (1 - copies), heeded @ (1 - copies)
+    weight = (1 - copies) * (trust * alone)  # of referee r (column) for member i (row), (m, m)
+    backing, referees = (same * weight) @ (1 - copies), weight @ (1 - copies)
     differ = candidates[:, None] != candidates
-    heard = differ & (referees > _LEAST_HEARD)
-    ahead = np.divide(backing - backing.T, referees, out=np.zeros(differ.shape), where=heard)
+    refereed = differ & (referees > _LEAST_TRUST)
+    ahead = np.divide(backing - backing.T, referees, out=np.zeros(differ.shape), where=refereed)
     sums = np.empty((4, *differ.shape))
-    sums[0], sums[1], sums[2], sums[3] = 1, differ, RELIABILITY * ahead, RELIABILITY**2 * heard
+    sums[0], sums[1], sums[2], sums[3] = 1, differ, RELIABILITY * ahead, RELIABILITY**2 * refereed
     at = np.arange(len(members))
     sums[:, at, at] = 0
     return Verdict(members, candidates, values, _exact(sums))
@@ -129,12 +130,12 @@ def _pairs(members: int) -> F64:
     return 1 - np.eye(members)[None]
 
 
-def _are_one(candidates: I64) -> bool:
+def _all_equal(candidates: I64) -> bool:
     return len({*candidates.tolist()}) == 1
 
 
 class Referees:
-    """The verdicts on the latest queries, and their errors by labels. Not thread-safe by itself; `Observer` guards it.
+    """Keeps the latest verdicts, and their errors where labels came. Not thread-safe by itself; `Observer` guards it.
 
     Args:
         endpoints: N.
@@ -151,25 +152,25 @@ class Referees:
         self._sums = np.zeros((4, endpoints, endpoints))
         # (2, 3, N) of undisputed and of disputed answers: labelled rows; sums of (truth - value) and of its square
         self._error_sums = np.zeros((2, 3, endpoints))
-        self._contested = np.zeros((2, endpoints, endpoints))  # rows on which two agree against another, or differ
-        self._met = np.zeros((2, endpoints, endpoints))  # rows in common, and those on which they differ
-        self._run = np.zeros((endpoints, endpoints))  # the latest rows in common, as far back as they agree
+        self._contested = np.zeros((2, endpoints, endpoints))  # rows on which a pair agrees against another, or differs
+        self._common = np.zeros((2, endpoints, endpoints))  # rows with both of a pair, and those on which they differ
+        self._run = np.zeros((endpoints, endpoints))  # latest rows with both, back to the last on which they differ
         self.copies = np.eye(endpoints)
 
     def compare(self, answer_id: str, members: I64, candidates: I64) -> list[int]:
-        """Count which members of one query agree against another one, and update the copies.
+        """Count which members of one query agree and differ, and update the copies.
 
-        If there is a verdict on the query, as an endpoint was probed since, its members are not counted twice.
+        If there is a verdict on the query, as an endpoint was probed since, it replaces what that verdict counted.
 
         Returns:
-            The endpoints newly found to copy or to be copied.
+            The endpoints newly found to be copies of others.
         """
         before = self._verdicts.get(answer_id)
         if before is not None:
             self._count(before.members, before.candidates, -1)
         self._count(members, candidates, 1)
-        unanimous = _are_one(candidates)
-        self._follow(members, candidates, unanimous=unanimous, new=before is None)
+        unanimous = _all_equal(candidates)
+        self._follow_runs(members, candidates, unanimous=unanimous, new=before is None)
         if unanimous:
             return []
         at = members[:, None], members
@@ -184,8 +185,8 @@ class Referees:
         copying: list[int] = members[found.any(axis=1)].tolist()
         return copying
 
-    def _follow(self, members: I64, candidates: I64, *, unanimous: bool, new: bool) -> None:
-        """Count for how many rows each pair has agreed; forget that it used to differ if one must be another model now.
+    def _follow_runs(self, members: I64, candidates: I64, *, unanimous: bool, new: bool) -> None:
+        """Count for how many rows each pair has agreed; if the run is too long for chance, forget earlier differences.
 
         Args:
             unanimous: whether all back the same.
@@ -199,20 +200,20 @@ class Referees:
             self._run[at] = np.where(candidates[:, None] == candidates, run, 0)
             return
         self._run[at] = run
-        rows, differed = self._met[0][at], self._met[1][at]
+        rows, differed = self._common[0][at], self._common[1][at]
         became_alike = run * np.log1p(differed / (rows - run - differed + 1)) >= _BECAME_ALIKE
         if became_alike.any():
-            self._met[0][at] = np.where(became_alike, run, rows)
-            for counts in (self._met[1], *self._contested):
+            self._common[0][at] = np.where(became_alike, run, rows)
+            for counts in (self._common[1], *self._contested):
                 counts[at] = np.where(became_alike, 0, counts[at])
 
     def _count(self, members: I64, candidates: I64, sign: int) -> None:
         """Count the pairs of one query's members that agree or differ, or with sign -1 take them back."""
         at = members[:, None], members
-        self._met[0][at] += sign
-        if not _are_one(candidates):
+        self._common[0][at] += sign
+        if not _all_equal(candidates):
             same = candidates[:, None] == candidates
-            self._met[1][at] += sign * ~same
+            self._common[1][at] += sign * ~same
             self._contested[0][at] += sign * (same & (candidates >= 0))
             self._contested[1][at] += sign * ~same
 
@@ -225,15 +226,16 @@ class Referees:
             self._drop(next(iter(self._verdicts)))
 
     def label(self, answer_id: str, right: F64, disputed: bool, *, known: bool = True) -> bool:
-        """Drop the verdict on a labelled query and keep its errors; a later label replaces them.
+        """Replace the verdict on a labelled query by its errors; a later label replaces these.
 
         Args:
             right: (N,) 1 right, 0 wrong, NaN unknown.
             disputed: see `Outcome.disputed`.
-            known: False: all of ``right`` is inferred, as from a grade, and compares no members. The verdict stays.
+            known: False if all of ``right`` is inferred, as from a grade: the verdict stays, as such values do not
+                compare members.
 
         Returns:
-            Whether there was one.
+            Whether there was a verdict.
         """
         before = self._errors.pop(answer_id, None)
         if before is not None:
@@ -244,7 +246,7 @@ class Referees:
         if known:
             self._drop(answer_id)
         members, values = judged.members, judged.values
-        kept = self._errors[answer_id] = _Errors(int(disputed), members, values, _powers(right[members] - values))
+        kept = self._errors[answer_id] = _Errors(int(disputed), members, values, _error_terms(right[members] - values))
         self._add_errors(kept, 1)
         if len(self._errors) > self._size:
             _, oldest = self._errors.popitem(last=False)
@@ -252,11 +254,11 @@ class Referees:
         return True
 
     def _add_errors(self, errors: _Errors, sign: int) -> None:
-        self._error_sums[errors.disputed][:, errors.members] += sign * errors.powers
+        self._error_sums[errors.disputed][:, errors.members] += sign * errors.terms
 
     def suspicious(self) -> bool:
         """Whether two endpoints nearly always agree, with too few contested rows to tell whether they are copies."""
-        rows, differed = self._met
+        rows, differed = self._common
         alike = (rows >= _FEW) & (rows - differed >= _ALIKE * rows) & (self._contested.sum(axis=0) < _FEW)
         np.fill_diagonal(alike, 0)
         return bool(alike.any())
@@ -264,7 +266,7 @@ class Referees:
     def reset(self, endpoint: int) -> None:
         """Forget everything about an endpoint that changed, including whose copy it was."""
         self.forget(endpoint)
-        for counts in (*self._met, *self._contested, self._run, self.copies):
+        for counts in (*self._common, *self._contested, self._run, self.copies):
             counts[endpoint] = counts[:, endpoint] = 0
         self.copies[endpoint, endpoint] = 1
 
@@ -291,7 +293,7 @@ class Referees:
         return bias
 
     def presumed(self) -> F64:
-        """Return the part of FLATTERY that labels have left in the bias, (2, N)."""
+        """Return the part of `bias` that is the prior, FLATTERY, rather than labels; positive, (2, N)."""
         rows = self._error_sums[:, 0]
         of_pool = FLATTERY * _BIAS_PRIOR / (rows.sum(axis=1, keepdims=True) + _BIAS_PRIOR)
         left: F64 = of_pool * _BIAS_PRIOR / (rows + _BIAS_PRIOR)
@@ -305,15 +307,15 @@ class Referees:
         return deviation
 
     def comparisons(self) -> tuple[F64, F64]:
-        """Return each pair's verdicts as an equivalent number of labelled rows, and i's lead over j in these; (N, N).
+        """Return how many labelled rows each pair's verdicts are worth, and i's lead over j in these; both (N, N).
 
         A pair's difference is the share of rows on which it differs times the mean difference that referees see there.
         """
-        rows, differ, ahead, heard = self._sums
-        worth = rows * np.where(differ > 0, (heard + _REFEREED_PRIOR) / (differ + _REFEREED_PRIOR), 1.0)
+        rows, differ, ahead, refereed = self._sums
+        worth = rows * np.where(differ > 0, (refereed + _REFEREED_PRIOR) / (differ + _REFEREED_PRIOR), 1.0)
         worth = np.minimum(worth, rows)
         share = differ / np.maximum(rows, 1)
-        return worth, worth * share * ahead / (heard + _REFEREED_PRIOR)
+        return worth, worth * share * ahead / (refereed + _REFEREED_PRIOR)
 
     def _drop(self, answer_id: str) -> None:
         verdict = self._verdicts.pop(answer_id, None)
@@ -322,20 +324,20 @@ class Referees:
 
 
 class _Errors(NamedTuple):
-    """A labelled query's stratum, its members, their values, and what each adds to the sums over errors (3, m)."""
+    """A labelled query: whether it is disputed, its members, their values, and their error terms (3, m)."""
 
     disputed: int
     members: I64
     values: F64
-    powers: F64
+    terms: F64
 
     def without(self, endpoint: int) -> _Errors:
         kept = self.members != endpoint
-        return _Errors(self.disputed, self.members[kept], self.values[kept], self.powers[:, kept])
+        return _Errors(self.disputed, self.members[kept], self.values[kept], self.terms[:, kept])
 
 
-def _powers(errors: F64) -> F64:
-    """Return (3, m): 1, the errors, their squares; 0 where the error is unknown; see `_exact`."""
+def _error_terms(errors: F64) -> F64:
+    """Return what each member adds to the sums over errors, (3, m): 1, its error, its square; 0 if unknown."""
     known = ~np.isnan(errors)
     errors = _exact(np.where(known, errors, 0))
     return np.array([known, errors, _exact(errors**2)], np.float64)

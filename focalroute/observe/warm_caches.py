@@ -1,8 +1,9 @@
-"""Expects lower costs for prompts that begin like earlier ones, which a service reads from its prompt cache.
+"""Predicts lower costs for prompts that begin like earlier ones, as a service reads those from its prompt cache.
 
-This is learned from ``cached_tokens`` in the replies' usage, by endpoint and by the prompt's beginning: all messages up
-to a conversation's first question; for a new conversation the ``prompt_cache_key``, else the system prompt. Beginnings
-are kept in this process, as hashes. Calls are still reserved at the full price, since any cache may be cold.
+It learns from ``cached_tokens`` in the replies' usage, by endpoint and by the prompt's beginning. In a conversation
+that is all messages up to the first question; for a new conversation it is the ``prompt_cache_key``, else the system
+prompt. Beginnings are kept in this process, as hashes. Calls are still reserved at the full price, since any cache may
+be cold.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from focalroute.observe.pool_stats import PRIOR_CALLS
 
 _LASTS_S = 300.0  # services keep an unused cache for at least five minutes
 _MOST_BEGINNINGS = 4096
-_MEMORY = 0.99  # weight of a call in an endpoint's mean relative to the next one
+_DISCOUNT = 0.99  # factor of an endpoint's earlier calls for each further one
 _SAME = 0.01  # smaller differences of cost are ignored
 _LEAST_SHARE = 1e-3  # of the full price
 
@@ -59,8 +60,8 @@ class WarmCaches:
                 i, prompt, completion, saved = self._prices[name]
                 full = usage.prompt_tokens * prompt + usage.completion_tokens * completion
                 share = max(1 - usage.cached_tokens * saved / full, _LEAST_SHARE) if full > 0 else 1.0
-                self._paid[i] = self._paid[i] * _MEMORY + share
-                self._calls[i] = self._calls[i] * _MEMORY + 1
+                self._paid[i] = self._paid[i] * _DISCOUNT + share
+                self._calls[i] = self._calls[i] * _DISCOUNT + 1
                 for place in places:
                     self._beginnings.setdefault(place, {})[i] = share, now
                     self._beginnings.move_to_end(place)
@@ -81,11 +82,17 @@ class WarmCaches:
 
 
 def _conversation(query: Query) -> int:
-    users = (at for at, message in enumerate(query.messages, 1) if message.get("role") == "user")
-    return hash(tuple(str(message.get("content")) for message in query.messages[: next(users, None)]))
+    """Return a hash of the messages up to the first question, which all queries of a conversation share."""
+    contents = []
+    for message in query.messages:
+        contents.append(str(message.get("content")))
+        if message.get("role") == "user":
+            break
+    return hash(tuple(contents))
 
 
 def _beginning(query: Query) -> int:
+    """Return a hash of the ``prompt_cache_key``, else of the system prompt, which new conversations may share."""
     first, key = query.messages[0], query.params.get("prompt_cache_key")
     if key is None and first.get("role") != "user":
         key = first.get("content")

@@ -47,7 +47,7 @@ _NOTHING = Counts()
 
 
 class _Row(NamedTuple):
-    """An outcome: whether its members gave different answers, and what each adds to its endpoint's totals."""
+    """An outcome: whether its members disagreed, and what each adds to its endpoint's totals."""
 
     answer_id: str
     disputed: bool
@@ -55,7 +55,10 @@ class _Row(NamedTuple):
 
 
 class CoAsked(NamedTuple):
-    """Rows in which two endpoints' outcomes are both known, and how many of these the first, second and both failed."""
+    """How many rows have known outcomes of two endpoints, and how many of these each and both failed.
+
+    ``disputed``: how many of the rows belong to answers whose members disagreed.
+    """
 
     asked: int
     failed_first: int
@@ -145,7 +148,10 @@ class Window:
         return tuple(row.members)
 
     def forget(self, name: str, newest: int) -> None:
-        """Remove an endpoint, as if not asked, from all rows before its latest ``newest`` known ones; 0: from all."""
+        """Remove an endpoint, as if not asked, from all rows older than its latest ``newest`` known ones.
+
+        0 removes it from all rows.
+        """
         for age in range(1, self.size + 1):
             position = (self._next - age) % self.size
             row = self._ring[position]
@@ -172,7 +178,7 @@ class Window:
         return track.counts if track else _NOTHING
 
     def disputed(self, name: str) -> Counts:
-        """Return an endpoint's totals over the rows whose members gave different answers."""
+        """Return an endpoint's totals over the rows whose members disagreed."""
         track = self._tracks.get(name)
         return track.disputed if track else _NOTHING
 
@@ -203,26 +209,21 @@ class Window:
 
 def _counted(member: Member, right: float | None, inferred: bool) -> Counts:
     """Return what a member adds to its endpoint's totals. 0 tokens or a latency of 0 means unknown."""
-    known = one = guessed = value = 0
-    if right is not None:
-        if inferred or 0 < right < 1:
-            guessed, value = 1, round(right * INFERRED_UNIT)
-        else:
-            known, one = 1, int(right)
+    known = right is not None and not inferred and right in (0, 1)
+    guessed = right is not None and not known
     tokens = 0 if member.candidate is None else max(member.completion_tokens, 0)
     latency = round(member.latency_s * 1e6) if member.latency_s > 0 else 0
-    priced = member.usd is not None
     return Counts(
-        1,
-        known,
-        one,
-        guessed,
-        value,
-        int(tokens > 0),
-        tokens,
-        tokens * tokens,
-        int(latency > 0),
-        latency,
-        int(priced),
-        round(member.usd * 10**12) if member.usd is not None else 0,
+        rows=1,
+        known=int(known),
+        right=int(right) if right is not None and known else 0,
+        inferred=int(guessed),
+        inferred_sum=round(right * INFERRED_UNIT) if right is not None and guessed else 0,
+        lengths=int(tokens > 0),
+        tokens=tokens,
+        tokens_squared=tokens * tokens,
+        timed=int(latency > 0),
+        latency_us=latency,
+        priced=int(member.usd is not None),
+        cost_pico=round(member.usd * 10**12) if member.usd is not None else 0,
     )

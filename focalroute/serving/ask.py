@@ -175,7 +175,7 @@ class Ask:
             self.view.see(self.fused.posterior)
         if self.time_price is None:
             return self._seen()
-        waits = self.time_price.waits({}, self.view.length)
+        waits = self.time_price.waits({}, self.view.length_ratio)
         if self.rounds:
             return self._seen(waits)
         seen = self._seen()
@@ -225,7 +225,7 @@ class Ask:
             return self.view.by_price
         if not self.alone:
             return None
-        waits = self.time_price.waits({}, self.view.length) if self.time_price else None
+        waits = self.time_price.waits({}, self.view.length_ratio) if self.time_price else None
         return self.view.by_text(self.cost_weight, waits)
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
@@ -281,7 +281,7 @@ class Ask:
             round=len(self.rounds) + 2,
             cost_weight=self.cost_weight,
             budget_left=self.ask_budget.share_left,
-            waits=self.time_price.waits(pending, trial.length),
+            waits=self.time_price.waits(pending, trial.length_ratio),
             paid=tuple(pending),
         )
         logits = self.policy.decider_logits(seen)

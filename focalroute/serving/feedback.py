@@ -136,8 +136,8 @@ def learn_stored(
         on_commit: called with the feedback on them now, and with what is committed later.
     """
     latest = [unjudged(answer) for answer, _ in store.recent(window)] if learn_from_agreement else []
-    observer.meet(latest)  # how often members differ tells how much a label counts
+    observer.recount_pairs(latest)  # how often members differ tells how much a label counts
     store.subscribe(on_commit, last=window)
-    observer.meet(())  # each is counted again below
+    observer.recount_pairs(())  # each is counted again below
     for outcome, choices in latest:
         observer.agree(outcome, choices)

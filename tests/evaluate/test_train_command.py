@@ -175,7 +175,7 @@ def test_tasks_are_learned_only_where_they_are_shown(
     experience = load(tmp_path / "policy").experience
     assert experience is not None
     expected: set[str | None] = {None, "law", "physics"} if show_task else {None}
-    assert set(experience.book) == expected
+    assert set(experience.calibration) == expected
 
 
 @pytest.mark.slow

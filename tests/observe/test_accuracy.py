@@ -9,10 +9,10 @@ from focalroute.observe.accuracy import (
     PRIOR_ASKS,
     PRIOR_LONG_RUN,
     RecentOutcomes,
+    averaged,
     departures,
-    evidence,
+    discounted_sums,
     log_losses,
-    mixed,
     relative_accuracies,
     shrunk_accuracy,
 )
@@ -104,10 +104,10 @@ def test_rows_at_once_are_those_one_by_one() -> None:
     relative, levels = rng.uniform(-0.4, 0.4, (30, 3, 2)), rng.random((30, 3))
     known = (rng.random((30, 2)) < 0.7).astype(np.float64)
     right = rng.random((30, 2)) * known
-    against = evidence(log_losses(relative, levels, known, right), known.sum(axis=1))
+    against = discounted_sums(log_losses(relative, levels, known, right), known.sum(axis=1))
     now = np.zeros(3)
     for t in range(30):
         assert against[t] == pytest.approx(now)
         weights = np.exp(-now) / np.exp(-now).sum()
-        assert mixed(relative[t], against[t]) == pytest.approx(weights @ relative[t])
+        assert averaged(relative[t], against[t]) == pytest.approx(weights @ relative[t])
         now = now * 0.998 ** known[t].sum() + log_losses(relative[t], levels[t], known[t], right[t])

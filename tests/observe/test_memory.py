@@ -190,7 +190,7 @@ def test_an_endpoint_is_forgotten_by_age_wherever_its_rows_lie(small: int) -> No
     newest = sorted(int(answer) for answer in memory._places)[-4:]
     memory.forget(0, newest=4)
     assert memory._sums.tolist() == [4, 4, 4]
-    assert sorted(memory._known[:, 1].nonzero()[0]) == sorted(memory._places[str(answer)] for answer in newest)
+    assert sorted(memory._rows[:, 1].nonzero()[0]) == sorted(memory._places[str(answer)] for answer in newest)
 
 
 def test_filling_with_too_many_keeps_some_from_first_to_last(small: int) -> None:
@@ -259,7 +259,7 @@ def test_it_takes_no_more_room_than_its_capacity() -> None:
         memory.add(str(i), vectors[i % 7], [float(i % 2)])
     assert len(memory) == CAPACITY
     assert memory._vectors.shape == (CAPACITY, 2)
-    assert memory._sums.tolist() == [memory._known[:, 0].sum(), CAPACITY, CAPACITY]
+    assert memory._sums.tolist() == [memory._rows[:, 0].sum(), CAPACITY, CAPACITY]
 
 
 def test_outcomes_surprise_where_what_is_remembered_of_such_texts_was_otherwise() -> None:

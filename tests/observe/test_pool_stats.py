@@ -11,6 +11,7 @@ from focalroute.observe.accuracy import PRIOR_ASKS, PRIOR_LONG_RUN, shrunk_accur
 from focalroute.observe.layout import ENDPOINT, slices, width
 from focalroute.observe.observation import bounded_cost_weight
 from focalroute.observe.pool_stats import (
+    CallMeans,
     EndpointRows,
     PoolStats,
     PoolTotals,
@@ -39,7 +40,7 @@ def rows(made: PoolTotals, offsets: tuple[float, ...], strengths: tuple[float, .
     size = len(offsets)
     relative_skill = relative_skills(np.zeros((size, size)), np.zeros(size), np.array(offsets), np.array(strengths))
     pairs = np.full((size, size), 0.25) * (1 - np.eye(size))
-    n, right = made.known().sum(axis=0)
+    n, right = made.values().sum(axis=0)
     accuracy, level = shrunk_accuracy(n, right, np.array(offsets), np.array(strengths))
     names, none = tuple(map(str, range(size))), np.zeros(size)
     return made.stats(names, pairs, relative_skill, accuracy - level, float(level), none).rows
@@ -56,17 +57,12 @@ def column(found: EndpointRows, name: str) -> np.ndarray:
     return found.columns[..., slices(ENDPOINT)[name].start]
 
 
-def random_tables(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Tables (*shape, 7) as summaries make them, some with unknown costs and latencies and some without any row."""
+def random_calls(shape: tuple[int, ...], seed: int = 0) -> CallMeans:
+    """Costs and latencies, some of them 0 and some unknown."""
     rng = np.random.default_rng(seed)
-    table = np.zeros((*shape, 7))
     paid = rng.random((*shape, 2)) * (rng.random((*shape, 2)) < 0.9)
     there = rng.random((*shape, 2)) < 0.7
-    table[..., 0] = rng.integers(0, 200, shape)
-    table[..., 1:3] = paid * there
-    table[..., 3:5] = np.log(np.maximum(paid, 1e-12)) * there
-    table[..., 5:7] = there
-    return table
+    return CallMeans(paid * there, there)
 
 
 def test_level_accuracy_and_skill_with_a_long_run_by_hand() -> None:
@@ -136,15 +132,17 @@ def test_accuracy_stays_within_the_layouts_bounds_however_wrong_the_long_run() -
 
 
 def test_many_pools_at_once_are_each_alone() -> None:
-    table = random_tables((3, 5, 4))
+    calls = random_calls((3, 5, 4))
     rng = np.random.default_rng(1)
+    seen = rng.integers(0, 200, (3, 5, 4)).astype(float)
     focal, relative_skill, relative_accuracy = rng.random((3, 3, 5, 4))
     level = rng.random((3, 5))
-    together = rows_of(table, focal, relative_skill, relative_accuracy, level)
+    together = rows_of(calls, seen, focal, relative_skill, relative_accuracy, level)
     assert together.columns.shape == (3, 5, 4, width(ENDPOINT))
     assert together.level.shape == (3, 5)
     for at in np.ndindex(3, 5):
-        alone = rows_of(table[at], focal[at], relative_skill[at], relative_accuracy[at], level[at])
+        one = CallMeans(calls.values[at], calls.known[at])
+        alone = rows_of(one, seen[at], focal[at], relative_skill[at], relative_accuracy[at], level[at])
         for name in ("skill", "level", "columns", "shares"):
             np.testing.assert_array_equal(getattr(together, name)[at], getattr(alone, name))
 
@@ -244,7 +242,7 @@ def test_disputed_answers_with_more_labels_count_as_often_as_among_all() -> None
     disputed, agreed = Counts(known=60, right=12), Counts(inferred=90, inferred_sum=81 * INFERRED_UNIT)
     totals.update(0, disputed, agreed, (disputed, Counts()))
     bias = np.array([[-0.1], [0.0]])
-    assert totals.known(bias, disputed_share=0.1)[..., 0].tolist() == [[10, 2], [90, 72]]
-    assert totals.known(bias, disputed_share=0.9)[0, :, 0].tolist() == [60, 12]  # never more than they are
+    assert totals.values(bias, disputed_share=0.1)[..., 0].tolist() == [[10, 2], [90, 72]]
+    assert totals.values(bias, disputed_share=0.9)[0, :, 0].tolist() == [60, 12]  # never more than they are
     totals.update(0, disputed, Counts(), (disputed, Counts()))
-    assert totals.known(bias, disputed_share=0.1)[0, :, 0].tolist() == [60, 12]  # every answer has a label
+    assert totals.values(bias, disputed_share=0.1)[0, :, 0].tolist() == [60, 12]  # every answer has a label

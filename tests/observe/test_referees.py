@@ -295,7 +295,7 @@ def test_probed_endpoints_count_towards_how_often_members_differ_as_if_known_at_
         if len(asked) < len(probed):
             later.agree(replace(whole, members=probed), CHOICES, new="probes")
         later.agree(replace(whole, members=probed), CHOICES, new="nothing")
-    assert later._met == pytest.approx(at_once._met, abs=0.01)
+    assert later._replied == pytest.approx(at_once._replied, abs=0.01)
 
 
 def test_an_endpoint_that_changed_is_not_taken_for_as_good_as_others_once_they_agree() -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from focalroute import Answer, ConfigError, Endpoint, Ensemble, PoolError
 from focalroute.core.records import Feedback, Query, Reply
-from focalroute.observe.agreement import Agreement, moved_to_leader, shared
+from focalroute.observe.agreement import Agreement, moved_to_leader, soft_votes
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import CONTEXT, ENDPOINT, MEMBER, slices, width
 from focalroute.observe.observer import Observer
@@ -130,13 +130,13 @@ def test_votes_are_shared_by_similarity_from_not_at_all_to_equally() -> None:
     members[..., 0] = 1
     for name in ("vote", "probability", "evidence"):
         members[np.arange(3), np.arange(3), slices(MEMBER)[name].start] = 1 if name != "evidence" else rng.random(3) * 2
-    np.testing.assert_array_equal(shared(members, np.eye(3, dtype=np.float32)), members)
-    equal = shared(members, np.ones((3, 3), np.float32))
+    np.testing.assert_array_equal(soft_votes(members, np.eye(3, dtype=np.float32)), members)
+    equal = soft_votes(members, np.ones((3, 3), np.float32))
     evidence = slices(MEMBER)["evidence"].start
     np.testing.assert_allclose(equal[:, :, evidence], np.tile(members[:, :, evidence].sum(axis=0), (3, 1)))
     assert (equal[:, :, slices(MEMBER)["vote"].start] == 1).all()
     half = np.array([[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]], np.float32)
-    np.testing.assert_allclose(shared(members, half)[:, :, slices(MEMBER)["vote"].start], half)
+    np.testing.assert_allclose(soft_votes(members, half)[:, :, slices(MEMBER)["vote"].start], half)
 
 
 def test_the_decider_sees_similar_replies_as_agreement() -> None:
@@ -170,7 +170,7 @@ def test_the_decider_sees_a_lone_text_as_no_surer_than_its_writer_and_agreement_
 
 def test_by_default_texts_are_compared_by_their_letters() -> None:
     texts = ["The river there is the Tamar.", "The river there is the Trent.", "I will not help with that"]
-    alike = Agreement().between(texts)
+    alike = Agreement().similarities(texts)
     assert (np.diag(alike) == 1).all()
     cosine = float(text_features(texts[0], 1024) @ text_features(texts[1], 1024))
     assert alike[0, 1] == pytest.approx(cosine**2, rel=1e-5)

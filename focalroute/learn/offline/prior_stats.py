@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from focalroute.core.records import F32, F64, I64, Bools, Labelled
 from focalroute.learn.offline import RecordedLog
-from focalroute.observe.accuracy import departures, evidence, log_losses, mixed, relative_accuracies, window_lengths
+from focalroute.observe.accuracy import (
+    averaged,
+    departures,
+    discounted_sums,
+    log_losses,
+    relative_accuracies,
+    window_lengths,
+)
 from focalroute.observe.calibration import (
     MOST_CHOICES,
     Corrections,
@@ -39,11 +46,11 @@ from focalroute.observe.memory import (
 )
 from focalroute.observe.pool_stats import (
     EndpointRows,
+    call_means,
     length_moments,
     relative_skills,
     rows_of,
     standardised_length,
-    table_of,
 )
 
 _RECURS = 10  # labelled queries with the same choices
@@ -120,9 +127,9 @@ def compute_prior_stats(
     focal = np.repeat(pairs.sum(axis=2) / max(size - 1, 1), every, axis=0)[: len(recorded)]
     relative_skill = relative_skills(together, ahead, long_run.offsets, long_run.strengths)
     relative_skill = np.repeat(relative_skill, every, axis=0)[: len(recorded)]
-    order = ("n", "n", "usd", "timed", "latency")
-    table = table_of(long_run.usd, np.stack([seen[name] for name in order], axis=-1))
-    rows = rows_of(table, focal, relative_skill, relative_accuracy, level)
+    counts = np.stack([seen[name] for name in ("n", "usd", "timed", "latency")], axis=-1)
+    calls = call_means(long_run.usd, counts)
+    rows = rows_of(calls, seen["n"], focal, relative_skill, relative_accuracy, level)
     departure = departures(relative_accuracy, long_run.offsets, long_run.strengths)
     return PriorStats(rows, departure, _lengths(recorded, seen), pairs, every)
 
@@ -134,8 +141,8 @@ def _accuracies(recorded: RecordedLog, known: Bools, long_run: LongRun, window: 
     lengths = window_lengths(window)
     seen, sums = (np.stack([_windowed(each, length) for length in lengths], axis=1) for each in (n, right))
     relative, levels = relative_accuracies(seen, sums, long_run.offsets, long_run.strengths)
-    against = evidence(log_losses(relative, levels, n, right), n.sum(axis=1))
-    return seen[:, 0], mixed(relative, against), levels[:, 0]
+    losses = discounted_sums(log_losses(relative, levels, n, right), n.sum(axis=1))
+    return seen[:, 0], averaged(relative, losses), levels[:, 0]
 
 
 def expected(recorded: RecordedLog) -> Expectation:

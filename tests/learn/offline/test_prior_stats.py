@@ -16,7 +16,7 @@ from focalroute.observe.accuracy import RecentOutcomes
 from focalroute.observe.diversity import pair_focal_diversity
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.memory import MEAN_PRIOR, SHRINK, Memory
-from focalroute.observe.pool_stats import relative_skills, rows_of, table_of
+from focalroute.observe.pool_stats import call_means, relative_skills, rows_of
 from tests.learn.offline.histories import random_history
 
 WINDOW = 20
@@ -31,7 +31,7 @@ def _asked(log: RecordedLog, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(log: RecordedLog, first: np.ndarray, later: np.ndarray, t: int, i: int) -> list[float]:
-    """The sums of `table_of` for one endpoint before row t, and of its values, second, added up one by one."""
+    """One endpoint's outcomes, sum of their values, and sums of `call_means`, before row t, added up one by one."""
     sums = [0.0] * 6
     for r in range(max(t - WINDOW, 0), t):
         if not (first[r, i] or later[r, i]) or not log.replied[r, i]:
@@ -63,13 +63,13 @@ def test_rows_are_those_of_the_window_added_up_one_by_one() -> None:
     recent = RecentOutcomes(4, WINDOW)
     for t in range(70):
         sums = np.array([_sums(log, first, later, t, i) for i in range(4)])
-        table = table_of(prior.usd, np.delete(sums, 1, axis=1))
+        calls = call_means(prior.usd, sums[:, 2:])
         relative_skill = relative_skills(*_compared(log, first, later, t // 20 * 20), prior.offsets, prior.strengths)
         counts = np.array([sums[:, :2].T, np.zeros((2, 4))])
         relative_accuracy, level = recent.relative_accuracy(counts, prior.offsets, prior.strengths)
         right = np.where((first[t] | later[t]) & log.replied[t], log.value[t], np.nan)
         recent.learn(str(t), right, counts, prior.offsets, prior.strengths)
-        expected = rows_of(table, focal[t], relative_skill, relative_accuracy, np.array(level))
+        expected = rows_of(calls, sums[:, 0], focal[t], relative_skill, relative_accuracy, np.array(level))
         np.testing.assert_allclose(found.rows.columns[t], expected.columns, atol=1e-5)
         np.testing.assert_allclose(found.rows.shares[t], expected.shares, atol=1e-6)
         assert found.rows.level[t] == pytest.approx(float(expected.level), abs=1e-6)
