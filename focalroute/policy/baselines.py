@@ -2,11 +2,10 @@
 
 Each is a rule of a few lines over the named slices of the observation, so rounds, budgets, breakers, receipts and the
 store work as with a bundle. Their decisions are not sampled, and updates do not learn from them: no log-probability and
-no trajectory is stored. The names are those of ``focalroute eval``, whose baselines of the same name choose their
-settings on a training log; here every setting has a stated default. Baselines that make no sense without a log are in
-`NEED_A_LOG`.
+no trajectory is stored. They have the names of ``focalroute eval``, whose baselines choose their settings on a training
+log; here every setting has a stated default. `NEED_A_LOG` lists the baselines that need one.
 
-They learn from feedback: accuracy is the observation's windowed one. An unknown price counts as the pool's mean.
+They learn from feedback through the windowed accuracy in the observation. An unknown price counts as the pool's mean.
 """
 
 from __future__ import annotations
@@ -51,17 +50,17 @@ _VOTE, _PROBABILITY, _EVIDENCE, _MEMBER_SKILL = (
     slices(MEMBER)[name].start for name in ("vote", "probability", "evidence", "relative_skill")
 )
 _TIE = 1e-6  # scores that differ by less are equal: they are sums in single precision
-_LEAD = 2e-6  # lead given to the elected candidate among equals, large enough for single precision
+_LEAD = 2e-6  # added to the elected candidate's score to break a tie, large enough for single precision
 _UNBACKED = 1e-6  # mass of a candidate that has none, so that its logarithm is finite
 
 
 def cheapest_first(observation: Observation) -> NDArray[np.intp]:
-    """Return endpoint indices (N,) by price, equals in pool order."""
+    """Return endpoint indices (N,) by price; ties in pool order."""
     return np.argsort(observation.endpoints[:, _PRICE], kind="stable")
 
 
 def best_first(observation: Observation) -> NDArray[np.intp]:
-    """Return endpoint indices (N,) by windowed accuracy, cheapest first among equals, then in pool order."""
+    """Return endpoint indices (N,) by windowed accuracy, best first; ties by price, then in pool order."""
     return np.lexsort((observation.endpoints[:, _PRICE], -observation.endpoints[:, _ACCURACY]))
 
 
@@ -76,17 +75,20 @@ def plurality(evidence: Evidence) -> F32:
 
 
 def elected(scores: F64, evidence: Evidence) -> int:
-    """Return the candidate with the highest score; of equals the one with the most accurate backer, then the first."""
-    equals = np.flatnonzero(scores >= scores.max() - _TIE).tolist()
-    votes, accuracy = evidence.members[:, :, _VOTE], evidence.members[:, :, _MEMBER_SKILL]
-    # equal accuracies rank by pool index; candidates without a backer come last
-    place = {member: n for n, member in enumerate(np.lexsort((evidence.endpoints, -accuracy[0])).tolist())}
-    backers = {c: min((place[m] for m in np.flatnonzero(votes[c]).tolist()), default=len(place)) for c in equals}
-    return min(equals, key=lambda c: (backers[c], c))
+    """Return the candidate with the highest score; of ties the one with the most accurate backer, then the first."""
+    ties: list[int] = np.flatnonzero(scores >= scores.max() - _TIE).tolist()
+    votes, accuracy = evidence.members[:, :, _VOTE], evidence.members[0, :, _MEMBER_SKILL]
+    by_accuracy: list[int] = np.lexsort((np.array(evidence.endpoints), -accuracy)).tolist()
+    rank = {member: n for n, member in enumerate(by_accuracy)}
+
+    def best_backer(candidate: int) -> int:
+        return min((rank[member] for member in np.flatnonzero(votes[candidate]).tolist()), default=len(rank))
+
+    return min(ties, key=best_backer)
 
 
-def _led(scores: F64, evidence: Evidence) -> F32:
-    """Return the scores as logits, with the elected candidate ahead of its equals."""
+def _without_ties(scores: F64, evidence: Evidence) -> F32:
+    """Return the scores as logits, with the elected candidate slightly ahead of any ties."""
     ahead = scores - scores.max()
     ahead[elected(scores, evidence)] += _LEAD
     logits: F32 = ahead.astype(np.float32)
@@ -96,11 +98,11 @@ def _led(scores: F64, evidence: Evidence) -> F32:
 def _shares(evidence: Evidence, column: int) -> F32:
     sums = evidence.members[:, :, column].sum(axis=1, dtype=np.float64)
     logits: F64 = np.log(np.maximum(sums, _UNBACKED))
-    return _led(logits, evidence)
+    return _without_ties(logits, evidence)
 
 
 def _in_order(order: Sequence[int] | NDArray[np.intp]) -> F32:
-    """Return logits that ask the first endpoint of an order or, if one must be asked and it cannot, the next."""
+    """Return logits that ask the first endpoint of an order; if it cannot be asked and one must be, the next."""
     logits = np.empty(len(order), np.float32)
     logits[list(order)] = -1 - np.arange(len(order)) / len(order)
     logits[order[0]] = SURE
@@ -116,7 +118,8 @@ class Baseline:
 
     Attributes:
         name: as given to ``policy=``.
-        version: `BASELINE_VERSION`; ``experience``, ``knows_pool``: always None and False.
+        version: `BASELINE_VERSION`.
+        experience: always None; ``knows_pool``: always False.
         one_a_round: whether at most one endpoint is asked in a round.
     """
 
@@ -135,8 +138,8 @@ class Baseline:
         return np.arange(len(endpoints))
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
-        """Return logits, float32 (N,): certain for the wanted endpoints; none after a reply, unless `_doubts`."""
-        if observation.endpoints[:, _REPLIED].any() and not self._doubts(observation):
+        """Return logits, float32 (N,), that ask the wanted endpoints; after a reply none, unless it `_asks_on`."""
+        if observation.endpoints[:, _REPLIED].any() and not self._asks_on(observation):
             return np.full(len(ids), -SURE, np.float32)
         return self._wanted(observation)
 
@@ -144,18 +147,19 @@ class Baseline:
         """Return each candidate's score, float32 (K,): here the log of the members' summed mass on it."""
         return _shares(evidence, _PROBABILITY)
 
-    def reading(self, query_id: str, features: F32, cost_weight: float) -> Self:
+    def for_query(self, query_id: str, features: F32, cost_weight: float) -> Self:
         """Return the policy for one query, given its text's features and lambda. Most rules use neither."""
         return self
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """Learn from an outcome with feedback, given the number of the query's candidates. Most rules do not."""
 
-    def _doubts(self, observation: Observation) -> bool:
-        """Whether to ask on although an endpoint has replied."""
+    def _asks_on(self, observation: Observation) -> bool:
+        """Whether to ask more endpoints after one has replied."""
         return False
 
     def _wanted(self, observation: Observation) -> F32:
+        """Return the logits of a round in which endpoints are asked."""
         return np.full(len(observation.endpoints), SURE, np.float32)
 
 
@@ -182,16 +186,16 @@ class WeightedVote(Baseline):
 
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
         """Return the summed weights; their softmax is the naive Bayes posterior."""
-        return _led(evidence.members[:, :, _EVIDENCE].sum(axis=1, dtype=np.float64), evidence)
+        return _without_ties(evidence.members[:, :, _EVIDENCE].sum(axis=1, dtype=np.float64), evidence)
 
 
 class LogLinearOnline(Baseline):
-    """All endpoints; q(c) = softmax of the summed weights of c's backers, by online gradient ascent on log q(right).
+    """All endpoints; q(c) is the softmax of the summed weights of c's backers, learned online.
 
-    Weights start at 1, a plurality vote. A member's weight moves by `LOG_LINEAR_RATE` (y - q(c)), c the candidate it
-    voted for and y whether c was right (see `focalroute.learn.reward.credit`). Nothing moves if that is unknown for any
-    member, or if no member was right and there is no other candidate. A judge's feedback is not undone when a user's
-    replaces it.
+    Weights start at 1, a plurality vote. They follow the gradient of log q(right): a member's weight moves by
+    `LOG_LINEAR_RATE` (y - q(c)), c the candidate it voted for and y whether c was right (see
+    `focalroute.learn.reward.credit`). Nothing moves if y is unknown for any member, or if every candidate was wrong. A
+    judge's feedback is not undone when a user's replaces it.
     """
 
     name = "log-linear-online"
@@ -204,7 +208,7 @@ class LogLinearOnline(Baseline):
     def fusion_logits(self, evidence: Evidence, ids: NDArray[np.int64]) -> F32:
         """Return the summed weights."""
         votes = evidence.members[:, :, _VOTE].astype(np.float64)
-        return _led(votes @ self.weights[list(evidence.endpoints)], evidence)
+        return _without_ties(votes @ self.weights[list(evidence.endpoints)], evidence)
 
     def learn(self, outcome: Outcome, candidates: int) -> None:
         """Do one gradient step."""
@@ -225,7 +229,7 @@ class LogLinearOnline(Baseline):
 
 
 class Alone(Baseline, ABC):
-    """One endpoint, the first in an order that can be asked and answers; its probabilities are the answer's."""
+    """One endpoint, the first of an order that can be asked and answers; its probabilities are the answer's."""
 
     def _wanted(self, observation: Observation) -> F32:
         return _in_order(self._order(observation))
@@ -247,16 +251,16 @@ class BestSingle(Alone):
         return best_first(observation)
 
 
-class _InTurns(Alone):
-    """Counts its decisions; taking a count is atomic, and there is no other state."""
+class _Counting(Alone):
+    """Counts its decisions. Taking the next count is atomic, and there is no other state, so it needs no lock."""
 
     def __init__(self, endpoints: Sequence[str], seed: int | None = None) -> None:
         super().__init__(endpoints, seed)
         self._turns = itertools.count()
 
 
-class RoundRobin(_InTurns):
-    """The endpoints in turn, in pool order, starting with the first; the next replaces one that cannot be asked."""
+class RoundRobin(_Counting):
+    """The endpoints in turn, in pool order; the next one stands in for one that cannot be asked."""
 
     name = "round-robin"
 
@@ -266,7 +270,7 @@ class RoundRobin(_InTurns):
         return [(turn + step) % n for step in range(n)]
 
 
-class Random(_InTurns):
+class Random(_Counting):
     """One endpoint drawn uniformly at random."""
 
     name = "random"
@@ -276,8 +280,8 @@ class Random(_InTurns):
 
     def _shuffled(self, endpoints: list[int]) -> list[int]:
         turn = next(self._turns)
-        chance = random.Random(None if self._seed is None else f"{self._seed} {turn}")  # noqa: S311 - no secret
-        chance.shuffle(endpoints)
+        rng = random.Random(None if self._seed is None else f"{self._seed} {turn}")  # noqa: S311 - no secret
+        rng.shuffle(endpoints)
         return endpoints
 
 
@@ -321,7 +325,7 @@ class RecencyRanking:
 class LatestCorrect(Alone):
     """The endpoint that was right most recently (the paper's greedy control).
 
-    Ranked by `RecencyRanking`, equals as by `BestSingle`. Inferred values do not count.
+    Ranked by `RecencyRanking`; ties as by `BestSingle`. Inferred values do not count.
     """
 
     name = "latest-correct"
@@ -347,15 +351,15 @@ class Cascade(WeightedVote):
     """One endpoint per round from the better half of the pool, cheapest first, until the answer is sure.
 
     It is sure if a candidate's naive Bayes posterior (as in `WeightedVote`) is at least `SURE_ENOUGH`. A free-form
-    question also needs two replies, as a lone one always looks sure. It stops after ``max_rounds``. FrugalGPT (arXiv
-    2305.05176) learns its order and its threshold from a log; here the window gives the order, and the threshold allows
-    one wrong answer in ten by its own estimate.
+    question also needs two replies, as a single one always looks sure. It stops after ``max_rounds``. FrugalGPT (arXiv
+    2305.05176) learns its order and its threshold from a log. Here the window gives the order, and by its own estimate
+    the threshold allows one wrong answer in ten.
     """
 
     name = "cascade"
     one_a_round = True
 
-    def _doubts(self, observation: Observation) -> bool:
+    def _asks_on(self, observation: Observation) -> bool:
         context = observation.context
         free_form = context[_CHOICES] == 0
         return bool(context[_CERTAINTY] < SURE_ENOUGH or (free_form and observation.endpoints[:, _REPLIED].sum() < 2))

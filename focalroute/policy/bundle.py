@@ -45,7 +45,7 @@ SCHEMA = 1
 COLD = Path(__file__).parent / "cold"
 #: The layout as in a manifest: lists, since the order of the slices matters.
 SLICES = {part: [list(item) for item in layout.items()] for part, layout in LAYOUT.items()}
-#: Names in manifests from before 24 November 2026 -> today's names of the same things.
+#: Names in manifests from before 24 November 2026 -> their names now.
 _FORMER_NAMES = {
     "price_of_money": "cost_weight",
     "standing": "relative_skill",
@@ -142,9 +142,11 @@ class Policy(Published):
     def served(self, cost_weight: float) -> tuple[float, bool]:
         """Return the cost weight to decide at, and whether to ask one endpoint, by the text, instead of using the nets.
 
-        The measured points say what did best on the validation part near this weight. If there are none, as at the
-        start, the nets are not used above `COST_WEIGHT_RANGE`, and weights below it are raised to it, as nothing shows
-        that asking more endpoints gives more right answers.
+        The ``metrics`` say what did best on the validation part at some weights (see
+        `focalroute.learn.offline.reinforce.ValidationPoint`). If both neighbours of this weight serve themselves, in
+        the same way, the weight itself serves, too; otherwise what serves at the neighbour that is nearer on a
+        logarithmic scale. Without such measurements, as at the start, the nets are not used above `COST_WEIGHT_RANGE`,
+        and weights below it are raised to it, as nothing shows that asking more endpoints gives more right answers.
         """
         curve = {point["cost_weight"]: point for point in self.metrics.get("curve", ())}
         if not curve:
@@ -170,7 +172,10 @@ class Policy(Published):
 
 
 def _served(curve: Mapping[float, Mapping[str, Any]], cost_weight: float) -> tuple[float, bool]:
-    """Read a measured point's weight and mode; points of an earlier version of this package have neither."""
+    """Return the weight that serves at a measured one, and whether one endpoint is then asked.
+
+    Points of an earlier version of this package have neither.
+    """
     served = float(curve[cost_weight].get("served", cost_weight))
     return served, bool(curve[served].get("alone", served > COST_WEIGHT_RANGE[1]))
 
@@ -202,16 +207,17 @@ def versions(root: str | Path) -> tuple[int, ...]:
 
 def current(root: str | Path) -> int:
     """Return the version that serves; PolicyError if ``CURRENT`` cannot be read."""
-    return _named(Path(root) / CURRENT)
+    return _read_pointer(Path(root) / CURRENT)
 
 
 def challenger(root: str | Path) -> int | None:
     """Return the version on trial, if any; PolicyError if ``CHALLENGER`` cannot be read."""
     path = Path(root) / CHALLENGER
-    return _named(path) if os.path.lexists(path) else None
+    return _read_pointer(path) if os.path.lexists(path) else None
 
 
-def _named(path: Path) -> int:
+def _read_pointer(path: Path) -> int:
+    """Return the version that ``CURRENT`` or ``CHALLENGER`` names."""
     match = _VERSION.fullmatch(read_file(path, path.parent, _LONGEST_CURRENT).decode(errors="replace").strip())
     if match is None:
         kept = ", ".join(map(str, versions(path.parent)))
@@ -265,7 +271,7 @@ def load_folder(folder: Path) -> Policy:
         _rows={name: row for row, name in enumerate(manifest["names"], 1)},
         trained_on=frozenset(str(manifest.get("trained_on", "")).split()),
     )
-    _try(folder, policy)
+    _run_trial(folder, policy)
     return policy
 
 
@@ -361,9 +367,9 @@ def _arrays(path: Path, manifest: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def arrays_in(data: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file with this content; ValueError if it is damaged, or unpacks to very much."""
+    """Return the arrays in a numpy archive; ValueError if it is damaged, or too large when unpacked."""
     try:
-        if not data.startswith(b"PK"):  # numpy would advise to unpickle it
+        if not data.startswith(b"PK"):  # numpy's own message would suggest unpickling it
             raise ValueError("not a zip file")
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             unpacked = sum(member.file_size for member in arrays.zip.infolist())
@@ -395,8 +401,8 @@ def opened(path: Path, model: bytes, signature: Signature) -> Session:
         raise PolicyError(f"{path}: {error}; export it again with this version of focalroute") from None
 
 
-def _try(folder: Path, policy: Policy) -> None:
-    """Run both models on zeros and on ones with every embedding, which also warms them up, and read the curve."""
+def _run_trial(folder: Path, policy: Policy) -> None:
+    """Read the curve, and run both models on zeros and on ones with every embedding, which also warms them up."""
     try:
         for point in policy.metrics.get("curve", ()):
             policy.served(float(point["cost_weight"]))
@@ -409,14 +415,14 @@ def _try(folder: Path, policy: Policy) -> None:
         members, candidates = _full(value, 2, ids.size, width(MEMBER)), _full(value, 2, width(CANDIDATE))
         name = "decider.onnx"
         try:
-            _fits(policy.decider_logits(Observation(context, endpoints), ids), ids.size)
+            _check_size(policy.decider_logits(Observation(context, endpoints), ids), ids.size)
             name = "fusion.onnx"
-            _fits(policy.fusion_logits(Evidence(members, candidates, tuple(ids.tolist())), ids), 2)
+            _check_size(policy.fusion_logits(Evidence(members, candidates, tuple(ids.tolist())), ids), 2)
         except PolicyError as error:
             raise PolicyError(f"{folder / name}: fails on a trial: {error}; {_AGAIN}") from None
 
 
-def _fits(logits: F32, size: int) -> None:
+def _check_size(logits: F32, size: int) -> None:
     if logits.shape != (size,):
         raise PolicyError(f"its output has the shape {logits.shape}, expected {(size,)}")
 

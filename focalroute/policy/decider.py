@@ -8,8 +8,8 @@ conditioned on that: as long as none is picked, the head at place i is picked wi
     h_i = p_i / (1 - prod over j >= i of (1 - p_j)),    afterwards with h_i = p_i,
 
 so the last one is certain if none was picked before it. Without the clip, this tends to a softmax choice of one as all
-logits fall. With the clip all heads would reach the floor, and the choice would be uniform; so if the odds e^z of the
-heads that could be picked sum to less than 1, all logits are raised before the clip until they sum to 1.
+logits fall. With the clip all heads would reach the floor, and the choice would be uniform. So if the odds e^z of the
+heads that could be picked sum to less than 1, all logits are raised before the clip until the odds sum to 1.
 
 If exactly one must be picked, the heads follow their distribution conditioned on that: head i is picked with
 probability proportional to its odds p_i / (1 - p_i). All logits are first shifted so that the odds sum to 1: this is
@@ -31,7 +31,7 @@ from focalroute.core.records import F32, Decision
 #: (endpoint, picked so far) -> whether it could be picked as well.
 Eligible = Callable[[int, tuple[int, ...]], bool]
 
-#: e: how many endpoints a certain policy picks or leaves out at random, in expectation.
+#: e: the expected number of endpoints that even a certain policy picks or leaves out at random.
 EXPLORATION = 0.02
 
 
@@ -55,8 +55,9 @@ def decide(
         order: every endpoint's index, in the order in which to visit them.
         eligible: whether an endpoint could be picked in addition to those picked so far. Picking more must never make
             another eligible.
-        explore: sample; otherwise pick what is more likely than not or, if one must be picked, the likeliest.
-        rng: the source of chance, used only with ``explore``.
+        explore: sample; otherwise pick every endpoint that is more likely than not or, if there is none and one must be
+            picked, the likeliest.
+        rng: used only with ``explore``.
         one: pick exactly one; without ``explore`` the likeliest.
 
     Returns:
@@ -70,11 +71,11 @@ def decide(
         eligible = _unless_picked
     log_mu = None
     if explore:
-        first = _first(probabilities, heads, must_pick, one)
-        picked, could, log_mu = _sample(probabilities, heads, first, eligible, rng)
+        first = _first_chances(probabilities, heads, must_pick, one)
+        picked, was_eligible, log_mu = _sample(probabilities, heads, first, eligible, rng)
     else:
-        picked, could = _greedy(logits.tolist(), heads, must_pick, eligible, one)
-    return Decision(round, must_pick, heads, could, probabilities, picked, log_mu, one)
+        picked, was_eligible = _greedy(logits.tolist(), heads, must_pick, eligible, one)
+    return Decision(round, must_pick, heads, was_eligible, probabilities, picked, log_mu, one)
 
 
 def _unless_picked(_: int, picked: tuple[int, ...]) -> bool:
@@ -96,8 +97,8 @@ def pick_probabilities(logits: F32, one_of: Sequence[int] = (), *, one: bool = F
     most, far = 1.0 - least, log((1.0 - least) / least)  # the sigmoid leaves [least, most] beyond +-far
     values = logits.tolist()
     log_sum = _log_sum([values[head] for head in one_of]) if one_of else 0.0
-    low = log_sum if one else min(log_sum, 0.0)
-    return tuple([_sigmoid(z - low, far, least, most) for z in values])
+    shift = log_sum if one else min(log_sum, 0.0)
+    return tuple([_sigmoid(z - shift, far, least, most) for z in values])
 
 
 def _sigmoid(z: float, far: float, least: float, most: float) -> float:
@@ -119,14 +120,18 @@ def _sample(
     eligible: Eligible,
     rng: random.Random,
 ) -> tuple[tuple[int, ...], tuple[bool, ...], float | None]:
-    """Return the heads picked, whether each head could be picked when it was visited, and the log-probability."""
+    """Return the heads picked, whether each head was eligible when it was visited, and the log-probability.
+
+    Args:
+        first: h of each head while none is picked, see `_first_chances`.
+    """
     picked: tuple[int, ...] = ()
-    could, log_mu = [True] * len(heads), 0.0
+    was_eligible, log_mu = [True] * len(heads), 0.0
     for place, head in enumerate(heads):
         chance = first[place]
         if picked:
             if not eligible(head, picked):
-                could[place] = False
+                was_eligible[place] = False
                 continue
             chance = probabilities[head]
         if rng.random() < chance:
@@ -134,31 +139,31 @@ def _sample(
             log_mu += log(chance)
         else:
             log_mu += log1p(-chance)
-    return picked, tuple(could), log_mu if heads else None
+    return picked, tuple(was_eligible), log_mu if heads else None
 
 
 def _greedy(
     logits: Sequence[float], heads: Sequence[int], must_pick: bool, eligible: Eligible, one: bool
 ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-    """Pick without chance all heads that are likelier than not or, if one must be picked, the likeliest.
+    """Return the heads picked greedily, and whether each head was eligible when it was visited.
 
-    This compares logits, as probabilities beyond the clip are all equal.
+    This compares logits, as all probabilities beyond the clip are equal.
     """
     likely = set() if one else {head for head in heads if logits[head] > 0}
     if (must_pick or one) and heads and not likely:
         likely = {max(heads, key=logits.__getitem__)}
     picked: tuple[int, ...] = ()
-    could = []
+    was_eligible = []
     for head in heads:
         free = not picked or eligible(head, picked)
-        could.append(free)
+        was_eligible.append(free)
         if free and head in likely:
             picked += (head,)
-    return picked, tuple(could)
+    return picked, tuple(was_eligible)
 
 
-def _first(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, one: bool) -> list[float]:
-    """Return h of each head while none is picked."""
+def _first_chances(probabilities: Sequence[float], heads: Sequence[int], must_pick: bool, one: bool) -> list[float]:
+    """Return the probability h of picking each head, given that none before it was picked."""
     chances = [probabilities[head] for head in heads]
     if one:
         odds = [p / (1.0 - p) for p in chances]

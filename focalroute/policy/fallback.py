@@ -39,7 +39,7 @@ class Fallback:
         return np.zeros(len(endpoints), np.int64)
 
     def decider_logits(self, observation: Observation, ids: NDArray[np.int64]) -> F32:
-        """Return logits that are certain for the cheapest in round 1, and against all others."""
+        """Return logits, float32 (N,), that ask the cheapest endpoints in round 1, and no others."""
         logits = np.full(len(ids), -SURE, np.float32)
         if observation.context[_FIRST][0]:
             logits[cheapest_first(observation)[:_MEMBERS]] = SURE
@@ -67,7 +67,7 @@ class Guarded:
         version: the version recorded with the ask's answer, whether or not the fallback took over.
         rival: the other version of a trial (see `focalroute.policy.slot.drawn`); None without a trial.
         name: of a named policy; None for all others.
-        learnable: whether nets decide: only they sample, and only their trajectories are kept to learn from.
+        learnable: whether nets decide; only their decisions are sampled, and kept as trajectories to learn from.
         sequential: whether it asks one endpoint after another, showing each the previous answer.
         one_a_round: whether at most one endpoint is asked in a round.
         failed: whether the fallback took over.
@@ -86,10 +86,10 @@ class Guarded:
         self.sequential = self._steps is not None
         self.failed = isinstance(policy, Fallback)
 
-    def read(self, query_id: str, features: F32, cost_weight: float) -> None:
-        """Give a named policy the query that it is to decide."""
+    def set_query(self, query_id: str, features: F32, cost_weight: float) -> None:
+        """Tell a named policy the query that it decides."""
         if isinstance(self._policy, Baseline):
-            self._policy = self._policy.reading(query_id, features, cost_weight)
+            self._policy = self._policy.for_query(query_id, features, cost_weight)
 
     def served(self, cost_weight: float) -> tuple[float, bool]:
         """See `Policy.served`."""

@@ -132,57 +132,60 @@ class Graph:
 
 # -- shapes: an operator's output shape, and of how many terms each of its elements is the sum -------------------------
 
-_Made: TypeAlias = tuple[Shape, int]
+_Output: TypeAlias = tuple[Shape, int]
 _Axes: TypeAlias = Shape | None
 
 
-def _same(given: Sequence[Shape], _: _Axes) -> _Made:
+def _same(given: Sequence[Shape], _: _Axes) -> _Output:
     (shape,) = given
     return shape, 1
 
 
-def _broadcast(given: Sequence[Shape], _: _Axes = None) -> _Made:
+def _broadcast(given: Sequence[Shape], _: _Axes = None) -> _Output:
     one, other = given
-    sizes = [_fits(a, b) if 1 not in (a, b) else a * b for a, b in zip_longest(one[::-1], other[::-1], fillvalue=1)]
+    sizes = []
+    for a, b in zip_longest(one[::-1], other[::-1], fillvalue=1):
+        if a != 1 and b != 1:
+            _require_equal(a, b)
+        sizes.append(b if a == 1 else a)
     return tuple(sizes[::-1]), 1
 
 
-def _concat(given: Sequence[Shape], _: _Axes, *, axis: int) -> _Made:
+def _concat(given: Sequence[Shape], _: _Axes, *, axis: int) -> _Output:
     first = given[0]
     at = range(len(first))[axis]
     for shape in given:
-        _fits(shape[:at], first[:at])
-        _fits(shape[at + 1 :], first[at + 1 :])
+        _require_equal(shape[:at], first[:at])
+        _require_equal(shape[at + 1 :], first[at + 1 :])
     return (*first[:at], sum(shape[at] for shape in given), *first[at + 1 :]), 1
 
 
-def _gather(given: Sequence[Shape], _: _Axes, *, axis: int = 0) -> _Made:
+def _gather(given: Sequence[Shape], _: _Axes, *, axis: int = 0) -> _Output:
     data, indices = given
     at = range(len(data))[axis]
     return (*data[:at], *indices, *data[at + 1 :]), 1
 
 
-def _gemm(given: Sequence[Shape], _: _Axes, **attributes: Any) -> _Made:
-    turns = attributes.get("transA", 0), attributes.get("transB", 0)
-    (rows, inner), (inner_too, columns) = (
-        shape[::-1] if turned else shape for shape, turned in zip(given[:2], turns, strict=True)
-    )
-    _fits(inner, inner_too)
+def _gemm(given: Sequence[Shape], _: _Axes, **attributes: Any) -> _Output:
+    one, other = given[:2]
+    rows, inner = one[::-1] if attributes.get("transA", 0) else one
+    inner_too, columns = other[::-1] if attributes.get("transB", 0) else other
+    _require_equal(inner, inner_too)
     for bias in given[2:]:
-        _fits(_broadcast((bias, (rows, columns)))[0], (rows, columns))
+        _require_equal(_broadcast((bias, (rows, columns)))[0], (rows, columns))
     return (rows, columns), inner + 1
 
 
-def _matmul(given: Sequence[Shape], _: _Axes) -> _Made:
+def _matmul(given: Sequence[Shape], _: _Axes) -> _Output:
     one, other = given
     *outer, rows, inner = (1, *one) if len(one) == 1 else one
     *outer_too, inner_too, columns = (*other, 1) if len(other) == 1 else other
-    _fits(inner, inner_too)
+    _require_equal(inner, inner_too)
     ends = ((rows,) if len(one) > 1 else ()) + ((columns,) if len(other) > 1 else ())
     return (*_broadcast((tuple(outer), tuple(outer_too)))[0], *ends), inner
 
 
-def _reduce_sum(given: Sequence[Shape], axes: _Axes, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> _Made:
+def _reduce_sum(given: Sequence[Shape], axes: _Axes, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> _Output:
     shape = given[0]
     if axes is None and len(given) > 1:
         raise ValueError("axes that are computed")
@@ -191,24 +194,24 @@ def _reduce_sum(given: Sequence[Shape], axes: _Axes, *, keepdims: int = 1, noop_
     return tuple(left), prod(shape[at] for at in over)
 
 
-def _squeeze(given: Sequence[Shape], axes: _Axes) -> _Made:
+def _squeeze(given: Sequence[Shape], axes: _Axes) -> _Output:
     shape = given[0]
     if axes is None:
         raise ValueError("no axes, or computed ones")
     gone = _places(axes, len(shape))
     for at in gone:
-        _fits(shape[at], 1)
+        _require_equal(shape[at], 1)
     return tuple(size for at, size in enumerate(shape) if at not in gone), 1
 
 
-def _transpose(given: Sequence[Shape], _: _Axes, *, perm: Shape | None = None) -> _Made:
+def _transpose(given: Sequence[Shape], _: _Axes, *, perm: Shape | None = None) -> _Output:
     (shape,) = given
     order = tuple(reversed(range(len(shape)))) if perm is None else perm
-    _fits(tuple(sorted(order)), tuple(range(len(shape))))
+    _require_equal(tuple(sorted(order)), tuple(range(len(shape))))
     return tuple(shape[at] for at in order), 1
 
 
-def _unsqueeze(given: Sequence[Shape], axes: _Axes) -> _Made:
+def _unsqueeze(given: Sequence[Shape], axes: _Axes) -> _Output:
     shape = given[0]
     if axes is None:
         raise ValueError("computed axes")
@@ -219,18 +222,17 @@ def _unsqueeze(given: Sequence[Shape], axes: _Axes) -> _Made:
 
 def _places(axes: Sequence[int], rank: int) -> frozenset[int]:
     places = frozenset(range(rank)[axis] for axis in axes)
-    _fits(len(places), len(axes))
+    _require_equal(len(places), len(axes))
     return places
 
 
-def _fits(size: Any, other: Any) -> Any:
+def _require_equal(size: Any, other: Any) -> None:
     if size != other:
         raise ValueError(f"{size} is not {other}")
-    return size
 
 
 #: The operators that `focalroute.learn.export` writes.
-OPERATORS: Mapping[str, Callable[..., _Made]] = {
+OPERATORS: Mapping[str, Callable[..., _Output]] = {
     "Add": _broadcast,
     "Concat": _concat,
     "Gather": _gather,

@@ -122,8 +122,8 @@ def _publish(
     """Add the next version, whose files ``files`` makes, and make it the current one or the challenger."""
     with changing(root, make=True):
         version = max(versions(root), default=0) + 1
-        _add(root, version, files(version))
-        _point(root, version, pointer)
+        _add_bundle(root, version, files(version))
+        _set_pointer(root, version, pointer)
         _prune(root, keep, {version, parent})
     return version
 
@@ -154,23 +154,23 @@ def install(
         raise PolicyError(f"{root}: version {version} was not published with the files of a bundle; publish it again")
     with changing(root, make=True):
         folder = folder_of(root, version)
-        if _holds(folder, files["manifest.json"]):
+        if _has_manifest(folder, files["manifest.json"]):
             serve(load_served(root, version))
         else:
-            _add(root, version, files, serve)
-        if not _points(root, version):
-            _point(root, version)
+            _add_bundle(root, version, files, serve)
+        if not _is_current(root, version):
+            _set_pointer(root, version)
         _prune(root, keep, {version})
 
 
-def _holds(folder: Path, manifest: bytes) -> bool:
+def _has_manifest(folder: Path, manifest: bytes) -> bool:
     try:
         return read_file(folder / "manifest.json", folder.parent) == manifest
     except PolicyError:  # nothing there, or damaged
         return False
 
 
-def _points(root: Path, version: int) -> bool:
+def _is_current(root: Path, version: int) -> bool:
     try:
         return current(root) == version
     except PolicyError:  # nothing there, or damaged
@@ -189,7 +189,7 @@ def make_current(root: str | Path, version: int) -> int:
             kept = ", ".join(map(str, versions(root)))
             raise PolicyError(f"{root}: version {version} is not kept; give one of {kept}, or serve without a policy")
         load_served(root, version)
-        _point(root, version)
+        _set_pointer(root, version)
     return version
 
 
@@ -231,7 +231,7 @@ def _archive(arrays: Mapping[str, ArrayLike]) -> bytes:
     return archive.getvalue()
 
 
-def _add(
+def _add_bundle(
     root: Path, version: int, files: Mapping[str, bytes], serve: Callable[[Policy | Der], object] = lambda _: None
 ) -> None:
     """Write a bundle to the folder of its version, if it passes its checks."""
@@ -250,7 +250,7 @@ def _add(
     sync_path(root)
 
 
-def _point(root: Path, version: int, pointer: str = CURRENT) -> None:
+def _set_pointer(root: Path, version: int, pointer: str = CURRENT) -> None:
     """Write the version to a pointer file; a new current version ends a trial, which was against the old one."""
     replace_file(root / pointer, f"{folder_of(root, version).name}\n".encode())
     if pointer == CURRENT:
@@ -295,7 +295,7 @@ def lock_folder(root: Path) -> Iterator[None]:
 
 @contextmanager
 def updating(root: Path) -> Iterator[None]:
-    """Admit one update of ``root`` (created first) at a time: a second one waits, and then sees what the first changed.
+    """Admit one update of ``root`` (created first) at a time; a second one waits, and starts from the first's result.
 
     Raises:
         PolicyError: the folder cannot be written.

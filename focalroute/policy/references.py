@@ -1,4 +1,4 @@
-"""Resolves a policy's name: the setting ``policy=``, and references such as ``folder@version`` and ``cold``."""
+"""Resolves the setting ``policy=``, and references to policies such as ``folder@version`` and ``cold``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from focalroute.policy.bundle import Policy
 from focalroute.policy.routers import ROUTERS
 from focalroute.policy.sequential import SEQUENTIAL
 
-#: The shipped policy's name; a folder of this name is ``./cold``.
+_log = logging.getLogger("focalroute")
+
+#: The shipped policy's name; a folder of this name has to be written as ``./cold``.
 SHIPPED = "cold"
+
+#: All rules by name.
+ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **ROUTERS, **SEQUENTIAL}
 
 
 def load_reference(reference: str) -> Policy:
@@ -66,12 +71,6 @@ def check_folder(folder: Path, version: int | None) -> None:
         raise ConfigError(f"{folder}: version {version} is not kept; give one of {', '.join(map(str, kept))}")
 
 
-_log = logging.getLogger("focalroute")
-
-#: All rules by name.
-ALL_BASELINES: Mapping[str, type[Baseline]] = {**SERVED_BASELINES, **ROUTERS, **SEQUENTIAL}
-
-
 #: Other names of a rule -> its name here.
 _SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -83,7 +82,7 @@ _SYNONYMS: Mapping[str, str] = {
     **dict.fromkeys(("average", "ensemble"), "mean"),
     "weighted": "weighted-vote",
 }
-#: The two papers' methods, which have no name here, and how to run them.
+#: The two papers' methods, which do not serve by name, and how to run them.
 _PRESETS: Mapping[str, str] = {
     "rl-focal": "is replayed only, by `focalroute eval LOG --pool POOL --preset rl-focal`",
     "der": 'has to be trained: `focalroute eval --live POOL --queries FILE --out der/`, then policy="der/"',
@@ -93,7 +92,7 @@ _PRESETS: Mapping[str, str] = {
 def resolve_policy(
     policy: str | Path | None, endpoints: Sequence[str], seed: int | None = None, *, learns: bool = False
 ) -> Baseline | Path | None:
-    """Resolve ``policy=`` to the policy of this name, or else to a folder; None: the shipped policy.
+    """Resolve ``policy=`` to the rule of this name, or else to a folder; None: the shipped policy.
 
     The folder's path is absolute, as the working folder may change.
 
@@ -101,7 +100,7 @@ def resolve_policy(
     name is an error and does not silently serve the cold start.
 
     Args:
-        learns: whether updates are to be published there, so that the error proposes no rule.
+        learns: whether updates are to be published there; the error for an unknown name then suggests only a folder.
 
     Raises:
         ConfigError: it is neither a name nor a folder.
@@ -134,13 +133,18 @@ def resolve_policy(
         return Path(policy).absolute()
     if learns:
         raise ConfigError(f'policy: {policy}: there is no such folder; for a new one give "./{policy}"')
+    raise _unknown_name(policy)
+
+
+def _unknown_name(policy: str) -> ConfigError:
+    """Return the error for a text that names neither a rule nor a folder."""
     new_folder = f'for a new folder of that name give "./{policy}"'
     plain = policy.strip().lower().replace("_", "-").replace(" ", "-")
     if plain in NEED_A_LOG:
-        raise ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[plain]}; {new_folder}")
+        return ConfigError(f"policy: {policy!r} cannot serve: it is {NEED_A_LOG[plain]}; {new_folder}")
     if plain in _PRESETS:
-        raise ConfigError(f"policy: {policy!r} {_PRESETS[plain]}; {new_folder}")
-    raise ConfigError(
+        return ConfigError(f"policy: {policy!r} {_PRESETS[plain]}; {new_folder}")
+    return ConfigError(
         f"policy: {policy!r} is not a policy's name; {did_you_mean(plain, ALL_BASELINES, _SYNONYMS)} "
         f'For a new folder give "./{policy}"'
     )

@@ -5,11 +5,11 @@ Each estimates the accuracy v_i(x) of each endpoint on the text and asks the one
     v_i(x) - lambda c_i / C,    c_i: its mean cost,    C: the cost of asking all,
 
 where lambda is the ensemble's cost weight, so that its pacer controls their cost like any policy's. x is the text's
-features (the project's own or ``embedder=``'s) minus their mean, scaled to norm 1. Routers serve by name
+features (the built-in or the ``embedder=``'s) minus their mean, scaled to norm 1. Routers serve by name
 (``policy="carrot-knn"``) and are rows of ``focalroute eval``. There they start from a training log in which every
-endpoint answered; in service they start with nothing, and first ask each endpoint a few times. Either way they learn
-from the outcomes of the endpoints they ask; in service this is lost when the process ends, as the store keeps no text
-of a rule's queries.
+endpoint answered; in service they start without knowledge, and first ask each endpoint a few times. Either way they
+learn from the outcomes of the endpoints they ask. In service this is lost when the process ends, as the store keeps no
+features of their queries.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from focalroute.core.records import F32, F64, Observation, Outcome
 from focalroute.policy.baselines import Alone
 
 _TRIES = 8  # known outcomes of each endpoint before estimates decide
-_FIRST_FIT = 64  # queries before the first fit; then with every doubling
-_MOST = 16384  # queries remembered; then each replaces the oldest
-_WAITING = 4096  # queries whose outcome may still come
+_FIRST_FIT = 64  # queries before the first fit; later fits follow whenever their number has doubled
+_MOST = 16384  # queries remembered; beyond that each replaces the oldest
+_WAITING = 4096  # queries whose features are kept for an outcome that may still come
 #: Least divisor.
 LEAST = 1e-12
 
@@ -56,11 +56,11 @@ class TextRouter(Alone, ABC):
         self._texts = self._x = np.zeros((0, 0), np.float32)
         self._values, self._usd = np.zeros((2, 0, n))  # NaN where not known
         self._mean: F32 = np.zeros(0, np.float32)
-        self._sums, self._counts = np.zeros((2, 2, n))  # of values and of USD that are known
+        self._sums, self._counts = np.zeros((2, 2, n))  # of the known values (row 0), and of the known USD (row 1)
 
     # -- as a named policy
 
-    def reading(self, query_id: str, features: F32, cost_weight: float) -> Self:
+    def for_query(self, query_id: str, features: F32, cost_weight: float) -> Self:
         """Return a copy for one query, which decides by its text and lambda."""
         with self._lock:
             self._waiting[query_id] = features
@@ -84,7 +84,7 @@ class TextRouter(Alone, ABC):
     # -- as an estimate
 
     def fit(self, texts: F32, values: F64, usd: F64) -> None:
-        """Replace what was learned by recorded queries, oldest first.
+        """Forget everything, and learn from these recorded queries, oldest first.
 
         Args:
             texts: (n, F) features.
@@ -139,14 +139,15 @@ class TextRouter(Alone, ABC):
                 scores = self._worth(x) - cost_weight * self._shares(x)
             else:
                 scores = self._average() - cost_weight * self._cost() / self._total()
-        # the first may be unavailable for ever: then the others still go by their value
+        # the first may never be available: then the others are still in order of value
         places: list[int] = np.lexsort((np.where(tries < _TRIES, 0.0, -scores), tries)).tolist()
         return places
 
     def _place(self, width: int) -> int:
         """Make room for one more query, and return its place."""
         if self._texts.shape[1] != width:  # the first query, or another embedder: older vectors are useless
-            self._texts, self._x, self._size, self._fitted = *np.zeros((2, 0, width), np.float32), 0, 0
+            self._size = self._fitted = 0
+            self._texts, self._x = np.zeros((2, 0, width), np.float32)
             self._values, self._usd = np.zeros((2, 0, self._n))
         if self._size == len(self._texts) < _MOST:
             more = min(max(self._size, _FIRST_FIT), _MOST - self._size)
@@ -168,10 +169,12 @@ class TextRouter(Alone, ABC):
 
     def _direction(self, text: F32) -> F32:
         """Return x of these features; 0 for an empty text."""
-        return _unit(text - self._mean) if text.size == self._mean.size and text.any() else np.zeros_like(self._mean)
+        if text.size != self._mean.size or not text.any():
+            return np.zeros_like(self._mean)
+        return _unit(text - self._mean)
 
     def _average(self) -> F64:
-        """Return each endpoint's mean value, with the pool's mean as one more answer."""
+        """Return each endpoint's mean value, with one more answer of the pool's mean value added."""
         totals, counts = self._sums[0], self._counts[0]
         mean: F64 = (totals + totals.sum() / max(counts.sum(), 1)) / (counts + 1)
         return mean
@@ -207,10 +210,10 @@ class TextRouter(Alone, ABC):
 
     @abstractmethod
     def _worth(self, x: F32) -> F64:
-        """Return v (N,)."""
+        """Return the endpoints' estimated values v, (N,), on a text."""
 
     def _shares(self, x: F32) -> F64:
-        """Return c / C (N,)."""
+        """Return the costs c / C, (N,)."""
         return self._cost() / self._total()
 
 
@@ -224,7 +227,7 @@ def _unit(vectors: F32) -> F32:
 class CarrotKnn(TextRouter):
     """CARROT (arXiv 2502.03261, its plug-in rule) with value and cost as means over the k nearest neighbours.
 
-    Neighbours are nearest by cosine; each endpoint's average counts as one more. k is chosen by `_least_error`.
+    The similarity is the cosine; each endpoint's average counts as one more neighbour. `_least_error` chooses k.
     """
 
     name = "carrot-knn"
@@ -258,7 +261,7 @@ class CarrotKnn(TextRouter):
 
 
 class CarrotLinear(TextRouter):
-    """CARROT's plug-in rule with ridge regressions of value and cost; the penalty is chosen by `_least_error`."""
+    """CARROT's plug-in rule with ridge regressions of value and cost; `_least_error` chooses the penalty."""
 
     name = "carrot-linear"
 
@@ -472,7 +475,7 @@ def _means(array: F64) -> F64:
 
 
 def _mean_and(rows: F64, one_more: F64) -> F64:
-    """Return the means (N,) over the rows (n, N) where known, and one more row (N,)."""
+    """Return the means (N,) over the known values of the rows (n, N), with one more row (N,) added."""
     known = ~np.isnan(rows)
     mean: F64 = (np.where(known, rows, 0).sum(axis=0) + one_more) / (known.sum(axis=0) + 1)
     return mean
@@ -490,11 +493,14 @@ def _affine(x: F64 | F32) -> F64:
 
 
 def _ridge(x: F64, targets: F64, penalty: float) -> F64:
-    """Return (F + 1, N): ridge regressions of each column where known, around its mean, which is not penalised."""
+    """Return the weights (F + 1, N) of a ridge regression of each column on its known rows, the intercept last.
+
+    The intercept is the column's mean, which is not penalised.
+    """
     mean, known = np.nan_to_num(_means(targets)), ~np.isnan(targets)
     found = np.zeros((x.shape[1] + 1, targets.shape[1]))
     found[-1] = mean
-    for rows, columns in _alike(known):
+    for rows, columns in _groups_known_together(known):
         some = x[rows]
         offsets = targets[np.ix_(rows, columns)] - mean[columns]
         if len(some) < x.shape[1]:  # the same weights from a smaller matrix
@@ -504,7 +510,7 @@ def _ridge(x: F64, targets: F64, penalty: float) -> F64:
     return found
 
 
-def _alike(known: NDArray[np.bool_]) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+def _groups_known_together(known: NDArray[np.bool_]) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
     """Return (rows, columns) of each group of columns that are known in the same rows."""
     patterns, group = np.unique(known, axis=1, return_inverse=True)
     return [(np.flatnonzero(patterns[:, j]), np.flatnonzero(group.reshape(-1) == j)) for j in range(patterns.shape[1])]

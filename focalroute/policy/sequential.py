@@ -1,8 +1,8 @@
 """Sequential policies, which ask one endpoint after another and show each the previous answer: two rules, and DER.
 
-In DER's terms (arXiv 2412.07448) the state is [query, last answer], an action asks one endpoint (again, if need be) or
-stops, and the last answer is the result. `focalroute.serving.sequential` runs it. The rules serve by name,
-``policy="self-correction"`` and ``policy="sequential-round-robin"``; the learned policy, DER, is a folder of this form.
+In DER's terms (arXiv 2412.07448) the state is [query, last answer], an action asks one endpoint (possibly again) or
+stops, and the last answer is the result. `focalroute.serving.sequential` runs them. The rules serve by name,
+``policy="self-correction"`` and ``policy="sequential-round-robin"``. The learned policy, DER, is a folder of this form.
 ``max_rounds`` is T_max for all three.
 
 root/v000001/
@@ -90,7 +90,7 @@ def choose(logits: F32, heads: Sequence[int], *, round: int, must_pick: bool, rn
         heads: the endpoints that can be asked; if empty, STOP is forced.
         round: 1-based.
         must_pick: STOP is not possible, as no endpoint has answered yet.
-        rng: draws the action; None: take the likeliest, the first of equals.
+        rng: draws the action; None: take the likeliest, the first of ties.
 
     Returns:
         The decision: ``probabilities`` are those of asking each endpoint, ``log_mu`` is the drawn action's.
@@ -102,7 +102,7 @@ def choose(logits: F32, heads: Sequence[int], *, round: int, must_pick: bool, rn
     z = logits[options].astype(np.float64)
     q = np.exp(z - z.max())
     q /= q.sum()
-    place = int(z.argmax()) if rng is None else _drawn(q, rng.random())
+    place = int(z.argmax()) if rng is None else _inverse_cdf(q, rng.random())
     probabilities = np.zeros(stop + 1)
     probabilities[options] = q
     picked = () if options[place] == stop else (options[place],)
@@ -117,7 +117,8 @@ def choose(logits: F32, heads: Sequence[int], *, round: int, must_pick: bool, rn
     )
 
 
-def _drawn(q: NDArray[np.float64], u: float) -> int:
+def _inverse_cdf(q: NDArray[np.float64], u: float) -> int:
+    """Return the index that a uniform random number u draws from the distribution q."""
     place = int(np.searchsorted(np.cumsum(q), u, side="right"))
     return min(place, int(np.flatnonzero(q)[-1]))
 

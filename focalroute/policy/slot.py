@@ -33,7 +33,7 @@ _CHECK_EVERY_S = 1.0
 class PolicySlot:
     """Holds the policy that serves; reading and swapping it are single reference operations, safe from any thread.
 
-    A slot over a folder notices what any process publishes there. A bundle that fails its checks is never served: the
+    A slot over a folder serves what any process publishes there. A bundle that fails its checks is never served: the
     old policy stays, the reason is kept in ``error`` and logged once, and the slot tries again when ``CURRENT``
     changes.
 
@@ -59,7 +59,7 @@ class PolicySlot:
 
     @classmethod
     def open(cls, policy: str | Path | Baseline | None) -> Self:
-        """Return a slot with a folder's current bundle; without a folder, or while it is empty, with the cold start.
+        """Return a slot with a folder's current bundle or, without a folder or while it is empty, the shipped policy.
 
         If the bundle cannot be served, ``error`` says why, and the newest earlier version that passes its checks serves
         instead, or else the fallback. A named policy is never replaced.
@@ -70,10 +70,7 @@ class PolicySlot:
         slot = cls(Fallback(), root)
         slot._seen = slot._stamp()
         try:
-            empty = root is None or (slot._seen[0] is None and not versions(root))
-            if root is not None and empty and (not Path(root).is_dir() or any(Path(root).iterdir())):
-                _log.warning("policy folder %s holds no bundle: the cold start serves until one is published", root)
-            slot.current = cold() if root is None or empty else load_served(root)
+            slot.current = cold() if root is None or slot._is_empty(root) else load_served(root)
         except PolicyError as error:
             slot.error = error
             instead = f"{FALLBACK_NAME} serves instead"
@@ -83,7 +80,16 @@ class PolicySlot:
         slot._load_challenger()
         return slot
 
+    def _is_empty(self, root: str | Path) -> bool:
+        """Whether the folder has no bundle yet; log a warning if it is missing, or has other files."""
+        if self._seen[0] is not None or versions(root):
+            return False
+        if not Path(root).is_dir() or any(Path(root).iterdir()):
+            _log.warning("policy folder %s holds no bundle: the cold start serves until one is published", root)
+        return True
+
     def _serve_last_good(self, root: str | Path) -> bool:
+        """Serve the newest version before the current one that passes its checks; return whether there is one."""
         with suppress(PolicyError):  # ``error`` keeps that of the current version
             broken = current(root)
             for version in (version for version in reversed(versions(root)) if version < broken):
@@ -108,7 +114,7 @@ class PolicySlot:
         self.current = policy
         self.error = None
 
-    def stale(self) -> bool:
+    def refresh_due(self) -> bool:
         """Whether ``CURRENT`` or ``CHALLENGER`` was replaced. Checks at most once a second, and is False in between."""
         now = time.monotonic()
         if self._root is None or now < self._next_check:
@@ -128,7 +134,7 @@ class PolicySlot:
             stamp = self._stamp()  # before loading: what is published meanwhile is not missed
             if stamp == self._seen:
                 return False
-            swapped = stamp[0] != self._seen[0] and self._try(self._root)
+            swapped = stamp[0] != self._seen[0] and self._serve_current(self._root)
             self._seen = stamp
             self._load_challenger()
             return swapped
@@ -146,8 +152,8 @@ class PolicySlot:
             self._seen = self._stamp()
 
     def refresh_soon(self) -> None:
-        """Refresh on the slot's own thread if `stale`; returns at once."""
-        if self.stale():
+        """Refresh on the slot's own thread if `refresh_due`; returns at once."""
+        if self.refresh_due():
             with suppress(RuntimeError):  # it was closed, or the program ends
                 self._worker.submit(self.refresh)
 
@@ -155,7 +161,8 @@ class PolicySlot:
         """Wait for a refresh under way (milliseconds) and end the thread. Idempotent."""
         self._worker.shutdown()
 
-    def _try(self, root: Path) -> bool:
+    def _serve_current(self, root: Path) -> bool:
+        """Serve the folder's current bundle if it passes its checks; return whether it does."""
         try:
             self.swap(load_served(root))
         except PolicyError as error:

@@ -170,7 +170,7 @@ class Ask:
     def observe(self, cost_weight: float) -> Observation:
         """Make the observation for the next decision, at the lambda that the policy serves for this cost weight."""
         self.cost_weight, self.alone = self.policy.served(cost_weight)
-        self.policy.read(self.query.id, self.view.features, cost_weight)
+        self.policy.set_query(self.query.id, self.view.features, cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
             self.view.see(self.fused.posterior)
         if self.time_price is None:

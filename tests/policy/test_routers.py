@@ -136,13 +136,13 @@ def test_outcomes_find_the_text_of_their_query() -> None:
         router.learn(Outcome(query, members, right), 2)
 
     for n in range(80):
-        router.reading(str(n), text_features(f"{TOPICS[n % 2]} {n}"), 0.1)
+        router.for_query(str(n), text_features(f"{TOPICS[n % 2]} {n}"), 0.1)
         told(str(n), {"a": float(n % 2 == 0), "b": float(n % 2 == 1)})
     before = router._added
     told("never asked", {"a": 1.0})
     told("7", {"a": 1.0})  # said before
     assert router._added == before == 80
-    one = router.reading("x", text_features(f"{TOPICS[1]} 81"), 0.003)
+    one = router.for_query("x", text_features(f"{TOPICS[1]} 81"), 0.003)
     assert (one.order(one._text, 0.003), router.order(text_features(f"{TOPICS[0]} 82"), 0.003)) == ([1, 0], [0, 1])
 
 

@@ -38,7 +38,7 @@ def test_without_a_folder_the_cold_start_serves() -> None:
     slot = PolicySlot.open(None)
     assert slot.current.version == 0
     assert slot.error is None
-    assert not slot.stale()
+    assert not slot.refresh_due()
     assert not slot.refresh()
 
 
@@ -54,9 +54,9 @@ def test_a_folder_without_bundles_serves_the_cold_start_until_one_is_published(
     slot = PolicySlot.open(tmp_path / "policy")
     assert slot.current.version == 0
     assert ("policy holds no bundle: the cold start serves" in caplog.text) == warned
-    assert not slot.stale()
+    assert not slot.refresh_due()
     again(tmp_path / "policy")
-    assert slot.stale()
+    assert slot.refresh_due()
     assert slot.refresh()
     assert slot.current.version == 1
 
@@ -138,12 +138,12 @@ def test_bundles_whose_current_is_missing_are_not_taken_for_an_empty_folder(tmp_
 def test_every_publish_and_rollback_is_noticed_and_nothing_else(tmp_path: Path, impatient: None) -> None:
     again(tmp_path)
     slot = PolicySlot.open(tmp_path)
-    assert not slot.stale()
+    assert not slot.refresh_due()
     assert not slot.refresh()
     again(tmp_path, parent=1)
-    assert slot.stale()
+    assert slot.refresh_due()
     assert slot.refresh()
-    assert not slot.stale()
+    assert not slot.refresh_due()
     assert slot.current.version == 2
     make_current(tmp_path, 1)
     assert slot.refresh()
@@ -181,7 +181,7 @@ def test_the_folder_is_looked_at_once_in_a_while_at_most(tmp_path: Path, monkeyp
     again(tmp_path)
     slot = PolicySlot.open(tmp_path)
     again(tmp_path)
-    assert [slot.stale(), slot.stale(), slot.stale()] == [True, False, False]
+    assert [slot.refresh_due(), slot.refresh_due(), slot.refresh_due()] == [True, False, False]
 
 
 def test_a_bundle_that_fails_its_checks_is_never_served_and_logged_once(
@@ -193,7 +193,7 @@ def test_a_bundle_that_fails_its_checks_is_never_served_and_logged_once(
     (tmp_path / "v000002" / "fusion.onnx").write_bytes(b"")
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            if slot.stale():
+            if slot.refresh_due():
                 assert not slot.refresh()
     assert slot.current.version == 1
     assert "v000002/fusion.onnx" in str(slot.error)
@@ -208,7 +208,7 @@ def test_a_current_that_vanished_keeps_the_policy_that_serves(tmp_path: Path, im
     again(tmp_path)
     slot = PolicySlot.open(tmp_path)
     (tmp_path / CURRENT).unlink()
-    assert slot.stale()
+    assert slot.refresh_due()
     assert not slot.refresh()
     assert slot.current.version == 1
     assert slot.error is not None
