@@ -22,9 +22,9 @@ from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, zeroed
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improve
 from focalroute.learn.offline.stacking import Lesson, descend, random_sets
-from focalroute.learn.offline.views import PRICES, Views, random_masks
+from focalroute.learn.offline.views import COST_WEIGHTS, Views, random_masks
 from focalroute.learn.trajectory import unlimited
 from focalroute.observe import layout
 from focalroute.observe.accuracy import PRIOR_ASKS
@@ -113,7 +113,7 @@ def _lessons(pools: Sequence[Views], steps: int, rng: np.random.Generator) -> It
         which = int(rng.integers(len(pools)))
         views = pools[which]
         rows = rng.choice(len(views.recorded), min(_BATCH, len(views.recorded)), replace=False)
-        yield views.at(int(rng.integers(len(PRICES))), rows), np.arange(len(rows)), sets[which](rows, rng)
+        yield views.at(int(rng.integers(len(COST_WEIGHTS))), rows), np.arange(len(rows)), sets[which](rows, rng)
 
 
 def _improved(
@@ -140,7 +140,7 @@ def _improved(
     for steps in np.array_split(np.arange(settings.iterations), settings.renewals):
         for learner in learners:
             learner.views.renew(decider, fusion, learner.ask_all_usd, learner.settings.rounds, rng)
-        decider, moments = improved(
+        decider, moments = improve(
             learners,
             decider,
             moments,

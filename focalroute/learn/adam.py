@@ -36,7 +36,8 @@ class Moments:
     @classmethod
     def zero(cls, parameters: Mapping[str, Floats]) -> Moments:
         """Return the state before the first step."""
-        return cls(0, *({key: np.zeros_like(value) for key, value in parameters.items()} for _ in range(2)))
+        first, second = ({key: np.zeros_like(value) for key, value in parameters.items()} for _ in range(2))
+        return cls(0, first, second)
 
 
 class Adam:
@@ -100,8 +101,8 @@ class Adam:
         }
 
 
-def falling(step: int, steps: int, *, least: float = 0.05) -> float:
-    """Return the factor on a learning rate that falls from 1 to ``least`` along a cosine."""
+def cosine_decay(step: int, steps: int, *, least: float = 0.05) -> float:
+    """Return the factor of a learning rate that falls from 1 to ``least`` along a cosine."""
     return float(least + (1 - least) / 2 * (1 + np.cos(np.pi * step / steps)))
 
 
@@ -114,7 +115,7 @@ class MinibatchSettings(Protocol):
 
     @property
     def minibatch(self) -> int:
-        """Approximate number of rows for a gradient step."""
+        """Approximate number of rows of a gradient step."""
 
     @property
     def max_norm(self) -> float:
@@ -134,7 +135,8 @@ def fit_minibatches(
 
     Args:
         net: where to start, a dataclass of its parameters.
-        gradients: returns the gradients of a net on these rows; None ends the learning.
+        moments: Adam's state at the start.
+        gradients: returns the gradients of a net on some rows, given by their indices; None ends the learning.
         rng: shuffles the rows.
 
     Returns:

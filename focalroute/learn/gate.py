@@ -1,24 +1,24 @@
 """Tests whether a challenger may replace the policy that serves, on answers from which neither was selected.
 
 While a challenger is on trial it decides a random share s of the asks, and the champion the rest. Every answer counts
-for both policies, by the probability of its decisions under each:
+for both policies, weighted by how probable its decisions are under each:
 
     rho = P(challenger) / P    for the challenger and    sigma = P(champion) / P    for the champion,
 
 with P = (1 - s) P(champion) + s P(challenger). With s = 1/2 neither weight exceeds 2, and they are equal where both
-policies decide alike. Without a share (s = 0) rho is an importance weight. The Fusion counts through its answer to the
-same replies, and through the posterior it shows the Decider between rounds (`reobserved`: everything that goes into
-that posterior is stored with the answer, so that it can be recomputed).
+policies decide alike. Without a share (s = 0) rho is an importance weight. The two Fusions differ in their answers to
+the same replies, and in the posterior that the Decider sees between rounds. Everything that goes into that posterior is
+stored with the answer, so that it can be recomputed (`reobserved`).
 
 An answer's value is v = u - lambda c / C, u from -1 to 1, lambda the cost weight when it was asked, so that higher
-costs must pay off. With v in [a, b] an answer gives two values, one bounded below and one bounded above,
+costs must pay off. With v in [a, b] an answer gives two estimates, one bounded below and one bounded above,
 
     rho (v - a) + sigma (b - v) - (b - a)    and    (b - a) - rho (b - v) - sigma (v - a),
 
 and the mean of each is the challenger's gain in v. `lower_bound` turns them into bounds that hold however often they
-are checked. Decisions that were never tried count in the first value as worth a if the challenger's and b if the
-champion's, in the second the other way round. Where feedback mostly comes for disputed answers, both are multiplied by
-`focalroute.learn.trajectory.feedback_weights`.
+are checked. Decisions that were never tried count as the worst case in each estimate: in the first, the challenger's as
+worth a and the champion's as worth b; in the second the other way round. As feedback may come mostly for disputed
+answers, both are multiplied by `focalroute.learn.trajectory.feedback_weights`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from focalroute.observe.observation import OPEN_CHOICES, odds_of, posterior_colu
 POINTS = 50.0
 #: Probability that each of the two bounds is ever wrong, at most.
 ALPHA = 0.05
-#: Evidence of an answer: the two values, b - a, and the challenger's gain in u and in c / C.
+#: Columns of evidence: the two estimates, b - a, and the challenger's gain in u and in c / C.
 WIDTH = 5
 
 _SPAN = 2  # the column b - a
 
 _log = logging.getLogger("focalroute")
 
-_STAKES = 0.9 * 0.3 ** np.arange(3)
-_STEPS = 30  # halvings, for the bound to a billionth of the range
+_STAKES = 0.9 * 0.3 ** np.arange(3)  # below 1, so that no bet can lose all its wealth
+_STEPS = 30  # halvings, which find the bound to a billionth of the range
 
 _LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
 _LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
@@ -83,9 +83,9 @@ class Nets:
 
 
 def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, share: float) -> F64:
-    """Return the evidence of answers on a challenger against the champion, (n, 5) in their order (see `WIDTH`).
+    """Return the evidence for a challenger against the champion, (n, 5) for n answers in their order (see `WIDTH`).
 
-    There is none if other nets with the same versions decided some of the answers.
+    It is empty if other nets with the same version numbers decided some of the answers.
 
     Args:
         episodes: decided by either policy; without a share all by the champion.
@@ -96,20 +96,20 @@ def evidence(champion: Nets, challenger: Nets, episodes: Sequence[Episode], *, s
     names = vocabulary((), episodes)
     champion, challenger = champion.over(names), challenger.over(names)
     made = batch(episodes, names, greedy=True)
-    theirs = np.array([one.trajectory.version == challenger.version for one in episodes])
-    if not (_made_by(champion, made.decisions, ~theirs) and _made_by(challenger, made.decisions, theirs)):
+    by_challenger = np.array([one.trajectory.version == challenger.version for one in episodes])
+    if not (_made_by(champion, made.decisions, ~by_challenger) and _made_by(challenger, made.decisions, by_challenger)):
         _log.warning(
             "%d answers do not count in a trial, as another policy folder's version %d or %d made some of them; "
             "use a store for each folder", len(episodes), champion.version, challenger.version,
         )  # fmt: skip
         return np.zeros((0, WIDTH))
-    rho, sigma = _weights(champion, challenger, episodes, made, theirs, share)
-    price = np.array([_price(one) for one in episodes])
-    paid = np.minimum(-made.steps.rewards[:, :-1].sum(axis=1, dtype=np.float64), price)
-    after, before = _worth_by(champion, challenger, made, theirs)
-    share_of_all = np.minimum([sum(one.shares) for one in episodes], 1.0)
-    gains = rho * after - sigma * before, (rho - sigma) * share_of_all
-    found = np.column_stack([paired(rho, sigma, after - paid, before - paid, price), *gains])
+    rho, sigma = _weights(champion, challenger, episodes, made, by_challenger, share)
+    cost_weight = np.array([_cost_weight(one) for one in episodes])
+    penalty = np.minimum(-made.steps.rewards[:, :-1].sum(axis=1, dtype=np.float64), cost_weight)
+    after, before = _worth_by(champion, challenger, made, by_challenger)
+    cost_share = np.minimum([sum(one.shares) for one in episodes], 1.0)
+    gains = rho * after - sigma * before, (rho - sigma) * cost_share
+    found = np.column_stack([paired(rho, sigma, after - penalty, before - penalty, cost_weight), *gains])
     weight = np.array([one.weight for one in episodes])[:, None]
     return found * np.where(np.arange(WIDTH) == _SPAN, weight.max(), weight)
 
@@ -122,15 +122,15 @@ def balanced(champion: F64, challenger: F64, share: float) -> tuple[F64, F64]:
     return np.exp(challenger - both), np.exp(champion - both)
 
 
-def paired(rho: F64, sigma: F64, after: F64, before: F64, price: F64) -> F64:
-    """Return the two values of each answer, and b - a, (n, 3).
+def paired(rho: F64, sigma: F64, after: F64, before: F64, cost_weight: F64) -> F64:
+    """Return the two estimates of each answer, and b - a, (n, 3).
 
     Args:
         rho: each answer's weight for the challenger; ``sigma``: for the champion.
         after: v of the challenger's answer to the same replies; ``before``: of the champion's.
-        price: lambda; v is from -1 - lambda to 1.
+        cost_weight: lambda; v is from a = -1 - lambda to b = 1.
     """
-    least, span = -1 - price, 2 + price
+    least, span = -1 - cost_weight, 2 + cost_weight
     low = rho * (after - least) + sigma * (1 - before) - span
     high = span - rho * (1 - after) - sigma * (before - least)
     return np.stack([low, high, span], axis=1)
@@ -188,47 +188,47 @@ def _mean(values: F64) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _price(one: Episode) -> float:
+def _cost_weight(one: Episode) -> float:
     """Return the highest lambda of its decisions."""
     return max((float(10 ** seen.context[_LAMBDA]) for seen, _ in one.trajectory.decisions), default=0.0)
 
 
-def _worth_by(champion: Nets, challenger: Nets, made: Batch, theirs: Bools) -> tuple[F64, F64]:
+def _worth_by(champion: Nets, challenger: Nets, made: Batch, by_challenger: Bools) -> tuple[F64, F64]:
     """Return u (B,) of the challenger's and of the champion's answers to the same replies."""
     posteriors = [log_q(nets.fusion, made.fusions) for nets in (challenger, champion)]
     answers = [posterior.argmax(axis=1) for posterior in posteriors]
-    u = worth(made.fusions, np.where(theirs[:, None], *posteriors))
-    given = np.where(theirs, *answers)
-    each, was = np.arange(len(u)), made.fusions.reward.astype(np.float64)
-    after, before = (np.where(answer == given, was, u[each, answer]) for answer in answers)
+    u = worth(made.fusions, np.where(by_challenger[:, None], *posteriors))
+    given = np.where(by_challenger, *answers)
+    each, reward = np.arange(len(u)), made.fusions.reward.astype(np.float64)
+    after, before = (np.where(answer == given, reward, u[each, answer]) for answer in answers)
     return after, before
 
 
 def _weights(
-    champion: Nets, challenger: Nets, episodes: Sequence[Episode], made: Batch, theirs: Bools, share: float
+    champion: Nets, challenger: Nets, episodes: Sequence[Episode], made: Batch, by_challenger: Bools, share: float
 ) -> tuple[F64, F64]:
     """Return rho and sigma of each episode.
 
-    If the other policy's view is unknown, an episode counts only for the policy that decided it.
+    If it is unknown what the other policy would have seen, an episode counts only for the policy that decided it.
     """
     decisions, fusions = made.decisions, made.fusions
-    known = np.ones(len(theirs), np.bool_)
-    chances = []
-    for nets, other, mine in ((champion, challenger, ~theirs), (challenger, champion, theirs)):
-        context, certain = reobserved(episodes, decisions, fusions, other.fusion, nets.fusion)
-        own = mine[decisions.episode]
-        np.logical_and.at(known, decisions.episode, certain | own)
-        chances.append(_log_chance(nets.decider, made, np.where(own[:, None], decisions.context, context)))
-    champions, challengers = chances
-    known &= np.isfinite(np.where(theirs, challengers, champions))
-    champions = np.where(known, champions, np.where(theirs, -np.inf, 0.0))
-    challengers = np.where(known, challengers, np.where(theirs, 0.0, -np.inf))
-    return balanced(champions, challengers, share)
+    known = np.ones(len(by_challenger), np.bool_)
+    log_chances = []
+    for nets, other, decided in ((champion, challenger, ~by_challenger), (challenger, champion, by_challenger)):
+        context, recomputed = reobserved(episodes, decisions, fusions, other.fusion, nets.fusion)
+        own = decided[decisions.episode]
+        np.logical_and.at(known, decisions.episode, recomputed | own)
+        log_chances.append(_log_chance(nets.decider, made, np.where(own[:, None], decisions.context, context)))
+    of_champion, of_challenger = log_chances
+    known &= np.isfinite(np.where(by_challenger, of_challenger, of_champion))
+    of_champion = np.where(known, of_champion, np.where(by_challenger, -np.inf, 0.0))
+    of_challenger = np.where(known, of_challenger, np.where(by_challenger, 0.0, -np.inf))
+    return balanced(of_champion, of_challenger, share)
 
 
-def _made_by(nets: Nets, decisions: Decisions, mine: Bools) -> bool:
-    """Whether the sampled decisions of the episodes ``mine`` (B,) have the probabilities that these nets give them."""
-    own = mine[decisions.episode] & ~np.isnan(decisions.log_mu)
+def _made_by(nets: Nets, decisions: Decisions, decided: Bools) -> bool:
+    """Whether the sampled decisions of the episodes ``decided`` (B,) have the probabilities these nets give them."""
+    own = decided[decisions.episode] & ~np.isnan(decisions.log_mu)
     if not own.any():
         return True
     logits, _ = decider_pass(nets.decider, decisions.context, decisions.endpoints, decisions.ids)
@@ -237,7 +237,10 @@ def _made_by(nets: Nets, decisions: Decisions, mine: Bools) -> bool:
 
 
 def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:
-    """Return the log-probability of each episode's decisions under the net, (B,); greedy ones add 0 or -inf."""
+    """Return the log-probability of each episode's decisions under the net, (B,).
+
+    A greedy decision adds 0 if the net would have made the same one, else -inf.
+    """
     decisions, heads = made.decisions, made.decisions.heads
     total = np.zeros(len(made.steps.taken))
     if not len(decisions.episode):
@@ -249,10 +252,10 @@ def _log_chance(net: DeciderNet, made: Batch, context: Floats) -> F64:
         lone |= heads.one
     best = np.where(heads.visited, logits, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
     likely = np.where(lone[:, None], best & heads.visited, likely)
-    forced = (decisions.context[:, _LAMBDA] <= _LOWEST) & (heads.picked == heads.visited).all(axis=1)
-    alike = np.where((likely == heads.picked).all(axis=1) | forced, 0.0, -np.inf)
+    asked_all = (decisions.context[:, _LAMBDA] <= _LOWEST) & (heads.picked == heads.visited).all(axis=1)
+    greedy = np.where((likely == heads.picked).all(axis=1) | asked_all, 0.0, -np.inf)
     sampled = likelihood(logits, heads).log_pi
-    np.add.at(total, decisions.episode, np.where(np.isnan(decisions.log_mu), alike, sampled))
+    np.add.at(total, decisions.episode, np.where(np.isnan(decisions.log_mu), greedy, sampled))
     return total
 
 
@@ -286,7 +289,7 @@ def worth(fusions: Fusions, log_q: Floats) -> F64:
 
 
 _CONTEXT = layout.slices(layout.CONTEXT)
-_SHOWN = slice(_CONTEXT["posterior"].start, _CONTEXT["entropy"].stop)
+_POSTERIOR = slice(_CONTEXT["posterior"].start, _CONTEXT["entropy"].stop)
 _CHOICES, _REPLIED = _CONTEXT["choices"].start, layout.slices(layout.ENDPOINT)["replied"].start
 _MEMBER = layout.slices(layout.MEMBER)
 _VOTE, _PROBABILITY, _EVIDENCE = (_MEMBER[name].start for name in ("vote", "probability", "evidence"))
@@ -306,8 +309,8 @@ def reobserved(
         other: the other Fusion, whose tables have the same rows.
 
     Returns:
-        (S, Dc) the contexts, and (S,) whether each is known, which it is if ``served`` reproduces the stored one. Those
-        with open texts, which are compared with each other, are not.
+        (S, Dc) the contexts, and (S,) whether each is right: whether ``served`` reproduces the stored one. It does not
+        for several open texts, as their similarity is not stored.
     """
     context, known = decisions.context.copy(), np.ones(len(decisions.context), np.bool_)
     replied = _replied(episodes, decisions, fusions.members.shape[2])
@@ -315,9 +318,9 @@ def reobserved(
     if len(later):
         rows = decisions.episode[later]
         pools = np.array([len(episodes[row].trajectory.endpoints) for row in rows])
-        seen = _Seen(fusions, rows, replied[later], context[later, _CHOICES] > 0, pools)
-        known[later] = np.abs(seen.shown(served) - context[later, _SHOWN]).max(axis=1) < _EQUAL
-        context[later, _SHOWN] = seen.shown(other)
+        inputs = _FusionInputs(fusions, rows, replied[later], context[later, _CHOICES] > 0, pools)
+        known[later] = np.abs(inputs.posterior_columns(served) - context[later, _POSTERIOR]).max(axis=1) < _EQUAL
+        context[later, _POSTERIOR] = inputs.posterior_columns(other)
     return context, known
 
 
@@ -331,13 +334,21 @@ def _replied(episodes: Sequence[Episode], decisions: Decisions, most: int) -> Bo
     return replied
 
 
-class _Seen:
-    """The Fusion's inputs after some round, as arrays; letters as in `Fusions`."""
+class _FusionInputs:
+    """The Fusion's inputs before S later decisions, recomputed; letters as in `Fusions`.
+
+    Args:
+        fusions: the final inputs of all episodes.
+        rows: (S,) the episode of each decision.
+        replied: (S, m) the members that had replied.
+        closed: (S,) whether the question is closed.
+        pools: (S,) N.
+    """
 
     def __init__(self, fusions: Fusions, rows: I64, replied: Bools, closed: Bools, pools: I64) -> None:
         members = fusions.members[rows] * replied[:, None, :, None]
-        said = (members[..., _VOTE] > 0) | (members[..., _PROBABILITY] > 0)
-        self._offered = fusions.offered[rows] & (closed[:, None] | said.any(axis=2))
+        backed = (members[..., _VOTE] > 0) | (members[..., _PROBABILITY] > 0)
+        self._offered = fusions.offered[rows] & (closed[:, None] | backed.any(axis=2))
         self._members, self._ids, self._closed = members, fusions.ids[rows], closed
         number, self._size = replied.sum(axis=1), self._offered.sum(axis=1)
         candidates = np.zeros((*self._offered.shape, fusions.candidates.shape[2]), np.float32)
@@ -346,8 +357,8 @@ class _Seen:
         candidates[..., 3] = (number / pools)[:, None]
         self._candidates = candidates * self._offered[..., None]
 
-    def shown(self, fusion: FusionNet) -> F32:
-        """Return the context's columns of a Fusion's posterior, (S, 6), as `AskView.see` computes them."""
+    def posterior_columns(self, fusion: FusionNet) -> F32:
+        """Return the context's columns of this Fusion's posterior, (S, 6), as `AskView.see` computes them."""
         logits, _ = fusion_pass(fusion, self._members, self._candidates, self._ids)
         p = np.where(self._offered, np.exp(log_posterior(logits, self._offered)), 0)
         odds = np.where(self._offered, odds_of(self._members[..., _EVIDENCE].sum(axis=2)), 0).sum(axis=1)

@@ -90,6 +90,7 @@ def _log_odds(logits: Floats, visited: Bools) -> Floats:
 
 
 def _of_several(logits: Floats, heads: HeadBatch) -> Likelihood:
+    """Return the distribution if any number of heads is picked, at least one where ``must_pick``."""
     least = (EXPLORATION / heads.pool)[:, None]
     far = np.log((1 - least) / least)
     z = np.clip(raised(logits.astype(np.float64), heads.visited, heads.must_pick), -far, far)
@@ -99,16 +100,16 @@ def _of_several(logits: Floats, heads: HeadBatch) -> Likelihood:
     chosen = np.where(heads.eligible, heads.picked * z + log_out, 0).sum(axis=1)
     log_none = np.where(heads.visited, log_out, 0).sum(axis=1)
     any_picked = np.where(heads.must_pick, -np.expm1(log_none), 1)
-    vjp = np.where(heads.must_pick, np.exp(log_none) / any_picked, 0)[:, None]
+    given_any = np.where(heads.must_pick, np.exp(log_none) / any_picked, 0)[:, None]  # from - log(any_picked)
     entropy = np.where(heads.eligible, -p * z - log_out, 0)
-    d_log_pi = np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, vjp * p, 0)
+    d_log_pi = np.where(heads.eligible, heads.picked - p, 0) - np.where(heads.visited, given_any * p, 0)
     d_entropy = np.where(heads.eligible, -z * p * (1 - p), 0)
     share = _share(logits, heads)
     return Likelihood(
         log_pi=chosen - np.log(any_picked),
-        d_log_pi=_lowered(d_log_pi, share),
+        d_log_pi=_by_logits(d_log_pi, share),
         entropy=entropy.sum(axis=1),
-        d_entropy=_lowered(d_entropy, share),
+        d_entropy=_by_logits(d_entropy, share),
     )
 
 
@@ -123,15 +124,15 @@ def _log_sum(logits: Floats, visited: Bools, must_pick: Bools) -> Floats:
 
 
 def _share(logits: Floats, heads: HeadBatch) -> Floats:
-    """Return by how much each logit lowers the raised ones, (S, P): its share of the odds; 0 if nothing was raised."""
+    """Return each logit's share of the odds, (S, P), by which it lowers all raised logits; 0 if none was raised."""
     log_sum = _log_sum(logits, heads.visited, heads.must_pick)
     return np.exp(np.where(heads.visited & (log_sum < 0), logits - log_sum, -np.inf))
 
 
-def _lowered(gradient: Floats, share: Floats) -> Floats:
-    """Turn derivatives by raised logits into those by the logits; the raising depends on all heads visited."""
-    lowered: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
-    return lowered
+def _by_logits(gradient: Floats, share: Floats) -> Floats:
+    """Turn derivatives by the raised logits into derivatives by the logits, on which the raise depends, too."""
+    by_logits: Floats = gradient - share * gradient.sum(axis=1, keepdims=True)
+    return by_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def surrogate_loss(
 
 
 def log_posterior(logits: Floats, offered: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return log q (B, K) over the candidates offered; very small elsewhere."""
+    """Return log q (B, K), the softmax over the candidates offered; about -1e9 elsewhere."""
     masked = np.where(offered, logits.astype(np.float64), _FAR)
     masked -= masked.max(axis=1, keepdims=True)
     posterior: NDArray[np.float64] = masked - np.log(np.exp(masked).sum(axis=1, keepdims=True))
@@ -205,7 +206,7 @@ def fusion_loss(logits: Floats, fusions: Fusions, rows: NDArray[Any], old: Float
     """Return the negative log-likelihood of the feedback, and ``penalty`` times KL(q_old || q).
 
     From a label: -log q(right). From a bare reward on answer a, with y = (u + 1) / 2: -y log q(a) - (1 - y) log(1 -
-    q(a)). A label that is not among the candidates counts nothing.
+    q(a)). A label that is not among the candidates is not counted.
 
     Args:
         logits: (B, K) of the episodes ``rows``.
@@ -218,37 +219,37 @@ def fusion_loss(logits: Floats, fusions: Fusions, rows: NDArray[Any], old: Float
     log_q = log_posterior(logits, offered)
     q = np.exp(log_q)
     each = np.arange(len(rows))
-    losses, chosen, y, told = _said(log_q, fusions, rows)
-    at = np.zeros_like(q)
-    at[each, chosen] = 1
-    q_at = q[each, chosen]
-    by_log_q = np.where(told, -y + (1 - y) * q_at / np.maximum(1 - q_at, _LEAST), 0)
-    count = max(int(told.sum()), 1)
-    was = np.exp(old)
-    d_logits = by_log_q[:, None] * (at - q) / count + penalty * (q - was) / len(rows)
+    losses, judged, y, informative = _feedback_losses(log_q, fusions, rows)
+    is_judged = np.zeros_like(q)
+    is_judged[each, judged] = 1
+    q_judged = q[each, judged]
+    by_log_q = np.where(informative, -y + (1 - y) * q_judged / np.maximum(1 - q_judged, _LEAST), 0)
+    count = max(int(informative.sum()), 1)
+    q_old = np.exp(old)
+    d_logits = by_log_q[:, None] * (is_judged - q) / count + penalty * (q - q_old) / len(rows)
     return FusionLoss(
         loss=float(losses.sum() / count),
         d_logits=np.where(offered, d_logits, 0),
-        kl=float(np.where(offered, was * (old - log_q), 0).sum() / len(rows)),
+        kl=float(np.where(offered, q_old * (old - log_q), 0).sum() / len(rows)),
     )
 
 
-def unlikeliness(log_q: Floats, fusions: Fusions) -> NDArray[np.float64]:
+def feedback_losses(log_q: Floats, fusions: Fusions) -> NDArray[np.float64]:
     """Return the negative log-likelihood of each answer's feedback, (B,), see `fusion_loss`; 0 if uninformative."""
-    return _said(log_q, fusions, np.arange(len(log_q)))[0]
+    return _feedback_losses(log_q, fusions, np.arange(len(log_q)))[0]
 
 
-def _said(
+def _feedback_losses(
     log_q: Floats, fusions: Fusions, rows: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any], NDArray[np.bool_]]:
-    """Return for each row its loss, the candidate that the feedback is about, y, and whether it is informative."""
+    """Return for each row its loss, the candidate that the feedback judges, y, and whether it is informative."""
     labelled, each = fusions.labelled[rows], np.arange(len(rows))
     target = np.where(labelled, fusions.right[rows], fusions.answered[rows])
-    chosen, told = np.maximum(target, 0), target >= 0
+    judged, informative = np.maximum(target, 0), target >= 0
     y = np.where(labelled, 1.0, (fusions.reward[rows] + 1) / 2)
-    log_at = log_q[each, chosen]
-    losses = -y * log_at - (1 - y) * np.log(np.maximum(1 - np.exp(log_at), _LEAST))
-    return np.where(told, losses, 0.0), chosen, y, told
+    log_q_judged = log_q[each, judged]
+    losses = -y * log_q_judged - (1 - y) * np.log(np.maximum(1 - np.exp(log_q_judged), _LEAST))
+    return np.where(informative, losses, 0.0), judged, y, informative
 
 
 def standardised(advantages: Floats) -> NDArray[np.float64]:

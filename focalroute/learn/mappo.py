@@ -18,12 +18,12 @@ from focalroute.learn.gate import log_q
 from focalroute.learn.losses import (
     Likelihood,
     SurrogateLoss,
+    feedback_losses,
     fusion_loss,
     likelihood,
     log_posterior,
     standardised,
     surrogate_loss,
-    unlikeliness,
 )
 from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, Gradients, between, parameters, values
 from focalroute.learn.trajectory import Batch, Decisions, Fusions, StepBatch
@@ -33,9 +33,9 @@ _Policy = TypeVar("_Policy", DeciderNet, FusionNet)
 _Rows = NDArray[Any]
 _Figures = dict[str, float]
 
-_HALVINGS, _SLACK = 8, 1.5
+_HALVINGS, _SLACK = 8, 1.5  # see `_within_target`
 _LIKELY = 1.0  # standard errors by which a Fusion must be better on held-out feedback
-_SHARES = (1.0, 0.5, 0.25, 0.125)
+_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the way from the old Fusion to the new one
 
 
 #: No discount within an episode, which is one query.
@@ -53,9 +53,9 @@ class Hyperparameters:
         entropy: weight of the Decider's entropy bonus.
         max_weight: largest w = pi_old / mu.
         epochs: passes over the batch.
-        minibatch: approximate number of rows for a gradient step.
-        target_kl: the Decider's learning stops when a minibatch's approx_kl exceeds this; at the end it is at most 1.5
-            times this.
+        minibatch: approximate number of rows of a gradient step.
+        target_kl: the Decider stops learning once a minibatch's approx_kl exceeds this; the final approx_kl is at most
+            1.5 times this.
         fusion_penalty: weight of the Fusion's KL(q_old || q).
         fusion_target_kl: as ``target_kl``, for the Fusion's KL(q_old || q).
         max_norm: longest gradient.
@@ -126,7 +126,7 @@ def update(
         episodes=len(steps.taken),
         decisions=len(batch.decisions.log_mu),
         **on_decider,
-        **_on_values(before[steps.taken], returns[steps.taken]),
+        **_critic_figures(before[steps.taken], returns[steps.taken]),
         **on_fusion,
     )
 
@@ -175,7 +175,7 @@ def _learn_to_decide(
         }
 
     far, moments = fit_minibatches(net, moments, gradients, len(all_rows), settings, settings.decider_rate, rng)
-    net, end = _within(net, far, figures, "approx_kl", settings.target_kl)
+    net, end = _within_target(net, far, figures, "approx_kl", settings.target_kl)
     return net, moments, {**end, "effective_sample_size": float(weights.sum() ** 2 / (weights**2).sum())}
 
 
@@ -220,19 +220,23 @@ def _learn_to_fuse(
 
     moments = learner.moments["fusion"]
     far, moments = fit_minibatches(net, moments, gradients, len(all_rows), settings, settings.fusion_rate, rng)
-    net, end = _within(net, far, figures, "fusion_kl", settings.fusion_target_kl)
+    net, end = _within_target(net, far, figures, "fusion_kl", settings.fusion_target_kl)
     return net, moments, {"fusion_loss": start.loss, **end}
 
 
-def _within(
+def _within_target(
     net: _Policy, far: _Policy, figures: Callable[[_Policy], _Figures], distance: str, target: float
 ) -> tuple[_Policy, _Figures]:
-    """Return the first net within 1.5 times ``target``, halving the way from ``net`` to ``far``, with its figures.
+    """Halve the way from ``net`` to ``far`` until the distance is within 1.5 times ``target``.
 
-    Learning stops only after the step that went too far, and after many small gradients one step of Adam can be large.
+    This is needed as learning stops only after the step that went too far, and after many small gradients one step of
+    Adam can be large.
 
     Args:
-        figures: computes a net's figures, of which ``distance`` names the one to bound.
+        figures: computes a net's figures; ``distance`` is the name of the one to bound.
+
+    Returns:
+        The net, and its figures.
     """
     for halvings in range(_HALVINGS):
         nearer = between(net, far, 0.5**halvings)
@@ -242,7 +246,7 @@ def _within(
     return net, figures(net)
 
 
-def _on_values(before: Floats, returns: Floats) -> dict[str, float]:
+def _critic_figures(before: Floats, returns: Floats) -> _Figures:
     variance = float(returns.var())
     return {
         "value_loss": float(np.mean((returns - before) ** 2) / 2),
@@ -255,7 +259,7 @@ def gae(rewards: Floats, values: Floats, *, gamma: float = GAMMA, lam: float = G
 
     A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l} with delta_t = r_t + gamma V_{t+1} - V_t (Schulman et al. 2016,
     arXiv 1506.02438, eqs. 11, 16), V = 0 after the last column. Shorter episodes are padded on the left, which does not
-    affect their steps. A + values is the return that the critic learns.
+    affect their steps. A + values are the lambda-returns that the critic learns.
     """
     advantages = np.zeros_like(values)
     following = np.zeros_like(values[:, 0])
@@ -267,17 +271,17 @@ def gae(rewards: Floats, values: Floats, *, gamma: float = GAMMA, lam: float = G
     return advantages
 
 
-def supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
-    """Return the best Fusion on held-out feedback between old and new; the old one if no other is likely better.
+def best_supported(old: FusionNet, new: FusionNet, held: Fusions) -> FusionNet:
+    """Move the Fusion from old to new as far as held-out feedback supports; not at all if nothing is likely better.
 
-    The criterion is the likelihood of the feedback, which detects much smaller differences than the share of right
-    answers: the Decider reads the posterior, and with a slightly overconfident Fusion it stops too soon.
+    The criterion is the likelihood of the feedback. It detects much smaller differences than the share of right answers
+    does, and the Decider reads the posterior: with a slightly overconfident Fusion it stops too soon.
     """
-    losses = unlikeliness(log_q(old, held), held)
+    losses = feedback_losses(log_q(old, held), held)
     best, found = 0.0, old
     for share in _SHARES:
         moved = between(old, new, share)
-        gains = losses - unlikeliness(log_q(moved, held), held)
+        gains = losses - feedback_losses(log_q(moved, held), held)
         gain, error = float(gains.mean()), float(gains.std()) / max(len(gains) - 1, 1) ** 0.5
         if gain > max(best, _LIKELY * error):
             best, found = gain, moved

@@ -5,15 +5,15 @@ embedding, H hidden units, P units of the member network. Row 0 of every table o
 zero.
 
 `decider_pass` and `fusion_pass` return the logits and a vector-Jacobian product (vjp), which takes dL/dlogits and
-returns dL/d of every parameter, under the net's own names. They work in the type of their inputs: float32 to learn,
-float64 to be checked against finite differences. Passes over the hidden units take most of the time, not arithmetic, so
-the products build few arrays of that size: dL/dhidden is d_b out_h where unit h of row b is on, and each of these two
-factors is multiplied into the other operand of each product.
+returns the gradient of L with respect to each parameter, by name. They work in the type of their inputs: float32 to
+learn, float64 to be checked against finite differences. Most of the time goes to memory traffic of arrays with an entry
+for each hidden unit, not to arithmetic, so the vjps build few of them: dL/dhidden is d_b out_h where unit h of row b is
+on, and each of these two factors is multiplied into the other operand of each product.
 
-The central critic gives one value for the team, from what is known before a step's action. Its state is [context, mean
-over endpoints of their features, mean of the Fusion's member features, largest of each of its candidate features, 1 at
-the Fusion step]. The Fusion's parts are zero at a Decider step, where the context holds the posterior so far. The state
-never contains the decision for which it is the baseline: that would cancel the Decider's gradient.
+The central critic estimates one value for both agents, from what is known before a step's action. Its state is
+[context, mean over endpoints of their features, mean of the Fusion's member features, maximum of each candidate
+feature, 1 at the Fusion step]. The Fusion's parts are zero at a Decider step, where the context has the posterior so
+far. The state never contains the decision for which it is the baseline: that would cancel the Decider's gradient.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def between(start: Net, end: Net, share: float) -> Net:
 
 
 def sharpened(net: DeciderNet, factor: float) -> DeciderNet:
-    """Multiply the Decider's logits: each head's likelier decision stays the same, and becomes more certain."""
+    """Multiply the Decider's logits by a factor above 1: each head's likelier decision becomes more certain."""
     linear = ("skip_context", "skip_endpoint", "skip_name", "bias", "out")
     return replace(net, **{name: getattr(net, name) * np.float32(factor) for name in linear})
 
@@ -186,10 +186,10 @@ def _zeros(*shape: int) -> F32:
 
 
 def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
-    """Return logits (B, P) and vjp, of ``context`` (B, Dc), ``endpoints`` (B, P, De) and table rows ``ids`` (B, P).
+    """Return the logits (B, P) and their vjp, of ``context`` (B, Dc), ``endpoints`` (B, P, De) and ``ids`` (B, P).
 
-    Each row of the batch may have different endpoints, in any order, as the heads share one network. If all have the
-    same and only the logits are wanted, ``ids`` may be (P,).
+    ``ids`` are rows of the tables over names. Each row of the batch may have other endpoints, in any order, as the
+    heads share one network. If all have the same and only the logits are needed, ``ids`` may be (P,).
     """
     shared = context @ net.hidden_context + net.hidden_bias
     hidden = _dense(endpoints, net.hidden_endpoint)
@@ -202,11 +202,11 @@ def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArr
     def vjp(d: Floats) -> Gradients:
         on = (hidden > 0).astype(d.dtype)
         d_shared, d_row = (d[:, None] @ on)[:, 0] * net.out, d.sum(axis=1)
-        member = _member(ids, len(net.names), d.dtype) * d.ravel()
-        by_name, by_name_linear = (member @ _flat(on)) * net.out, member.sum(axis=1)
+        one_hot = _one_hot(ids, len(net.names), d.dtype) * d.ravel()
+        by_name, by_name_linear = (one_hot @ _flat(on)) * net.out, one_hot.sum(axis=1)
         names = by_name @ net.hidden_name.T + np.outer(by_name_linear, net.skip_name)
         return {
-            "names": _but_unknown(names),
+            "names": _without_unknown(names),
             "skip_context": d_row @ context,
             "skip_endpoint": d.ravel() @ _flat(endpoints),
             "skip_name": by_name_linear @ net.names,
@@ -222,7 +222,10 @@ def decider_pass(net: DeciderNet, context: Floats, endpoints: Floats, ids: NDArr
 
 
 def fusion_pass(net: FusionNet, members: Floats, candidates: Floats, ids: NDArray[np.int64]) -> tuple[Floats, Vjp]:
-    """Return logits (B, K) and vjp of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc) and ``ids`` (B, m)."""
+    """Return the logits (B, K) and their vjp, of ``members`` (B, K, m, Fm), ``candidates`` (B, K, Fc), ``ids`` (B, m).
+
+    ``ids`` are rows of the tables over names.
+    """
     present, vote = members[..., _MEMBER["present"].start], members[..., _MEMBER["vote"].start]
     together = np.einsum("bkmf->bkf", members)
     named = (net.names @ net.phi_name + net.phi_bias).take(ids, axis=0)
@@ -239,12 +242,12 @@ def fusion_pass(net: FusionNet, members: Floats, candidates: Floats, ids: NDArra
         on = (_flat(hidden) > 0).astype(d.dtype)
         d_pooled = (by_row * (on @ (net.hidden_pool * net.out).T)).reshape(pooled.shape)
         d_phi = d_pooled[:, :, None] * (phi > 0).astype(d.dtype)
-        member = _member(ids, len(net.names), d.dtype)
-        by_name = member @ _flat(np.einsum("bkmp,bkm->bmp", d_phi, present))
-        by_vote = member @ np.einsum("bk,bkm->bm", d, vote).ravel()
+        one_hot = _one_hot(ids, len(net.names), d.dtype)
+        by_name = one_hot @ _flat(np.einsum("bkmp,bkm->bmp", d_phi, present))
+        by_vote = one_hot @ np.einsum("bk,bkm->bm", d, vote).ravel()
         return {
-            "names": _but_unknown(by_name @ net.phi_name.T),
-            "vote": _but_unknown(by_vote),
+            "names": _without_unknown(by_name @ net.phi_name.T),
+            "vote": _without_unknown(by_vote),
             "skip_member": d.ravel() @ _flat(together),
             "skip_candidate": d.ravel() @ _flat(candidates),
             "phi_member": _flat(members).T @ _flat(d_phi),
@@ -268,13 +271,13 @@ def _dense(x: Floats, weights: Floats) -> Floats:
     return (_flat(x) @ weights).reshape(*x.shape[:-1], *weights.shape[1:])
 
 
-def _member(ids: NDArray[np.int64], rows: int, dtype: np.dtype[Any]) -> Floats:
-    """Return (rows, B P): 1 where an id is the row. ``member @ values`` sums by id, much faster than np.add.at."""
-    member: Floats = (np.arange(rows)[:, None] == ids.ravel()).astype(dtype)
-    return member
+def _one_hot(ids: NDArray[np.int64], rows: int, dtype: np.dtype[Any]) -> Floats:
+    """Return the ids as columns, (rows, B P). ``one_hot @ values`` sums by id, much faster than np.add.at."""
+    one_hot: Floats = (np.arange(rows)[:, None] == ids.ravel()).astype(dtype)
+    return one_hot
 
 
-def _but_unknown(table: Floats) -> Floats:
+def _without_unknown(table: Floats) -> Floats:
     """Set row 0 of a gradient to zero: the row for unknown names is never learned."""
     table[0] = 0
     return table
@@ -310,7 +313,7 @@ class CriticNet:
 
 
 def critic_pass(net: CriticNet, states: Floats) -> tuple[Floats, Vjp]:
-    """Return values (B,) of ``states`` (B, Ds), and their vjp, from dL/dvalues (B,) to dL/d of every parameter."""
+    """Return the values (B,) of ``states`` (B, Ds), and their vjp."""
     hidden: Floats = np.tanh(states @ net.hidden + net.hidden_bias)
 
     def vjp(d: Floats) -> Gradients:
@@ -344,6 +347,6 @@ def fusion_state(last: Observation | None, evidence: Evidence) -> F32:
 def values(
     net: CriticNet, states: Floats, run: Callable[[CriticNet, Floats], tuple[Floats, Vjp]] = critic_pass
 ) -> NDArray[np.floating[Any]]:
-    """Return V of ``states`` (..., Ds), of their leading shape; ``run`` is an engine's critic pass."""
+    """Return the values (...,) of ``states`` (..., Ds); ``run`` is an engine's critic pass."""
     flat, _ = run(net, states.reshape(-1, states.shape[-1]))
     return flat.reshape(states.shape[:-1])

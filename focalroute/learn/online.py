@@ -1,6 +1,6 @@
 """Learns online (the paper's Algorithm 2): a challenger from the store, and the next policy from a challenger.
 
-It runs on any thread or in its own process, never on the event loop. Read `_updated` from top to bottom.
+It runs on any thread or in its own process, never on the event loop. Read `_update` from top to bottom.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from focalroute.core.errors import PolicyError
 from focalroute.learn.adam import Moments
 from focalroute.learn.export import decider_model, decider_net, fusion_model, fusion_net
 from focalroute.learn.gate import Nets
-from focalroute.learn.mappo import Hyperparameters, Learner, supported, update
+from focalroute.learn.mappo import Hyperparameters, Learner, best_supported, update
 from focalroute.learn.nets import CriticNet, DeciderNet, Floats, FusionNet, parameters, restored
 from focalroute.learn.trajectory import Costs, Episode, batch, episode, grown, rewarded, vocabulary
 from focalroute.learn.trial import Counted, Trial, read_trial, verdict, with_new_evidence, write_trial
@@ -29,11 +29,11 @@ from focalroute.policy.publish import end_trial, make_current, publish, updating
 from focalroute.policy.slot import CHALLENGER_SHARE
 from focalroute.store.base import Store
 
-#: Answers with feedback that a challenger needs at least.
+#: The least number of answers with feedback to learn a challenger from.
 LEAST = 100
-#: For the shipped policy: its Fusion does not know this pool yet, its Decider was trained for any pool.
+#: For the shipped policy, whose Fusion does not know this pool yet but whose Decider was trained for any pool.
 STARTING = Hyperparameters(decider_rate=5e-4, target_kl=0.005)
-#: For a policy trained on recorded answers, which say much more than the thousand answers of an update.
+#: For a policy trained on recorded answers: these say much more than the thousand answers of an update.
 REFINING = replace(STARTING, fusion_rate=1.5e-3)
 
 _HELD_OUT = 5  # one episode in five is held out, to choose how far the Fusion moves
@@ -63,31 +63,37 @@ def update_policy(
         StoreError: the store cannot be read.
     """
     with updating(Path(root)), threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
-        return _updated(store, root, settings, seed, share)
+        return _update(store, root, settings, seed, share)
 
 
-def _updated(
+def _update(
     store: Store, root: str | Path, settings: Hyperparameters | None, seed: int | None, share: float
 ) -> UpdateReport:
+    """Do one of three: return to the previous version, judge the challenger, or learn a new one."""
     policy = bundle.load(root) if bundle.versions(root) else bundle.cold()
     rows = rewarded(store.recent(REACH))
     costs = Costs.of(row.answer for row in rows[-WINDOW:])
-    episodes = [found for row in rows if (found := episode(row.answer, row.feedback, costs, row.weight))]
+    made = (episode(row.answer, row.feedback, costs, row.weight) for row in rows)
+    episodes = [one for one in made if one is not None]
     trial = read_trial(root, policy.version, bundle.challenger(root))
 
     if trial.parent in bundle.versions(root):
-        trial, back = _watched(root, policy, trial, episodes)
-        if back is not None:
-            return back
+        trial, rolled_back = _compare_with_parent(root, policy, trial, episodes)
+        if rolled_back is not None:
+            return rolled_back
     if trial.challenger is not None:
-        return _judged(root, policy, trial, trial.challenger, episodes, share)
-    return _challenged(root, policy, trial, episodes, settings, seed, costs, share)
+        return _judge_challenger(root, policy, trial, trial.challenger, episodes, share)
+    return _learn_challenger(root, policy, trial, episodes, settings, seed, costs, share)
 
 
-def _watched(
+def _compare_with_parent(
     root: str | Path, policy: bundle.Policy, trial: Trial, episodes: Sequence[Episode]
 ) -> tuple[Trial, UpdateReport | None]:
-    """Return to the previous version if it is surely better; stop watching once it is unlikely to be shown better."""
+    """Roll back to the previous version if it is better with 95 % confidence; stop comparing once that is unlikely.
+
+    Returns:
+        The trial, and the report of the rollback, if there was one.
+    """
     try:
         before = bundle.load(root, trial.parent)
     except PolicyError as error:
@@ -99,45 +105,46 @@ def _watched(
         trial = replace(trial, parent=None) if outcome == "not better" else trial
         write_trial(root, trial)
         return trial, None
-    reason = f"version {before.version}, which served before, is better with 95 % confidence: {_shown(found)}"
+    reason = f"version {before.version}, which served before, is better with 95 % confidence: {_describe(found)}"
     make_current(root, before.version)
-    write_trial(root, Trial(before.version, record=trial.noted(policy.version, "rolled back", found, reason).record))
+    record = trial.with_record(policy.version, "rolled back", found, reason).record
+    write_trial(root, Trial(before.version, record=record))
     return trial, UpdateReport("rolled back", before.version, policy.version, reason, comparison=found)
 
 
-def _judged(
+def _judge_challenger(
     root: str | Path, policy: bundle.Policy, trial: Trial, version: int, episodes: Sequence[Episode], share: float
 ) -> UpdateReport:
     """Publish the challenger, which is this version, drop it, or keep it on trial."""
     try:
         challenger = bundle.load(root, version)
     except PolicyError as error:  # it would be on trial for ever
-        return _dropped(root, trial, version, verdict(trial.tried)[1], f"version {version} cannot be tried: {error}")
+        return _drop(root, trial, version, verdict(trial.tried)[1], f"version {version} cannot be tried: {error}")
     trial = with_new_evidence(trial, _nets(policy), _nets(challenger), episodes, share=share)
     outcome, found = verdict(trial.tried)
     if outcome == "open":
         write_trial(root, trial)
-        reason = f"version {challenger.version} is on trial: {_shown(found)}"
+        reason = f"version {challenger.version} is on trial: {_describe(found)}"
         return UpdateReport("on trial", policy.version, policy.version, reason, challenger.version, comparison=found)
     if outcome == "better":
-        reason = f"better with 95 % confidence: {_shown(found)}"
-        record = trial.noted(challenger.version, "published", found, reason).record
+        reason = f"better with 95 % confidence: {_describe(found)}"
+        record = trial.with_record(challenger.version, "published", found, reason).record
         make_current(root, challenger.version)
         used = Counted(trial.tried.ids)  # it was chosen on these answers, so they would flatter it
         write_trial(root, Trial(challenger.version, parent=policy.version, watched=used, record=record))
         return UpdateReport("published", challenger.version, policy.version, reason, comparison=found)
-    return _dropped(root, trial, version, found, f"version {version} is unlikely to prove better: {_shown(found)}")
+    return _drop(root, trial, version, found, f"version {version} is unlikely to prove better: {_describe(found)}")
 
 
-def _dropped(root: str | Path, trial: Trial, version: int, found: Comparison, reason: str) -> UpdateReport:
-    """End the challenger's trial; the champion serves on."""
+def _drop(root: str | Path, trial: Trial, version: int, found: Comparison, reason: str) -> UpdateReport:
+    """End the challenger's trial; the champion continues to serve."""
     end_trial(root)
-    record = trial.noted(version, "dropped", found, reason).record
+    record = trial.with_record(version, "dropped", found, reason).record
     write_trial(root, Trial(trial.champion, parent=trial.parent, watched=trial.watched, record=record))
     return UpdateReport("dropped", trial.champion, trial.champion, reason, comparison=found)
 
 
-def _challenged(
+def _learn_challenger(
     root: str | Path,
     policy: bundle.Policy,
     trial: Trial,
@@ -152,20 +159,20 @@ def _challenged(
     if settings is None:
         settings = STARTING if policy.experience is None else REFINING
     held, rest = _split(latest, rng)
-    if len(rest) + len(held) < LEAST:
-        found = f"only {len(rest) + len(held)} of the latest {REACH:,} answers have feedback to learn from"
+    if len(latest) < LEAST:
+        found = f"only {len(latest)} of the latest {REACH:,} answers have feedback to learn from"
         reason = f"{found}; {LEAST} are needed"
         return UpdateReport("insufficient", policy.version, policy.version, reason, None, len(rest), len(held))
     names = vocabulary(policy.names, latest)
     learner = _resumed(root, policy, len(names), rng)
     learned, diagnostics = update(learner, batch(rest, names), settings, rng)
-    learned = replace(learned, fusion=supported(learner.fusion, learned.fusion, batch(held, names).fusions))
+    learned = replace(learned, fusion=best_supported(learner.fusion, learned.fusion, batch(held, names).fusions))
     if learned.fusion is learner.fusion and learned.decider is learner.decider:
         reason = "no decision was sampled, and no other Fusion is likely better: there is nothing to try"
         return UpdateReport(
             "insufficient", policy.version, policy.version, reason, None, len(rest), len(held), diagnostics=diagnostics
         )
-    version = _first_published(root, policy)
+    version = _version_to_challenge(root, policy)
     served = {"curve": policy.metrics["curve"]} if "curve" in policy.metrics else {}  # see `Policy.served`
     challenger = publish(
         root,
@@ -180,7 +187,7 @@ def _challenged(
         trained_on=policy.trained_on,
         on_trial=True,
     )
-    # With a share none of the earlier answers is the challenger's, though another folder's versions had its number.
+    # With a share, no earlier answer is the challenger's, even if another folder's version with its number made some.
     tried = Counted(tuple(one.id for one in (episodes if share else latest)))
     write_trial(root, replace(trial, champion=version, challenger=challenger, tried=tried))
     reason = f"version {challenger} is on trial from now on"
@@ -189,8 +196,8 @@ def _challenged(
     )
 
 
-def _first_published(root: str | Path, policy: bundle.Policy) -> int:
-    """Return the version to challenge: the current one, or the shipped one, which is published to an empty folder."""
+def _version_to_challenge(root: str | Path, policy: bundle.Policy) -> int:
+    """Return the current version; in an empty folder, publish the shipped policy and return its version."""
     if bundle.versions(root):
         return policy.version
     return publish(
@@ -208,7 +215,7 @@ def _nets(policy: bundle.Policy) -> Nets:
     return Nets(policy.version, policy.names, decider_net(policy.decider_onnx), fusion_net(policy.fusion_onnx))
 
 
-def _shown(found: Comparison) -> str:
+def _describe(found: Comparison) -> str:
     if not found.episodes:
         return "no new feedback on an answer that either decided; serve with this policy folder, and give feedback"
     return (
@@ -234,7 +241,8 @@ def _resumed(root: str | Path, policy: bundle.Policy, names: int, rng: np.random
     decider = grown(decider_net(policy.decider_onnx), names, rng)
     fusion = grown(fusion_net(policy.fusion_onnx), names, rng)
     try:
-        if policy.version in bundle.versions(root) and (state := bundle.learner(root, policy.version)):
+        state = bundle.learner(root, policy.version) if policy.version in bundle.versions(root) else None
+        if state:
             return unpack(state, decider, fusion)
     except PolicyError as error:
         _log.warning("the critic starts anew: %s", error)

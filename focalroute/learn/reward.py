@@ -1,4 +1,4 @@
-"""Turns feedback on an answer into each member's correctness: credit."""
+"""Turns feedback on an answer into a reward and a label, and into each member's correctness (credit assignment)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SEVERAL_RIGHT = ("text", "structured", "custom")
 
 
 class Said(TypedDict, total=False):
-    """One kind of feedback on an answer."""
+    """The arguments of feedback on an answer, of which exactly one is given."""
 
     reward: float | bool | None
     label: Label | None
@@ -89,17 +89,17 @@ def _number(value: object) -> float | None:
 
 
 def _named(value: object, number: float | None) -> str:
-    """Return what a message calls a value, bounded: the number as given, or its type if it is not a number."""
+    """Return a short name of a value for a message: the number as given, or its type if it is not a number."""
     if number is None:
         return type(value).__name__
     return str(value) if isinstance(value, int) and abs(number) < 1e15 else str(number)
 
 
 def label_key(label: Label, answer: StoredAnswer) -> str:
-    """Return the key of the candidate that the label names: a choice, a free-form answer, tool calls, or a structured
-    answer with all its fields.
+    """Return the key of the candidate that the label names.
 
-    If a callable of the caller made the candidates, the label must already be in its normal form.
+    A label is a choice, a free-form answer, tool calls, or a structured answer with all its fields. If a callable of
+    the caller made the candidates, the label must already be in its normal form.
 
     Raises:
         BadLabel: a closed question has no such choice, or a free-form answer cannot be read from the label.
@@ -138,7 +138,7 @@ def label_key(label: Label, answer: StoredAnswer) -> str:
 
 
 def _as_quotient(label: float | Decimal) -> str | None:
-    """Return the fraction that a label stands for: where the answer is 1/3, its ``value`` is 0.3333333333333333."""
+    """Return the fraction that a label rounds, if any: an answer of 1/3 has the ``value`` 0.3333333333333333."""
     if not math.isfinite(float(label)):
         return None
     part = Fraction(float(label)).limit_denominator(_LARGEST_DENOMINATOR)
@@ -156,7 +156,7 @@ def _calls_key(label: Any) -> str | None:
 
 
 def _structured_key(label: Label, keys: Sequence[str]) -> str:
-    """Return the key of a structured label. A text is JSON or, where only that is a candidate, the value itself."""
+    """Return the key of a structured label. A text is JSON or, if only that is a candidate, the value itself."""
     if isinstance(label, str) and not isinstance(label, Enum):
         text = candidate_key(canonical(label))
         if text in keys:
@@ -182,25 +182,28 @@ def judged(answer: StoredAnswer, **said: Unpack[Said]) -> tuple[float, str | Non
         return reward_of(reward), None
     if (score := said.get("score")) is not None:
         return score_reward(score), None
-    given = answer.keys[answer.answered]
     if (preferred := said.get("preferred")) is not None:
-        unknown = BadLabel(
-            "preferred: is not among the candidates of this answer, or is the only one; give one of at least two"
-        )
-        try:
-            better, other = label_key(preferred, answer), _runner_up(answer)
-        except BadLabel:
-            raise unknown from None
-        if better not in answer.keys or other is None:
-            raise unknown
-        if better == given:
-            return 1.0, preference(better, other)
-        return -1.0, preference(better, given)
+        return _preferred(preferred, answer)
     label = said.get("label")
     key = _key_at(said.get("label_index"), answer) if label is None else label_key(label, answer)
-    if key == given:
-        return 1.0, key
-    return -1.0, key
+    return (1.0 if key == answer.keys[answer.answered] else -1.0), key
+
+
+def _preferred(label: Label, answer: StoredAnswer) -> tuple[float, str]:
+    """Return the reward and the label of a preference for this candidate; BadLabel if it is not one of several."""
+    unknown = BadLabel(
+        "preferred: is not among the candidates of this answer, or is the only one; give one of at least two"
+    )
+    try:
+        better, other = label_key(label, answer), _runner_up(answer)
+    except BadLabel:
+        raise unknown from None
+    if better not in answer.keys or other is None:
+        raise unknown
+    given = answer.keys[answer.answered]
+    if better == given:
+        return 1.0, preference(better, other)
+    return -1.0, preference(better, given)
 
 
 def score_reward(score: float) -> float:
@@ -239,16 +242,19 @@ def outranks(source: str, other: str) -> bool:
 def credit(answer: StoredAnswer, feedback: Feedback) -> Outcome:
     """Return each member's own correctness, as far as the feedback reveals it.
 
-    A label is exact. A preference gives inferred values, for members that gave the better or the worse of the two. A
-    bare reward gives y = (reward + 1) / 2 to members that agree with the answer. Where only one answer is right (not of
-    `SEVERAL_RIGHT`), it also covers the others: after a reward of 1 they are wrong; else member j is right with
-    probability (1 - y) q(j's candidate) / (1 - q(answer)). That is inferred, unless there were only two choices and the
-    answer was wrong. If the others learned nothing, graded rewards would never count against a member that disagrees
-    with the answer, however often the answer is right.
+    - From a label, every member's correctness is known.
+    - From a preference, members that gave the better candidate are inferred to be right, those that gave the worse one
+      to be wrong.
+    - From a bare reward, members that agree with the answer get y = (reward + 1) / 2. If only one answer can be right
+      (not in `SEVERAL_RIGHT`), the others are wrong after a reward of 1; after any other, member j is right with
+      probability (1 - y) q(j's candidate) / (1 - q(answer)). This is inferred, unless there were only two choices and
+      the answer was wrong. Without it, graded rewards would never count against a member that disagrees with answers
+      that are mostly right.
+    - From a reward for a synthesised answer, all members with an answer get the same inferred value, as none of them
+      earned it alone.
 
-    A reward for a synthesised answer gives all members with an answer the same inferred value, as none earned it alone.
-
-    A reply without an answer is always wrong. Endpoints that were probed afterwards are credited likewise, in round 0.
+    A reply without an answer is always wrong. Endpoints that were probed afterwards are credited in the same way, in
+    round 0.
     """
     text = _text_of(answer) | _confidence_of(answer, feedback)
     masses, labelled = _masses(answer, _known_candidate(answer, feedback)), _labelled(answer, feedback)
@@ -279,7 +285,7 @@ def unjudged(answer: StoredAnswer) -> tuple[Outcome, int | None]:
     """
     text, masses = _text_of(answer), None
     if answer.kind == "choice":
-        masses = _masses(answer, _drawn(answer))
+        masses = _masses(answer, _draw_right(answer))
     answer = _with_probes(answer)
     outcome = Outcome(answer.id, answer.members, {}, masses=masses, **text)
     if answer.open_text:
@@ -304,7 +310,7 @@ def _confidence_of(answer: StoredAnswer, feedback: Feedback) -> dict[str, Any]:
     return {"posterior": answer.probabilities[answer.answered], "correct": (feedback.reward + 1) / 2}
 
 
-def _drawn(answer: StoredAnswer) -> int | None:
+def _draw_right(answer: StoredAnswer) -> int | None:
     """Draw a right candidate from the posterior; None if only one member replied, as the posterior is then its own."""
     if len(answer.members) < 2 or not any(answer.probabilities):
         return None
@@ -322,10 +328,10 @@ def _known_candidate(answer: StoredAnswer, feedback: Feedback) -> int | None:
 
 
 def _labelled(answer: StoredAnswer, feedback: Feedback) -> Labelled | None:
-    """Return the choices of a closed question and the right one, if the feedback reveals it whatever is right.
+    """Return the choices of a closed question and the right one, if the feedback would reveal any right choice.
 
-    Of several choices, a bare reward reveals the right one only where the answer was right. Such answers do not show
-    how often each choice is right, nor how choices are confused.
+    With more than two choices, a bare reward reveals the right one only if the answer was right. Such a selection of
+    answers does not show how often each choice is right, nor how choices are confused.
     """
     if answer.kind != "choice":
         return None
@@ -382,10 +388,11 @@ def _inference(answer: StoredAnswer, feedback: Feedback) -> Callable[[int | None
         return lambda candidate: (0.0, True) if candidate is None else (agreeing, False)
     if feedback.preference is not None:
         better, worse = feedback.preference
-        told = {None: (0.0, True)} | {
-            k: (float(key == better), False) for k, key in enumerate(answer.keys) if key in (better, worse)
-        }
-        return lambda candidate: told.get(candidate, (None, False))
+        known: dict[int | None, tuple[float, bool]] = {None: (0.0, True)}
+        for k, key in enumerate(answer.keys):
+            if key in (better, worse):
+                known[k] = float(key == better), False
+        return lambda candidate: known.get(candidate, (None, False))
     closed, unique = answer.kind == "choice", answer.kind not in SEVERAL_RIGHT
     rest = 1 - answer.probabilities[answer.answered]
 

@@ -28,7 +28,7 @@ _MOST_WEIGHT = 5.0  # so that a few answers do not decide a trial
 
 
 class Rewarded(NamedTuple):
-    """An answer, the feedback on it that counts, and how much that counts, see `feedback_weights`."""
+    """An answer, the feedback on it that counts, and that feedback's weight, see `feedback_weights`."""
 
     answer: StoredAnswer
     feedback: Feedback
@@ -44,7 +44,7 @@ class Episode:
         reward: u in [-1, 1], of the answer given.
         right: index of the right candidate, from a label; None: no label, or no candidate is right.
         labelled: whether there was a label, so that every candidate is known to be right or wrong.
-        weight: how much it counts in a trial, see `rewarded`.
+        weight: its weight in a trial, see `feedback_weights`.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Costs:
     def typical(self, endpoint: str) -> float:
         """Return the USD of a call; if unknown, the mean of the known ones, or 1 if there are none.
 
-        So without any prices a call costs an N-th of asking all: unknown is not free.
+        So without any known cost, each call costs 1/N of asking all: unknown is not free.
         """
         if not self.usd:
             return 1.0
@@ -97,10 +97,10 @@ class Costs:
             if usd is None:
                 usd = self.typical(endpoint)
             rounds[number] = rounds.get(number, 0.0) + usd
-        everything = self.ask_all(trajectory.endpoints)
-        if everything <= 0:
-            rounds, everything = {}, 1.0
-        return tuple([rounds.get(decision.round, 0.0) / everything for _, decision in trajectory.decisions])
+        ask_all = self.ask_all(trajectory.endpoints)
+        if ask_all <= 0:
+            return (0.0,) * len(trajectory.decisions)
+        return tuple([rounds.get(decision.round, 0.0) / ask_all for _, decision in trajectory.decisions])
 
 
 def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
@@ -115,38 +115,39 @@ def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
 def rewarded(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> list[Rewarded]:
     """Return the answers that a policy decided and that have feedback, in order."""
     every: Counter[Stratum] = Counter()
-    told: list[tuple[StoredAnswer, Feedback, Stratum]] = []  # the others, which may be many, are only counted
+    found: list[tuple[StoredAnswer, Feedback, Stratum]] = []  # answers without feedback may be many: only counted
     for answer, feedback in answers:
         if answer.trajectory is None:
             continue
         policies = frozenset((answer.trajectory.version, answer.trajectory.rival))
         stratum = policies, answer.kind, answer.disputed
         every[stratum] += 1
-        said = deciding(feedback)
-        if said is not None:
-            told.append((answer, said, stratum))
-    weights = feedback_weights(every, Counter(stratum for *_, stratum in told))
-    return [Rewarded(answer, said, weights[stratum]) for answer, said, stratum in told]
+        counting = deciding(feedback)
+        if counting is not None:
+            found.append((answer, counting, stratum))
+    weights = feedback_weights(every, Counter(stratum for *_, stratum in found))
+    return [Rewarded(answer, feedback, weights[stratum]) for answer, feedback, stratum in found]
 
 
-def feedback_weights(every: Mapping[Stratum, int], told: Mapping[Stratum, int]) -> dict[Stratum, float]:
-    """Return how much feedback counts by stratum: at most 5, and 1 in the mean over the feedback on the same policies.
+def feedback_weights(every: Mapping[Stratum, int], judged: Mapping[Stratum, int]) -> dict[Stratum, float]:
+    """Return the weight of feedback by stratum, as answers of some strata get feedback more often than others.
 
-    It is inverse to the share of such answers that have feedback (post-stratification), which a judge mostly gives
-    where members differ.
+    A judge, for example, mostly grades answers whose members differ. The weight is inversely proportional to the share
+    of the stratum's answers that have feedback (post-stratification). It is at most 5, and its mean over all feedback
+    on the same policies is 1.
 
     Args:
-        every: number of answers, of all strata in ``told``.
-        told: number of answers with feedback, positive.
+        every: number of answers, of all strata in ``judged``.
+        judged: number of answers with feedback, positive.
     """
     weights: dict[Stratum, float] = {}
-    for policies in {policies for policies, *_ in told}:
-        rarest_first = sorted((one for one in told if one[0] == policies), key=lambda one: told[one] / every[one])
+    for policies in {policies for policies, *_ in judged}:
+        rarest_first = sorted((one for one in judged if one[0] == policies), key=lambda one: judged[one] / every[one])
         answers = sum(every[one] for one in rarest_first)
-        due = float(sum(told[one] for one in rarest_first))  # the weights of all feedback together
+        due = float(sum(judged[one] for one in rarest_first))  # the sum of all feedback's weights
         for one in rarest_first:  # what a bounded weight lacks goes to the others
-            weights[one] = min(due / answers * every[one] / told[one], _MOST_WEIGHT)
-            due, answers = due - weights[one] * told[one], answers - every[one]
+            weights[one] = min(due / answers * every[one] / judged[one], _MOST_WEIGHT)
+            due, answers = due - weights[one] * judged[one], answers - every[one]
     return weights
 
 
@@ -158,9 +159,8 @@ def episode(answer: StoredAnswer, feedback: Feedback, costs: Costs, weight: floa
     trajectory, label = answer.trajectory, feedback.right
     if trajectory is None or not _fits(trajectory):
         return None
-    keys, right = answer.keys[: len(trajectory.evidence.candidates)], None  # without the key of a synthesised answer
-    if label in keys:
-        right = keys.index(label)
+    keys = answer.keys[: len(trajectory.evidence.candidates)]  # without the key of a synthesised answer
+    right = keys.index(label) if label in keys else None
     return Episode(
         id=answer.id,
         trajectory=trajectory,
@@ -209,7 +209,7 @@ class HeadBatch:
     """The heads that S decisions chose from; P places, padded at the end.
 
     Attributes:
-        visited: (S, P) a head, not padding: it could be picked while none was.
+        visited: (S, P) a head, not padding; it could be picked while no other was.
         eligible: (S, P) the head could still be picked when it was visited, given those picked before.
         picked: (S, P) the head was picked.
         must_pick: (S,) whether at least one had to be picked.
@@ -328,7 +328,7 @@ def grown(net: Net, size: int, rng: np.random.Generator) -> Net:
 
 
 def neutral(net: Net, size: int) -> Net:
-    """Return the net with tables of zeros over ``size`` names, which so all count as unknown."""
+    """Return the net with tables of zeros over ``size`` names, so that every name counts as unknown."""
     names = np.zeros((size + 1, net.names.shape[1]), net.names.dtype)
     if isinstance(net, FusionNet):
         return replace(net, names=names, vote=np.zeros(size + 1, net.vote.dtype))
@@ -364,7 +364,7 @@ def batch(episodes: Sequence[Episode], names: Sequence[str], *, greedy: bool = F
 
 
 def _decisions(episodes: Sequence[Episode], ids: Sequence[I64], greedy: bool) -> Decisions:
-    steps = _width(episodes)
+    steps = _most_steps(episodes)
     taken = [
         (row, place, observation, decision)
         for row, one in enumerate(episodes)
@@ -392,9 +392,9 @@ def _decisions(episodes: Sequence[Episode], ids: Sequence[I64], greedy: bool) ->
     )
 
 
-def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> HeadBatch:
-    visited, eligible, picked = (np.zeros((len(sampled), places), np.bool_) for _ in range(3))
-    for s, (_, decision) in enumerate(sampled):
+def _heads(taken: Sequence[tuple[Observation, Decision]], places: int) -> HeadBatch:
+    visited, eligible, picked = (np.zeros((len(taken), places), np.bool_) for _ in range(3))
+    for s, (_, decision) in enumerate(taken):
         count = len(decision.order)
         visited[s, :count] = True
         eligible[s, :count] = decision.eligible
@@ -403,14 +403,14 @@ def _heads(sampled: Sequence[tuple[Observation, Decision]], places: int) -> Head
         visited,
         eligible,
         picked,
-        must_pick=np.array([decision.must_pick for _, decision in sampled], np.bool_),
-        pool=np.array([len(observation.endpoints) for observation, _ in sampled], np.int64),
-        one=np.array([decision.one for _, decision in sampled], np.bool_),
+        must_pick=np.array([decision.must_pick for _, decision in taken], np.bool_),
+        pool=np.array([len(observation.endpoints) for observation, _ in taken], np.int64),
+        one=np.array([decision.one for _, decision in taken], np.bool_),
     )
 
 
 def _steps(episodes: Sequence[Episode]) -> StepBatch:
-    size, width = len(episodes), _width(episodes)
+    size, width = len(episodes), _most_steps(episodes)
     states = np.zeros((size, width, STATE), np.float32)
     rewards = np.zeros((size, width), np.float32)
     taken = np.zeros((size, width), np.bool_)
@@ -418,9 +418,8 @@ def _steps(episodes: Sequence[Episode]) -> StepBatch:
         first = width - 1 - len(one.shares)
         taken[row, first:] = True
         observation = None
-        for column, ((observation, _), share) in enumerate(
-            zip(one.trajectory.decisions, one.shares, strict=True), first
-        ):
+        decisions = zip(one.trajectory.decisions, one.shares, strict=True)
+        for column, ((observation, _), share) in enumerate(decisions, first):
             states[row, column] = decider_state(observation)
             rewards[row, column] = -share * float(10.0 ** observation.context[_LAMBDA])
         states[row, -1] = fusion_state(observation, one.trajectory.evidence)
@@ -453,6 +452,6 @@ def _fusions(episodes: Sequence[Episode], ids: Sequence[I64]) -> Fusions:
     )
 
 
-def _width(episodes: Iterable[Episode]) -> int:
+def _most_steps(episodes: Iterable[Episode]) -> int:
     """Return T: the most decisions of any episode, plus the Fusion step."""
     return 1 + max(len(one.trajectory.decisions) for one in episodes)

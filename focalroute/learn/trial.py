@@ -44,16 +44,19 @@ Verdict = Literal["better", "not better", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Answers already used: their ids, and the evidence of those that were compared (`focalroute.learn.gate.evidence`).
+    """The answers already used in a comparison of two versions.
 
-    The other ids are of the answers that the challenger was learned from or, once it serves, was published for.
+    Attributes:
+        ids: of all answers used. Some give no evidence: those from which the challenger was learned or, once it serves,
+            those for which it was published.
+        values: the evidence of the others, see `focalroute.learn.gate.evidence`.
     """
 
     ids: tuple[str, ...] = ()
     values: F64 = field(default_factory=lambda: np.zeros((0, WIDTH)))
 
-    def more(self, champion: Nets, other: Nets, episodes: Sequence[Episode], *, share: float) -> Counted:
-        """Return this with the episodes not used yet, up to the budget."""
+    def with_new(self, champion: Nets, other: Nets, episodes: Sequence[Episode], *, share: float) -> Counted:
+        """Return this with the evidence of the episodes not used yet, up to `BUDGET`."""
         known = set(self.ids)
         new = [one for one in episodes if one.id not in known][: BUDGET - len(self.values)]
         values = evidence(champion, other, new, share=share)
@@ -80,7 +83,7 @@ class Trial:
     watched: Counted = Counted()
     record: tuple[Mapping[str, Any], ...] = ()
 
-    def noted(self, version: int, outcome: str, comparison: Comparison, reason: str) -> Trial:
+    def with_record(self, version: int, outcome: str, comparison: Comparison, reason: str) -> Trial:
         """Return the trial with one more verdict on record."""
         entry = {"version": version, "outcome": outcome, "reason": reason, "gate": asdict(comparison)}
         return replace(self, record=(*self.record, entry)[-_KEPT:])
@@ -96,15 +99,18 @@ def with_new_evidence(
     """
     own = [one for one in episodes if one.trajectory.version == trial.champion]
     if other.version != trial.challenger:
-        return replace(trial, watched=trial.watched.more(champion, other, own, share=0))
+        return replace(trial, watched=trial.watched.with_new(champion, other, own, share=0))
     if share:
         pair = {trial.champion, trial.challenger}
         own = [one for one in episodes if {one.trajectory.version, one.trajectory.rival} == pair]
-    return replace(trial, tried=trial.tried.more(champion, other, own, share=share))
+    return replace(trial, tried=trial.tried.with_new(champion, other, own, share=share))
 
 
 def verdict(counted: Counted) -> tuple[Verdict, Comparison]:
-    """Return whether the other policy is surely better than the champion, unlikely to prove so, or still open."""
+    """Return the verdict on the other policy, and the comparison that it is based on.
+
+    "better": better than the champion with 95 % confidence; "not better": unlikely to prove better; else "open".
+    """
     found = judge(counted.values)
     if found.episodes < LEAST:
         return "open", found
@@ -115,7 +121,7 @@ def verdict(counted: Counted) -> tuple[Verdict, Comparison]:
 
 
 def read_trial(root: str | Path, champion: int, challenger: int | None) -> Trial:
-    """Read the trial's state; the trial of another champion or challenger is over, but its record stays."""
+    """Read the trial's state. What it holds of another champion or challenger is dropped, except for the record."""
     path = Path(root) / TRIAL
     if not path.exists():
         return Trial(champion, challenger)

@@ -39,11 +39,11 @@ from focalroute.learn.nets import (
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.lookahead import look_ahead
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improved, score_of
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, improve, score_of
 from focalroute.learn.offline.rollout import LogView, Rollout
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
-from focalroute.learn.offline.train import _SHARPER, _one_of
-from focalroute.learn.offline.views import PRICES, Masks, Views, drawn_price, long_run, random_masks
+from focalroute.learn.offline.train import _SHARPER, _drawn_from
+from focalroute.learn.offline.views import COST_WEIGHTS, Masks, Views, draw_cost_weight, long_run, random_masks
 from focalroute.learn.trajectory import grown, neutral, unlimited
 from focalroute.observe import layout
 from focalroute.observe.observation import OPEN_CHOICES, vote_weights
@@ -198,8 +198,8 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
         decider = _improved(learner, decider, score, held, rng)
     finished = fit(
         fusion,
-        windows.at(len(PRICES) // 2, everyone),
-        _one_of(windows.masks),
+        windows.at(len(COST_WEIGHTS) // 2, everyone),
+        _drawn_from(windows.masks),
         epochs=settings.finish_epochs,
         rate=settings.fusion_rate / 6,
         rng=rng,
@@ -209,7 +209,7 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
         steps = range(settings.finish)
         none = Moments.zero(parameters(decider))
         learner = replace(learner, fusion=finished, rows=everyone)
-        last, _ = improved([learner], decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
+        last, _ = improve([learner], decider, none, steps=steps, total=len(steps), share=0.3, rng=rng)
     if not variant.named:
         n = len(recorded.names)
         decider, fusion = neutral(decider, n), neutral(fusion, n)
@@ -225,7 +225,7 @@ def _improved(
     found = [(decider, score)]
     for start in range(0, settings.iterations, settings.renew):
         steps = range(start, min(start + settings.renew, settings.iterations))
-        decider, moments = improved(
+        decider, moments = improve(
             [learner], decider, moments, steps=steps, total=settings.iterations, share=1.0, rng=rng
         )
         found.append((decider, _measured(learner, decider, held, rng)))
@@ -345,7 +345,7 @@ class _Criticised(PolicyGradient):
 
     def gradients(self, decider: DeciderNet, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
         rows = rng.choice(self.rows, min(self.settings.queries, len(self.rows)), replace=False)
-        view, price = drawn_price(rng)
+        view, price = draw_cost_weight(rng)
         played = self.roll(decider, view, rows, price, self.settings.samples, rng)
         states, rewards, taken = _episodes(played, price)
         before = np.where(taken, values(self.critic.net, states), 0).astype(np.float32)

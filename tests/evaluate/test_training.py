@@ -21,7 +21,7 @@ from focalroute.learn.export import decider_model, fusion_model
 from focalroute.learn.nets import DeciderNet, FusionNet, decider_state, fusion_state
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import PriorStats, calibration, compute_prior_stats
-from focalroute.learn.offline.reinforce import OfflineSettings, valued
+from focalroute.learn.offline.reinforce import OfflineSettings, critic_targets
 from focalroute.learn.offline.rollout import LogView, Rollout, log_view, roll
 from focalroute.learn.offline.stacking import fusion_inputs
 from focalroute.learn.offline.views import long_run
@@ -253,7 +253,7 @@ def test_decisions_posteriors_and_answers_are_those_of_service(both: Both) -> No
 
 
 def test_the_critics_states_are_those_of_online_updates(both: Both) -> None:
-    states, returns = valued(both.played, both.seen, PRICE_OF_MONEY)
+    states, returns = critic_targets(both.played, both.seen, PRICE_OF_MONEY)
     expected, paid = [], both.played.shares.sum(axis=0)
     for number in range(len(both.played.steps)):
         expected += [decider_state(one.decisions[number][0]) for one in both.steps if number < len(one.decisions)]

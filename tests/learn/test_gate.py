@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from focalroute.learn.gate import evidence, judge, log_q
-from focalroute.learn.losses import unlikeliness
-from focalroute.learn.mappo import Learner, supported
+from focalroute.learn.losses import feedback_losses
+from focalroute.learn.mappo import Learner, best_supported
 from focalroute.learn.nets import FusionNet, parameters
 from focalroute.learn.trajectory import batch
 from focalroute.learn.update_report import Comparison
@@ -122,9 +122,9 @@ def test_the_fusion_goes_only_as_far_as_held_out_feedback_supports(old: Learner,
     far = replace(new.fusion, **{name: start[name] + 40 * (end[name] - start[name]) for name in start})
 
     def loss(net: FusionNet) -> float:
-        return float(unlikeliness(log_q(net, told), told).mean())
+        return float(feedback_losses(log_q(net, told), told).mean())
 
-    assert supported(old.fusion, new.fusion, told) is not old.fusion
-    assert loss(supported(old.fusion, new.fusion, told)) < loss(old.fusion)
-    assert supported(new.fusion, fresh_learner().fusion, told) is new.fusion
-    assert loss(supported(old.fusion, far, told)) <= min(loss(old.fusion), loss(far))
+    assert best_supported(old.fusion, new.fusion, told) is not old.fusion
+    assert loss(best_supported(old.fusion, new.fusion, told)) < loss(old.fusion)
+    assert best_supported(new.fusion, fresh_learner().fusion, told) is new.fusion
+    assert loss(best_supported(old.fusion, far, told)) <= min(loss(old.fusion), loss(far))

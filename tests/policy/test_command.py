@@ -107,7 +107,8 @@ def test_it_shows_the_challenger_on_trial_and_the_verdicts_on_earlier_ones(
 ) -> None:
     publish(root, decider=DECIDER, fusion=FUSION, names=(), parent=3, on_trial=True)
     found = Comparison(700, 1.5, 0.25, 2.75, 1.25, -2.5)
-    write_trial(root, Trial(3, 4).noted(2, "dropped", found, "no better").noted(3, "published", found, "surely better"))
+    trial = Trial(3, 4).with_record(2, "dropped", found, "no better")
+    write_trial(root, trial.with_record(3, "published", found, "surely better"))
     show_policy(str(root))
     shown = capsys.readouterr().out
     assert f"{root}: versions 1, 2, 3 (serves), 4 (on trial)\n" in shown

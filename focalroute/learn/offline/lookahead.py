@@ -1,10 +1,10 @@
 """Trains the Decider to look one step ahead, as a start for the policy gradient.
 
-If a log has every endpoint's answer, then for any set of members it is known what adding another would have changed. A
-regression predicts that gain from the observation before asking, and gives a policy that asks the endpoints whose
-expected gain exceeds their cost: z_i = kappa (2 gain_i - lambda c_i / C), with the factor 2 as u is 1 or -1.
+If a log has every endpoint's answer, it is known for any set of members what adding another would have changed. A
+regression predicts that gain from the observation before asking. The resulting policy asks the endpoints whose expected
+gain exceeds their cost: z_i = kappa (2 gain_i - lambda c_i / C), with the factor 2 as u is 1 or -1.
 
-In round 1 the gain is the endpoint's whole accuracy; the pool's level is subtracted from it.
+In round 1 the gain would be the endpoint's whole accuracy, so the pool's level is subtracted from it.
 
 This policy is short-sighted (it ignores later rounds, and other endpoints asked in the same round), but its decisions
 depend on the replies. Without this start, the policy gradient settles on one set for all queries, as asking after
@@ -19,18 +19,18 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.adam import Adam, falling
+from focalroute.learn.adam import Adam, cosine_decay
 from focalroute.learn.backend import Backend
 from focalroute.learn.nets import DeciderNet, FusionNet, parameters, sharpened, zeroed
 from focalroute.learn.offline.rollout import LogView, fused, members_of, observed
-from focalroute.learn.offline.views import PRICES, Views
+from focalroute.learn.offline.views import COST_WEIGHTS, Views
 from focalroute.observe import layout
 from focalroute.observe.pool_stats import COST_PENALTIES
 
 _ENDPOINT, _CONTEXT = layout.slices(layout.ENDPOINT), layout.slices(layout.CONTEXT)
-_UNIT = 0.25  # unit of the gains that the net is fitted to
-_KAPPA = 20.0  # logits per reward
-_ONE_AT_FIRST = 6.0  # subtracted from the logits of round 1, in which one must be picked, so that few are
+_UNIT = 0.25  # the net is fitted to gains in this unit
+_KAPPA = 20.0  # logits per unit of reward
+_ONE_AT_FIRST = 6.0  # subtracted from the logits of round 1, so that few more are picked than the one that must be
 
 
 def gains(fusion: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[F32, F32, Bools]:
@@ -42,6 +42,7 @@ def gains(fusion: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple
     n = first.shape[1]
     usable = seen.recorded.usable
     none_yet: Bools = np.logical_not(((first | later) & usable).any(axis=1))
+    # sets of members asked in round 1 and later, (B, N + 1, N): those asked so far, then with each endpoint added
     sets = [np.repeat((asked & usable)[:, None], n + 1, axis=1) for asked in (first, later)]
     one_more = np.eye(n, dtype=np.bool_)[None] & usable[:, None]
     sets[0][:, 1:] |= one_more & none_yet[:, None, None]
@@ -64,12 +65,12 @@ def look_ahead(
     passes: Backend,
     advance: Callable[[int], object],
 ) -> DeciderNet:
-    """Fit the gains by least squares, and return the Decider that follows from them.
+    """Fit a net to the gains by least squares, and return the Decider that follows from them.
 
     Args:
         net: where to start; its use of the cost weight is replaced.
         fusion: the Fusion.
-        logs: logs with the queries to learn from; each step draws one of them at random.
+        logs: logs with the queries to learn from; each step draws a log at random.
         steps: of Adam, with a learning rate that falls along a cosine.
         rate: the learning rate at the start.
         batch: queries in a step.
@@ -81,24 +82,28 @@ def look_ahead(
     for step in range(steps):
         views, rows = logs[int(rng.integers(len(logs)))]
         at = rng.choice(rows, min(batch, len(rows)), replace=False)
-        seen = views.at(int(rng.integers(len(PRICES))), at)
-        first, later, number = _asked(seen, rng)
+        seen = views.at(int(rng.integers(len(COST_WEIGHTS))), at)
+        first, later, number = _draw_asked(seen, rng)
         gain, posterior, offered = gains(fusion, seen, first, later)
-        context, endpoints = _before(seen, first | later, number, posterior, offered)
+        context, endpoints = _observations(seen, first | later, number, posterior, offered)
         ids = np.broadcast_to(seen.ids, gain.shape)
         logits, vjp = passes.decider(net, context, endpoints, ids)
         target = (gain - (number == 0)[:, None] * (seen.level[:, None] + 1) / 2) / _UNIT
         free = seen.recorded.there & ~(first | later)
         d = np.where(free, logits - target, 0) / max(int(free.sum()), 1)
-        adam.learning_rate = rate * min(1.0, (step + 1) / 10) * falling(step, steps)
+        adam.learning_rate = rate * min(1.0, (step + 1) / 10) * cosine_decay(step, steps)
         adam.step(vjp(d.astype(logits.dtype)))
         net = replace(net, **adam.parameters)
         advance(1)
     return _decider(net)
 
 
-def _asked(seen: LogView, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
-    """Draw the sets asked so far as a policy might, preferring accurate endpoints; and the round's number, from 0."""
+def _draw_asked(seen: LogView, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
+    """Draw endpoints asked so far, as a policy might ask them.
+
+    Returns:
+        Those asked in round 1 and later, (B, N) each, mostly accurate ones; and the number of earlier rounds, (B,).
+    """
     shape = seen.recorded.there.shape
     size = rng.choice((0, 1, 1, 2, 2, 3, 4), shape[0])
     skill = seen.columns[..., _ENDPOINT["relative_skill"].start] / 4
@@ -109,8 +114,8 @@ def _asked(seen: LogView, rng: np.random.Generator) -> tuple[Bools, Bools, I64]:
     return asked & ~later, later, number
 
 
-def _before(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
-    """Return the observations, with 0 in all columns that depend on the cost weight."""
+def _observations(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: Bools) -> tuple[F32, F32]:
+    """Return the Decider's input, with 0 in all columns that depend on the cost weight."""
     b, n = asked.shape
     context = np.zeros((b, layout.width(layout.CONTEXT)), np.float32)
     endpoints = np.zeros((b, n, layout.width(layout.ENDPOINT)), np.float32)
@@ -125,7 +130,7 @@ def _before(seen: LogView, asked: Bools, number: I64, posterior: F32, offered: B
 
 
 def _decider(net: DeciderNet) -> DeciderNet:
-    """Turn the net for gains into a Decider; hidden weights of columns that were 0 are untrained, and set to zero."""
+    """Turn the net for gains into a Decider; hidden weights of columns that were 0 in training are set to zero."""
     arrays = parameters(sharpened(net, 2 * _KAPPA * _UNIT))
     arrays["skip_endpoint"][_ENDPOINT["cost_penalty"].start] = -_KAPPA
     arrays["skip_context"][_CONTEXT["first"].start] -= _ONE_AT_FIRST

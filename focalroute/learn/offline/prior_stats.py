@@ -135,8 +135,12 @@ def compute_prior_stats(
 
 
 def _accuracies(recorded: RecordedLog, known: Bools, long_run: LongRun, window: int) -> tuple[F64, F64, F64]:
-    """Return how often each endpoint is known in the pool's window (T, N), and accuracy minus level (T, N) before each
-    row, by windows of all lengths, with that level (T,)."""
+    """Return the number of known outcomes, accuracy minus level, and the level, before each query.
+
+    Returns:
+        The number in the pool's window (T, N), accuracy minus level averaged over all windows (T, N), and the level in
+        the pool's window (T,).
+    """
     n, right = known.astype(np.float64), (known * recorded.value).astype(np.float64)
     lengths = window_lengths(window)
     seen, sums = (np.stack([_windowed(each, length) for length in lengths], axis=1) for each in (n, right))
@@ -202,7 +206,7 @@ def log_masses(recorded: RecordedLog) -> F64:
 
 
 def _totals(recorded: RecordedLog) -> Totals:
-    """Return what each query adds to the calibration totals, (T, ...)."""
+    """Return each query's own calibration totals, (T, ...)."""
     logs = log_masses(recorded)[..., :MOST_CHOICES]
     labelled = recorded.closed & (recorded.size <= MOST_CHOICES) & ((recorded.worth == 1).sum(axis=1) == 1)
     given = recorded.usable & labelled[:, None]
@@ -225,8 +229,8 @@ def calibration(recorded: RecordedLog) -> Corrections | None:
     return corrections_of(own, shared)
 
 
-def book(recorded: RecordedLog) -> dict[str | None, Totals]:
-    """Return the calibration totals after the whole log, by task; None: over all tasks. Empty without probabilities."""
+def calibration_totals(recorded: RecordedLog) -> dict[str | None, Totals]:
+    """Return the calibration totals after the whole log, by task (None: all tasks); empty without probabilities."""
     if recorded.mass is None:
         return {}
     added = _totals(recorded)

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64
-from focalroute.learn.adam import Adam, Moments, falling
+from focalroute.learn.adam import Adam, Moments, cosine_decay
 from focalroute.learn.backend import Backend
 from focalroute.learn.losses import likelihood
 from focalroute.learn.nets import STATE, CriticNet, DeciderNet, FusionNet, parameters
 from focalroute.learn.offline.rollout import LogView, Rollout, roll
 from focalroute.learn.offline.stacking import fusion_inputs
-from focalroute.learn.offline.views import Views, drawn_price, nearest
+from focalroute.learn.offline.views import Views, draw_cost_weight, nearest
 from focalroute.money.pacing import HIGHEST_WEIGHT, LOWEST_WEIGHT
 from focalroute.observe import layout
 
@@ -39,17 +39,18 @@ class OfflineSettings:
 
     Attributes:
         rounds: most rounds of a query.
-        window: T of the observer.
-        validation: share of the log, at its end, that is held out for model selection; later it is also learned from.
-        fusion_epochs: epochs over random sets.
-        fusion_rate: Adam's learning rate; likewise ``decider_rate``.
+        window: length of the observer's window.
+        validation: share of the log, at its end, that is held out for model selection; at the end of training it is
+            learned from, too.
+        fusion_epochs: epochs of the Fusion over random sets.
+        fusion_rate: Adam's learning rate for the Fusion; likewise ``decider_rate``.
         lookahead_steps: steps of the regression that gives the Decider another start; ``lookahead_rate``: its rate.
         iterations: of the policy gradient.
         queries: in a batch of the policy gradient.
-        samples: rollouts of each query in it.
+        samples: rollouts of each query in a batch.
         entropy: weight of the Decider's entropy bonus.
         renew: iterations after which windows are renewed and the policy is measured.
-        probed: share of queries on which the window also sees an endpoint that was not asked.
+        probed: see `focalroute.learn.offline.views.Views`.
         finish: iterations at the end, with the validation part.
         finish_epochs: epochs of the Fusion at the end, on the sets that the policy asks.
         critic_steps: steps of the critic's regression.
@@ -79,8 +80,8 @@ class OfflineSettings:
         return self.fusion_epochs + self.lookahead_steps + self.iterations + self.finish + self.critic_steps
 
 
-#: The cost weights at which a policy is measured; at the first all endpoints are asked (one, where hardly any two
-#: answers can be compared), at the last only the cheapest.
+#: The cost weights at which a policy is measured. At the first all endpoints are asked (one, if hardly any two answers
+#: can be compared), at the last only the cheapest.
 GRID = (LOWEST_WEIGHT, 0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, HIGHEST_WEIGHT)
 
 
@@ -97,7 +98,7 @@ class ValidationPoint:
         accuracy: mean value of the answers.
         cost_ratio: cost / cost of asking all endpoints.
         calls: mean number of calls per query.
-        served: the weight that serves in place of this one: itself, or the next higher one that is kept (see `kept`).
+        served: the weight of the option that serves at this one, see `assigned`.
         alone: whether one endpoint is asked, by the text, instead of using the nets.
     """
 
@@ -134,12 +135,12 @@ class PolicyGradient:
     def gradients(self, decider: DeciderNet, rng: np.random.Generator) -> dict[str, NDArray[np.floating]]:
         """Return the gradients of minus the mean reward of one batch at one cost weight."""
         rows = rng.choice(self.rows, min(self.settings.queries, len(self.rows)), replace=False)
-        view, price = drawn_price(rng)
-        played = self.roll(decider, view, rows, price, self.settings.samples, rng)
-        reward = 2 * played.worth - 1 - price * played.shares.sum(axis=0)
+        view, cost_weight = draw_cost_weight(rng)
+        played = self.roll(decider, view, rows, cost_weight, self.settings.samples, rng)
+        reward = 2 * played.worth - 1 - cost_weight * played.shares.sum(axis=0)
         by_query = reward.reshape(len(rows), -1)
         others = (by_query.sum(axis=1, keepdims=True) - by_query) / max(self.settings.samples - 1, 1)
-        advantage = (by_query - others).ravel() / np.sqrt(1 + price**2)
+        advantage = (by_query - others).ravel() / np.sqrt(1 + cost_weight**2)
         advantage /= max(float(advantage.std()), 1e-6)
         total: dict[str, NDArray[np.floating]] = {}
         for step in played.steps:
@@ -155,7 +156,7 @@ class PolicyGradient:
         decider: DeciderNet,
         view: int,
         rows: I64,
-        price: float,
+        cost_weight: float,
         samples: int,
         rng: np.random.Generator | None,
         *,
@@ -166,7 +167,7 @@ class PolicyGradient:
             decider,
             self.fusion,
             self.views.at(view, rows),
-            cost_weight=np.full(len(rows), price, np.float32),
+            cost_weight=np.full(len(rows), cost_weight, np.float32),
             ask_all_usd=self.ask_all_usd,
             rounds=self.settings.rounds,
             samples=samples,
@@ -178,36 +179,37 @@ class PolicyGradient:
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
         """Measure the greedy policy on these queries at every weight of `GRID`: the nets, or one endpoint by the text.
 
-        If answers can be compared, the nets are used unless their reward is significantly lower; if hardly any two
-        can be, further endpoints confirm nothing, and one is asked.
+        The nets are used unless asking one endpoint has a significantly higher reward. One is always asked above
+        `COST_WEIGHT_RANGE`, and if hardly any two answers can be compared, as further endpoints then confirm nothing.
         """
         recorded = self.views.recorded
         comparable = np.mean(recorded.closed | (recorded.size < recorded.usable.sum(axis=1))) >= _COMPARABLE
-        everything = float(recorded.usd[rows].sum())
+        ask_all = float(recorded.usd[rows].sum())
         worths, points = [], []
-        for price in GRID:
-            alone = price > COST_WEIGHT_RANGE[1] or not comparable
-            played = self.roll(decider, nearest(price), rows, price, 1, None, alone=alone)
-            if not alone and price > LOWEST_WEIGHT:
-                one = self.roll(decider, nearest(price), rows, price, 1, None, alone=True)
-                if _surely(_reward(one, price) - _reward(played, price)) > 2:
+        for cost_weight in GRID:
+            alone = cost_weight > COST_WEIGHT_RANGE[1] or not comparable
+            played = self.roll(decider, nearest(cost_weight), rows, cost_weight, 1, None, alone=alone)
+            if not alone and cost_weight > LOWEST_WEIGHT:
+                one = self.roll(decider, nearest(cost_weight), rows, cost_weight, 1, None, alone=True)
+                if _mean_in_errors(_reward(one, cost_weight) - _reward(played, cost_weight)) > 2:
                     played, alone = one, True
-            paid = float(played.shares.sum()) * self.ask_all_usd
+            usd = float(played.shares.sum()) * self.ask_all_usd
             calls = float((played.first | played.later).sum(axis=1).mean())
-            cost_ratio = paid / everything if everything else 0.0
+            cost_ratio = usd / ask_all if ask_all else 0.0
             worths.append(played.worth)
-            points.append(ValidationPoint(price, float(played.worth.mean()), cost_ratio, calls, price, alone))
-        served = placed(np.stack(worths), np.array([point.cost_ratio for point in points]))
+            accuracy = float(played.worth.mean())
+            points.append(ValidationPoint(cost_weight, accuracy, cost_ratio, calls, cost_weight, alone))
+        served = assigned(np.stack(worths), np.array([point.cost_ratio for point in points]))
         return tuple(replace(point, served=GRID[at]) for point, at in zip(points, served, strict=True))
 
 
-def _reward(played: Rollout, price: float) -> F32:
+def _reward(played: Rollout, cost_weight: float) -> F32:
     """Return each query's value minus its cost penalty, of one sample each."""
-    reward: F32 = played.worth - price * played.shares.sum(axis=0)
+    reward: F32 = played.worth - cost_weight * played.shares.sum(axis=0)
     return reward
 
 
-def improved(
+def improve(
     learners: Sequence[PolicyGradient],
     decider: DeciderNet,
     moments: Moments,
@@ -222,55 +224,60 @@ def improved(
     Args:
         learners: each step learns from one of them, drawn at random.
         decider: where to start.
-        moments: Adam's state.
-        steps: which of the steps to take.
-        total: the number of all steps.
-        share: of the settings' rate.
+        moments: Adam's state at the start.
+        steps: the steps to take, of ``total``.
+        total: the number of all steps, with those of earlier and later calls.
+        share: factor on the settings' learning rate.
         rng: the random generator.
     """
     adam = Adam(parameters(decider), moments, learning_rate=0.0, max_norm=1.0)
     for step in steps:
         learner = learners[int(rng.integers(len(learners)))]
         warm = min(1.0, (step + 1) / 10)
-        adam.learning_rate = learner.settings.decider_rate * share * warm * falling(step, total, least=0.1)
+        adam.learning_rate = learner.settings.decider_rate * share * warm * cosine_decay(step, total, least=0.1)
         adam.step(learner.gradients(decider, rng))
         decider = replace(decider, **adam.parameters)
         learner.advance(1)
     return decider, adam.moments
 
 
-def placed(worth: F32, cost: F64) -> list[int]:
-    """Return which of G ways to answer, each measured at a weight, is served at each of these weights, lowest first.
+def assigned(worth: F32, cost: F64) -> list[int]:
+    """Assign one of G options to each of the G cost weights at which they were measured, lowest weight first.
 
-    They are served by falling cost. Else a pacer that raises the weight, as too much is spent, would spend still more
-    wherever a higher weight costs more. A way that is not `kept` leaves its place to the next that is.
-
-    Args:
-        worth: (G, n) values of the answers to the same queries.
-        cost: (G,).
-    """
-    ways = [*np.argsort(-cost[:-1], kind="stable").tolist(), len(cost) - 1]
-    places = kept(worth[ways], cost[ways])
-    return [ways[min(place for place in places if place >= at)] for at in range(len(ways))]
-
-
-def kept(worth: F32, cost: F64) -> list[int]:
-    """Return which of G ways to answer, most expensive first, are worth serving; a random mixture fills the gaps.
-
-    The last is always kept. The first is kept unless it is less accurate than the best of the others by two standard
-    errors of the paired difference; the best is then tested as the first in the same way. A way in between may be one
-    standard error less accurate than the random mixture of its kept neighbours at its cost.
+    The options are sorted by decreasing cost, the last one staying last, and those that are not `useful` are replaced
+    by the next useful one. So a higher weight never costs more: a pacer that raises the weight to spend less would
+    otherwise spend more.
 
     Args:
-        worth: (G, n) values of the answers to the same queries.
-        cost: (G,).
+        worth: (G, n) values of the options' answers to the same n queries.
+        cost: (G,) of the options.
+
+    Returns:
+        The option for each weight.
     """
-    last, right = len(worth) - 1, worth.mean(axis=1)
+    options = [*np.argsort(-cost[:-1], kind="stable").tolist(), len(cost) - 1]
+    places = useful(worth[options], cost[options])
+    return [options[min(place for place in places if place >= at)] for at in range(len(options))]
+
+
+def useful(worth: F32, cost: F64) -> list[int]:
+    """Return which of G options, most expensive first, are worth serving.
+
+    A pacer can mix two options at random to reach any cost between theirs, so an option must be about as accurate as
+    the mixture of its neighbours at the same cost: at most one standard error less. The last option is always useful.
+    The first is useful unless it is less accurate than the best of the others by two standard errors of the paired
+    difference; in that case the best takes its place and is tested in the same way.
+
+    Args:
+        worth: (G, n) values of the options' answers to the same n queries.
+        cost: (G,) of the options.
+    """
+    last, accuracy = len(worth) - 1, worth.mean(axis=1)
     first = 0
     while first < last:
-        equals = first + 1 + np.flatnonzero(right[first + 1 :] >= right[first + 1 :].max())
-        best = int(equals[cost[equals].argmin()])  # of equal costs the lowest weight: later texts may cost differently
-        if _surely(worth[first] - worth[best]) >= -2:
+        ties = first + 1 + np.flatnonzero(accuracy[first + 1 :] >= accuracy[first + 1 :].max())
+        best = int(ties[cost[ties].argmin()])  # of equal costs the lowest weight: later texts may cost differently
+        if _mean_in_errors(worth[first] - worth[best]) >= -2:
             break
         first = best
     found = {first, last}
@@ -281,15 +288,15 @@ def kept(worth: F32, cost: F64) -> list[int]:
             for at in range(dear + 1, cheap):
                 gap = cost[dear] - cost[cheap]
                 share = np.clip((cost[at] - cost[cheap]) / gap, 0, 1) if gap > 0 else 0.0
-                gains[at] = _surely(worth[at] - share * worth[dear] - (1 - share) * worth[cheap])
+                gains[at] = _mean_in_errors(worth[at] - share * worth[dear] - (1 - share) * worth[cheap])
         most = max(gains, key=gains.__getitem__, default=0)
         if gains.get(most, -np.inf) < -1:
             return ends
         found.add(most)
 
 
-def _surely(gain: NDArray[np.floating]) -> float:
-    """Return the mean in standard errors (of queries or of blocks, the larger, as topics come in blocks)."""
+def _mean_in_errors(gain: NDArray[np.floating]) -> float:
+    """Return the mean in standard errors, of queries or of blocks, whichever is larger: topics come in blocks."""
     blocks = [block.mean() for block in np.array_split(gain, min(_BLOCKS, len(gain)))]
     error = max(gain.std() / math.sqrt(len(gain)), np.std(blocks) / math.sqrt(len(blocks)), 1e-9)
     return float(gain.mean() / error)
@@ -305,8 +312,8 @@ def score_of(curve: tuple[ValidationPoint, ...]) -> float:
     return float(np.mean(rewards))
 
 
-def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32]:
-    """Return the states (S, Ds) of all steps of rollouts with an answer, and their rewards to go (S,).
+def critic_targets(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32]:
+    """Return the states (S, Ds) of all steps of the rollouts that have an answer, and their rewards to go (S,).
 
     Args:
         played: the rollouts.
@@ -326,13 +333,13 @@ def valued(played: Rollout, seen: LogView, cost_weight: float) -> tuple[F32, F32
         states.append(last[rows[answered[rows]]])
         targets.append(to_go[number, rows[answered[rows]]])
     rows = np.flatnonzero(answered)
-    states.append(_fused(last[rows], played, seen, rows))
+    states.append(_fusion_states(last[rows], played, seen, rows))
     targets.append(2 * played.worth[rows] - 1)
     return np.concatenate(states), np.concatenate(targets).astype(np.float32)
 
 
-def _fused(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
-    """Return the states before the answer, as `focalroute.learn.nets.fusion_state` does."""
+def _fusion_states(last: F32, played: Rollout, seen: LogView, rows: I64) -> F32:
+    """Return the states before the answer, given the last Decider states, as `focalroute.learn.nets.fusion_state`."""
     of = rows // (len(played.answer) // len(seen.recorded))
     members, candidates, _, offered = fusion_inputs(seen, of, played.first[rows], played.later[rows])
     count = ((played.first | played.later)[rows] & seen.recorded.usable[of]).sum(axis=1) * offered.sum(axis=1)
@@ -357,15 +364,16 @@ def fit_critic(net: CriticNet, learner: PolicyGradient, decider: DeciderNet, rng
     for _ in range(_BATCHES):
         rows = learner.rows
         at = rng.choice(rows, min(learner.settings.queries, len(rows)), replace=False)
-        view, price = drawn_price(rng)
-        parts.append(valued(learner.roll(decider, view, at, price, _SAMPLES, rng), learner.views.at(view, at), price))
+        view, cost_weight = draw_cost_weight(rng)
+        played = learner.roll(decider, view, at, cost_weight, _SAMPLES, rng)
+        parts.append(critic_targets(played, learner.views.at(view, at), cost_weight))
     states, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     total = learner.settings.critic_steps if len(states) else 0  # a log without any answer has no states
     adam = Adam(parameters(net), learning_rate=_RATE, max_norm=1.0)
     for step in range(total):
         some = rng.integers(len(states), size=_MINIBATCH)
         values, vjp = learner.passes.critic(net, states[some])
-        adam.learning_rate = _RATE * falling(step, total)
+        adam.learning_rate = _RATE * cosine_decay(step, total)
         adam.step(vjp((values - targets[some]) / np.float32(_MINIBATCH)))
         net = replace(net, **adam.parameters)
         learner.advance(1)

@@ -1,7 +1,7 @@
-"""Rolls out a policy on many recorded queries at once, as serving would have observed, decided, paid and answered.
+"""Rolls out a policy on many recorded queries at once: observe, decide, pay and answer, as in serving.
 
 `focalroute.observe.observation` makes the observations, as in serving. Letters as in `focalroute.core.records`, and: B
-queries with S samples each, R = B S rollouts, of which rollout r is of query r // S.
+queries with S samples each, R = B S rollouts (rollout r is of query r // S), R' of them not stopped.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def roll(
         samples: S.
         rng: samples the decisions; None: greedy.
         passes: the engine that runs the Decider.
-        alone: whether to ask one endpoint by the text, where anything is known of similar texts.
+        alone: whether to ask one endpoint by the text, for queries with remembered similar texts.
     """
     b, n = seen.recorded.there.shape
     size = b * samples
@@ -290,7 +290,7 @@ def roll(
 
 
 def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]:
-    """Return the worth of each endpoint if asked alone, (B, N), and whether one is, (B,), as in `Ask.decide`."""
+    """Return each endpoint's score for being asked alone, (B, N), and whether one is, (B,), as in `Ask.decide`."""
     usd = seen.recorded.usd.sum(axis=0) / np.maximum(seen.recorded.there.sum(axis=0), 1)
     similar = seen.columns[..., _ENDPOINT["similar"].start]
     shares = typical_shares(usd.astype(np.float64))
@@ -302,7 +302,7 @@ def _alone(seen: LogView, cost_weight: F32, *, alone: bool) -> tuple[F64, Bools]
 
 
 def _overridden(logits: F32, cost_weight: F32, worth: F64, lone: Bools, eligible: Bools, must: Bools) -> F32:
-    """Replace logits as `Ask.decide` does: all endpoints at the lowest cost weight, or the best one if one is asked."""
+    """Replace logits as `Ask.decide` does: ask all at the lowest cost weight, or the best one if one is asked alone."""
     best = np.where(eligible, worth, -np.inf).argmax(axis=1)[:, None] == np.arange(logits.shape[1])
     one = np.where(best & must[:, None], SURE, -SURE)
     bounded = np.where((cost_weight <= LOWEST_WEIGHT)[:, None], SURE, logits)
@@ -354,9 +354,10 @@ def observed(
 
 
 def _with_unseen(seen: LogView, of: I64, replied: Bools, posterior: F32, offered: I64) -> tuple[F32, I64]:
-    """Return the posterior with free-form answers that no member gave, (R', K + U), and the number of all answers.
+    """Add the free-form answers that no member gave to the posterior, see `AskView.none_of_these`.
 
-    See `AskView.none_of_these`.
+    Returns:
+        The posterior (R', K + U), and the number of all answers (R',).
     """
     free = ~seen.recorded.closed[of] & replied.any(axis=1)
     if not free.any():
@@ -375,6 +376,7 @@ def _with_unseen(seen: LogView, of: I64, replied: Bools, posterior: F32, offered
 
 
 def _chances(logits: F32, size: int) -> F32:
+    """Return the clipped probabilities p of the heads of a pool of this size."""
     least = EXPLORATION / size
     chances: F32 = 1 / (1 + np.exp(-logits.clip(-_STEEP, _STEEP)))
     return chances.clip(least, 1 - least)

@@ -1,7 +1,7 @@
-"""Trains the Fusion on recorded answers: cross-entropy over random, or given, sets of members.
+"""Trains the Fusion on recorded answers by cross-entropy, over random or given sets of members.
 
-The target is the candidates' values, normalised; for a labelled question, the right one. A question that no endpoint in
-the set answered right is ignored.
+The target distribution is the candidates' values, normalised: for a labelled question, 1 for the right one. A question
+is ignored where no candidate offered is right.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from focalroute.core.records import F32, I64, Bools
-from focalroute.learn.adam import Adam, falling
+from focalroute.learn.adam import Adam, cosine_decay
 from focalroute.learn.backend import NUMPY, Backend
 from focalroute.learn.losses import log_posterior
 from focalroute.learn.nets import FusionNet, fusion_pass, parameters
@@ -32,7 +32,14 @@ Lesson = tuple[LogView, I64, tuple[Bools, Bools]]
 
 
 def random_sets(usable: Bools, everyone: float = 0.1) -> Sets:
-    """Return a function that draws sets of one size per batch, so that arrays stay small: mostly few, rarely all."""
+    """Return a function that draws members at random: mostly a few, rarely all.
+
+    All sets of a batch have the same size, so that arrays stay small.
+
+    Args:
+        usable: (T, N) whether the endpoint's reply has an answer.
+        everyone: probability that all endpoints are asked.
+    """
     n = usable.shape[1]
 
     def draw(rows: I64, rng: np.random.Generator) -> tuple[Bools, Bools]:
@@ -107,22 +114,25 @@ def descend(
         members, candidates, ids, offered = fusion_inputs(seen, at, *asked)
         logits, vjp = passes.fusion(net, members, candidates, ids)
         target = seen.recorded.worth[at] * offered
-        told = target.sum(axis=1, keepdims=True)
+        total = target.sum(axis=1, keepdims=True)
         q = np.exp(log_posterior(logits, offered))
-        d = np.where(offered & (told > 0), q - target / np.maximum(told, 1e-9), 0) / len(at)
-        adam.learning_rate = rate * falling(step, steps)
+        d = np.where(offered & (total > 0), q - target / np.maximum(total, 1e-9), 0) / len(at)
+        adam.learning_rate = rate * cosine_decay(step, steps)
         adam.step(vjp(d.astype(logits.dtype)))
         net = replace(net, **adam.parameters)
     return net
 
 
 def log_loss(net: FusionNet, seen: LogView, first: Bools, later: Bools) -> tuple[float, float]:
-    """Return the mean negative log-likelihood of right candidates that were offered (0: none was), and the accuracy."""
+    """Return the mean negative log-likelihood of the right candidates, and the accuracy.
+
+    The former is over the queries for which a right candidate was offered; 0 without any.
+    """
     rows = np.arange(len(seen.recorded))
     members, candidates, ids, offered = fusion_inputs(seen, rows, first, later)
     log_q = log_posterior(fusion_pass(net, members, candidates, ids)[0], offered)
     target = seen.recorded.worth * offered
-    told = target.sum(axis=1)
-    losses = -(target * np.where(offered, log_q, 0)).sum(axis=1)[told > 0] / told[told > 0]
+    total = target.sum(axis=1)
+    losses = -(target * np.where(offered, log_q, 0)).sum(axis=1)[total > 0] / total[total > 0]
     right = seen.recorded.worth[rows, log_q.argmax(axis=1)] * offered.any(axis=1)
     return float(losses.sum() / max(len(losses), 1)), float(right.mean())

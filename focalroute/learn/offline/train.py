@@ -2,16 +2,16 @@
 
 Both nets start from the shipped policy (see `examples.shipped_policy.training`).
 
-1. The Fusion, by cross-entropy over random sets of members. How far it moves towards the learned weights is chosen on
-   the validation part, since it may have learned the topics rather than the members.
-2. A second start for the Decider: a new one that looks one step ahead on this log alone. The better of the two on the
-   validation part continues; the policy gradient hardly leaves the shipped one if a pool is unlike the synthetic ones.
-   Both explore less than the shipped policy, as the log says what the pool is like.
-3. The Decider, by the policy gradient over whole queries. Each query has several samples, and the mean of the others is
-   a sample's baseline; every batch draws its own lambda, so that one policy serves every cost weight. The best on the
-   validation part is kept.
-4. Both again, briefly, with the validation part: the Fusion on the sets that the policy asks.
-5. A central critic of the resulting policy, for online updates to start from.
+1. The Fusion learns by cross-entropy over random sets of members. How far it moves towards the learned weights is
+   chosen on the validation part, since it may have learned the topics rather than the members.
+2. The Decider gets a second start: a new one that looks one step ahead on this log alone. The better of the two on the
+   validation part continues. Without it, the policy gradient hardly leaves the shipped one, even if the pool is unlike
+   the synthetic ones. Both explore less than the shipped policy, as the log says what the pool is like.
+3. The Decider learns by the policy gradient over whole queries. Each query has several samples, and the mean of the
+   others is a sample's baseline; every batch draws its own lambda, so that one policy serves every cost weight. The
+   best on the validation part is kept.
+4. Both learn again, briefly, with the validation part: the Fusion on the sets that the policy asks.
+5. A central critic of the resulting policy is fitted, for online updates to start from.
 
 The nets do not learn names: with names they learned which endpoints were best in the training part, which cost up to 1
 point where topics drift (docs/results/lessons.md). They know an endpoint by its long-run accuracy and cost, its
@@ -37,17 +37,17 @@ from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, between, par
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Progress
 from focalroute.learn.offline.lookahead import look_ahead
-from focalroute.learn.offline.prior_stats import book, confusion, relative_usd
+from focalroute.learn.offline.prior_stats import calibration_totals, confusion, relative_usd
 from focalroute.learn.offline.reinforce import (
     OfflineSettings,
     PolicyGradient,
     ValidationPoint,
     fit_critic,
-    improved,
+    improve,
     score_of,
 )
 from focalroute.learn.offline.stacking import fit, log_loss, random_sets
-from focalroute.learn.offline.views import PRICES, Masks, Views, long_run, random_masks
+from focalroute.learn.offline.views import COST_WEIGHTS, Masks, Views, long_run, random_masks
 from focalroute.learn.trajectory import neutral, unlimited
 from focalroute.observe.experience import Experience
 from focalroute.observe.memory import spread
@@ -106,7 +106,7 @@ def train(
         advance: called with the units of progress made, `OfflineSettings.steps` in total.
         progress: the state to resume from, of the same log, seed and settings; the policy is the same as without the
             interruption.
-        keep: called with the progress after every phase, and whenever the windows are renewed.
+        keep: called with the progress after every phase and every renewal of the windows.
     """
     settings = settings or OfflineSettings()
     with threadpool_limits(1, "blas"):  # two threads on matrices this small take twice as long
@@ -182,7 +182,7 @@ class _Training:
     advance: Callable[[int], object]
 
     @property
-    def judges(self) -> I64:
+    def selection_rows(self) -> I64:
         """The queries for model selection: those held out, if there are any, else all."""
         return self.held if len(self.held) else self.rows
 
@@ -198,7 +198,7 @@ class _Training:
     def measured(self, decider: DeciderNet, fusion: FusionNet, rng: np.random.Generator) -> tuple[ValidationPoint, ...]:
         """Measure a Decider on the validation queries, after renewing the windows with what it asks."""
         self.views.renew(decider, fusion, self.ask_all_usd, self.settings.rounds, rng)
-        return self.gradient(fusion, self.rows).curve(decider, self.judges)
+        return self.gradient(fusion, self.rows).curve(decider, self.selection_rows)
 
 
 def _training(
@@ -281,7 +281,7 @@ def _improve(training: _Training, progress: Progress, rng: np.random.Generator) 
     settings = training.settings
     learner = training.gradient(progress.fusion, training.rows)
     end = min(progress.done + settings.renew, settings.iterations)
-    decider, moments = improved(
+    decider, moments = improve(
         [learner],
         progress.decider,
         progress.moments,
@@ -303,14 +303,14 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
     if settings.finish_epochs:
         fusion = fit(
             fusion,
-            training.views.at(len(PRICES) // 2, training.all_rows),
-            _one_of(training.views.masks),
+            training.views.at(len(COST_WEIGHTS) // 2, training.all_rows),
+            _drawn_from(training.views.masks),
             epochs=settings.finish_epochs,
             rate=settings.fusion_rate / 6,
             rng=rng,
             passes=training.passes,
         )
-    decider, moments = improved(
+    decider, moments = improve(
         [training.gradient(fusion, training.all_rows)],
         progress.best,
         Moments.zero(parameters(progress.best)),
@@ -322,18 +322,18 @@ def _finish(training: _Training, progress: Progress, rng: np.random.Generator) -
     return replace(progress, phase=progress.phase + 1, fusion=fusion, decider=decider, moments=moments)
 
 
-def _value(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
+def _fit_critic(training: _Training, progress: Progress, rng: np.random.Generator) -> Progress:
     """Fit the critic of the resulting policy."""
     learner = training.gradient(progress.fusion, training.all_rows)
     critic = fit_critic(progress.critic, learner, progress.decider, rng)
     return replace(progress, phase=progress.phase + 1, critic=critic)
 
 
-_PHASES = (_fuse, _measure, _look_ahead, _improve, _finish, _value)
+_PHASES = (_fuse, _measure, _look_ahead, _improve, _finish, _fit_critic)
 
 
-def _one_of(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:
-    """Return a function that gives the sets asked in a view drawn at random."""
+def _drawn_from(masks: Sequence[Masks]) -> Callable[[I64, np.random.Generator], Masks]:
+    """Return a function that returns the sets asked in a view drawn at random."""
 
     def draw(rows: I64, rng: np.random.Generator) -> Masks:
         first, later = masks[int(rng.integers(len(masks)))]
@@ -357,7 +357,7 @@ def _experience(recorded: RecordedLog) -> Experience:
         vectors,
         values[some],
         costs,
-        book(recorded),
+        calibration_totals(recorded),
         confusion(recorded),
         recorded.embedder,
     )

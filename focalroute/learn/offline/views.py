@@ -1,7 +1,7 @@
 """Views of a log as the policy would have seen it in service, at several cost weights.
 
-What a policy knows depends on which endpoints it asks, and a frugal one knows little of most. So in training the window
-before each query contains only what the current policy would have asked, and is renewed as the policy changes.
+A policy knows only the endpoints that it asks, and a frugal one asks few. So in training the window before each query
+contains only what the current policy would have asked, and is renewed as the policy changes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from focalroute.learn.offline.rollout import LogView, log_view, roll
 from focalroute.observe.accuracy import PRIOR_LONG_RUN
 
 #: The cost weights (lambda) of the views.
-PRICES = (0.01, 0.05, 0.2, 0.8)
+COST_WEIGHTS = (0.01, 0.05, 0.2, 0.8)
 
-_RATES = (0.4, 0.3, 0.2, 0.12)
-_CHUNK = 1024
+_RATES = (0.4, 0.3, 0.2, 0.12)  # shares of endpoints that random masks ask in each view
+_CHUNK = 1024  # rows rolled out at once
 _SPREAD = 0.45  # powers of ten by which a drawn cost weight may differ from its view's
 
-#: Which endpoints were asked in round 1 and later, (T, N) each.
+#: Whether each endpoint was asked in round 1, and later, (T, N) each.
 Masks = tuple[Bools, Bools]
 
 
@@ -53,15 +53,15 @@ def random_masks(recorded: RecordedLog, rng: np.random.Generator) -> tuple[Masks
 
 
 class Views:
-    """One view for each of `PRICES`.
+    """One view for each of `COST_WEIGHTS`.
 
     Args:
         recorded: the log.
         prior: the priors of each endpoint.
         ids: the endpoints' rows in the nets' tables.
         masks: the endpoints asked, for each view.
-        window: T.
-        probed: share of queries on which the window also sees an endpoint that was not asked.
+        window: length of the observer's window.
+        probed: share of queries on which each endpoint that was not asked is in the window, too.
         passes: the engine that runs the networks when windows are renewed.
 
     Attributes:
@@ -104,7 +104,7 @@ class Views:
     ) -> None:
         """Compute the windows from what these nets ask, given the present windows."""
         masks = []
-        for view, price in enumerate(PRICES):
+        for view, cost_weight in enumerate(COST_WEIGHTS):
             first, later = (asked.copy() for asked in self.masks[view])
             for at in range(0, len(self._rows), _CHUNK):
                 rows = self._rows[at : at + _CHUNK]
@@ -112,7 +112,7 @@ class Views:
                     decider,
                     fusion,
                     self.at(view, rows),
-                    cost_weight=np.full(len(rows), price, np.float32),
+                    cost_weight=np.full(len(rows), cost_weight, np.float32),
                     ask_all_usd=ask_all_usd,
                     rounds=rounds,
                     samples=1,
@@ -127,11 +127,11 @@ class Views:
 
 def nearest(cost_weight: float) -> int:
     """Return the view whose cost weight is nearest, on a logarithmic scale."""
-    distance: NDArray[np.float64] = np.abs(np.log(PRICES) - np.log(max(cost_weight, 1e-6)))
+    distance: NDArray[np.float64] = np.abs(np.log(COST_WEIGHTS) - np.log(max(cost_weight, 1e-6)))
     return int(distance.argmin())
 
 
-def drawn_price(rng: np.random.Generator) -> tuple[int, float]:
+def draw_cost_weight(rng: np.random.Generator) -> tuple[int, float]:
     """Draw a view at random, and a cost weight near its own."""
-    view = int(rng.integers(len(PRICES)))
-    return view, PRICES[view] * 10 ** float(rng.uniform(-_SPREAD, _SPREAD))
+    view = int(rng.integers(len(COST_WEIGHTS)))
+    return view, COST_WEIGHTS[view] * 10 ** float(rng.uniform(-_SPREAD, _SPREAD))

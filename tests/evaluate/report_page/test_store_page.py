@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
         publish(root, decider=decider, fusion=fusion, names=(), parent=None, metrics=metrics)
         if version > 1:
-            trial = trial.noted(version, "published", Comparison(300, 0.25, 0.1, 1.5, 0.25, 0.0), "surely better")
+            trial = trial.with_record(version, "published", Comparison(300, 0.25, 0.1, 1.5, 0.25, 0.0), "surely better")
     write_trial(root, trial)
     return str(root)
 

@@ -20,7 +20,7 @@ from focalroute.learn.nets import CriticNet, DeciderNet, FusionNet, parameters, 
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.checkpoint import Checkpoint, Progress, made_for
 from focalroute.learn.offline.prior_stats import LongRun
-from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, kept, placed, valued
+from focalroute.learn.offline.reinforce import OfflineSettings, PolicyGradient, assigned, critic_targets, useful
 from focalroute.learn.offline.rollout import Rollout, roll
 from focalroute.learn.offline.train import (
     Trained,
@@ -146,19 +146,19 @@ def test_an_option_that_is_surely_worse_than_a_random_mixture_of_others_is_not_s
     rng = np.random.default_rng(0)
     cost = np.array([1.0, 0.6, 0.4, 0.2, 0.1])
     worth = (rng.random((5, 4000)) < np.array([0.9, 0.78, 0.74, 0.85, 0.6])[:, None]).astype(np.float32)
-    assert kept(worth, cost) == [0, 3, 4]
+    assert useful(worth, cost) == [0, 3, 4]
     equal = worth.copy()
     equal[1] = equal[0] = equal[3]
-    assert kept(equal, cost) == [0, 1, 3, 4]
+    assert useful(equal, cost) == [0, 1, 3, 4]
     worth[0] = worth[4]  # asking all is surely right less often than the best
-    assert kept(worth, cost) == [3, 4]
+    assert useful(worth, cost) == [3, 4]
 
 
 def test_options_are_served_by_falling_cost() -> None:
     """Of five ways, the third costs more than the second, and the fourth loses to chance."""
     draws = np.random.default_rng(0).random(4000)
     worth = (draws < np.array([0.9, 0.75, 0.8, 0.5, 0.45])[:, None]).astype(np.float32)
-    assert placed(worth, np.array([1.0, 0.1, 0.2, 0.05, 0.01])) == [0, 2, 1, 4, 4]
+    assert assigned(worth, np.array([1.0, 0.1, 0.2, 0.05, 0.01])) == [0, 2, 1, 4, 4]
 
 
 def test_of_equally_good_options_the_first_is_served() -> None:
@@ -166,7 +166,7 @@ def test_of_equally_good_options_the_first_is_served() -> None:
     worth = np.tile((np.random.default_rng(0).random(400) < 0.8).astype(np.float32), (5, 1))
     worth[4] = 0
     worth[0, :100] = 0
-    assert kept(worth, np.array([1.0, 0.2, 0.2, 0.2, 0.1])) == [1, 2, 3, 4]
+    assert useful(worth, np.array([1.0, 0.2, 0.2, 0.2, 0.1])) == [1, 2, 3, 4]
 
 
 # --- what it learns --------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def test_the_critic_explains_held_out_rollouts() -> None:
     for view, price in enumerate((0.01, 0.05)):
         rows = np.arange(1200)
         played = learner.roll(trained.decider, view, rows, price, 2, np.random.default_rng(2))
-        states, returns = valued(played, learner.views.at(view, rows), price)
+        states, returns = critic_targets(played, learner.views.at(view, rows), price)
         left = returns - values(trained.critic, states)
         explained.append(1 - float(left.var() / returns.var()))
     assert explained[0] > 0.06, explained

@@ -10,7 +10,7 @@ import pytest
 from examples.shipped_policy.training import cold_fusion
 from focalroute.learn.offline import RecordedLog
 from focalroute.learn.offline.prior_stats import calibration, compute_prior_stats
-from focalroute.learn.offline.views import PRICES, Views, drawn_price, long_run, nearest, random_masks
+from focalroute.learn.offline.views import COST_WEIGHTS, Views, draw_cost_weight, long_run, nearest, random_masks
 from focalroute.learn.trajectory import grown
 from focalroute.observe.layout import ENDPOINT, slices
 from focalroute.observe.observation import signal_column
@@ -42,7 +42,7 @@ def test_the_long_run_by_hand() -> None:
 def test_there_is_a_view_for_each_cost_weight_and_higher_ones_ask_fewer() -> None:
     views = _views(random_history(400))
     asked = [(first | later).mean() for first, later in views.masks]
-    assert len(asked) == len(PRICES)
+    assert len(asked) == len(COST_WEIGHTS)
     assert asked == sorted(asked, reverse=True)
     assert not any((first & later).any() for first, later in views.masks)
 
@@ -88,10 +88,10 @@ def test_the_nearest_view_on_a_logarithmic_scale() -> None:
     assert [nearest(price) for price in (0.0, 0.01, 0.03, 0.08, 0.5, 9.0)] == [0, 0, 1, 1, 3, 3]
 
 
-def test_drawn_prices_stay_near_their_view() -> None:
+def test_drawn_cost_weights_stay_near_their_view() -> None:
     rng = np.random.default_rng(0)
-    drawn = [drawn_price(rng) for _ in range(500)]
-    assert {view for view, _ in drawn} == set(range(len(PRICES)))
-    ratios = [price / PRICES[view] for view, price in drawn]
+    drawn = [draw_cost_weight(rng) for _ in range(500)]
+    assert {view for view, _ in drawn} == set(range(len(COST_WEIGHTS)))
+    ratios = [cost_weight / COST_WEIGHTS[view] for view, cost_weight in drawn]
     assert max(ratios) == pytest.approx(10**0.45, rel=0.1)
     assert min(ratios) == pytest.approx(10**-0.45, rel=0.1)
