@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from focalroute import Answer, Answers, AsyncEnsemble, Budget, Endpoint, Ensemble, FocalrouteError
 from focalroute.cli.app import app
 from focalroute.core.records import Reply
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 from focalroute.sim import SimulatedModel, SimulatedPool, stream
 from focalroute.sim.process import pool_toml
@@ -213,7 +213,7 @@ def test_a_service_that_echoes_all_it_got_is_not_repeated(said: Said, tmp_path: 
                 assert len(failed.value.replies) >= 5  # type: ignore[attr-defined]
             said.add("stats", ensemble.stats())
             said.objects()
-        clients = HttpClients()
+        clients = HttpSessions()
         for endpoint in pool:
             with pytest.raises(FocalrouteError) as failed:
                 async for _ in EndpointClient(endpoint, clients).stream(

@@ -23,7 +23,7 @@ from focalroute.core.records import Failure
 from focalroute.core.spelling import did_you_mean
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import Capabilities
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.wire.refusals import located
 from focalroute.money.cost import Bill, bill_of
 from focalroute.money.prices import NotListed, fetch_models, listed_models, with_prices
@@ -278,14 +278,14 @@ async def measure_pool(endpoints: Sequence[Endpoint], store: Store) -> list[Meas
 
     Results and cost are written to the store, so that an ensemble on it need not check again for a week.
     """
-    clients = HttpClients()
+    clients = HttpSessions()
     try:
         return list(await asyncio.gather(*(_measure(endpoint, clients, store) for endpoint in endpoints)))
     finally:
         await clients.aclose()
 
 
-async def _measure(endpoint: Endpoint, clients: HttpClients, store: Store) -> Measured:
+async def _measure(endpoint: Endpoint, clients: HttpSessions, store: Store) -> Measured:
     client, bills, at = EndpointClient(endpoint, clients), list[Bill](), time.time()
     latency: float | None = None
     try:

@@ -1,11 +1,14 @@
-"""Circuit breakers: which endpoints of a pool are put out of use for a while, and when they come back.
+"""Circuit breakers: put failing endpoints out of use for a while, and find out when they are back.
 
-Outlier detection after Envoy's (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier): an
-endpoint is ejected after failures in a row, or if its calls fail, or are much slower than its own median, significantly
-more often than those of the rest of the pool. A call under way that is already much too slow counts as failed if others
-answer meanwhile, so that an endpoint that hangs is noticed before its calls time out. It is out for a time that doubles
-with every ejection; then single trial calls in the background find out when it is back. Never more than three quarters
-of a pool are out, and never its last endpoint.
+Outlier detection after Envoy's (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier):
+
+- An endpoint is ejected after five failures in a row, or if its calls are bad significantly more often than those of
+  the rest of the pool. A call is bad if it fails, or takes much longer than the endpoint's own median.
+- A call under way that is already much too slow counts as failed if other endpoints answer meanwhile. So an endpoint
+  that hangs is ejected before its calls time out.
+- It is out for a time that doubles with every ejection. Then single trial calls in the background find out whether it
+  is back.
+- At most three quarters of a pool are out, and never its last endpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from focalroute.core.records import Failure
 
 _KEPT = 128
 _FEWEST = 20
-_RENEWED_EVERY = 16  # sorting is cheap, but not for every call
+_SORT_EVERY = 16  # calls
 
 
 class Latencies:
@@ -31,34 +34,34 @@ class Latencies:
     def __init__(self) -> None:
         self._kept: deque[float] = deque(maxlen=_KEPT)
         self._sorted: list[float] = []
-        self._since = 0
+        self._since_sorted = 0
 
     def add(self, latency_s: float) -> None:
         """Add the latency of an answered call."""
         self._kept.append(latency_s)
-        self._since += 1
+        self._since_sorted += 1
 
-    def give_up(self, after_s: float) -> None:
-        """Add a call that was given up, with the whole latency that it was expected to have."""
-        left_s = self.left(after_s)
+    def add_cancelled(self, after_s: float) -> None:
+        """Add a call that was cancelled after this time, with the latency that was expected of it."""
+        left_s = self.expected_left(after_s)
         self.add(after_s + (after_s if left_s is None else left_s))
 
     def quantile(self, share: float, fewest: int = _FEWEST) -> float | None:
         """Return the latency that this share of calls does not exceed; None before enough calls were answered."""
         if len(self._kept) < fewest:
             return None
-        if self._since >= _RENEWED_EVERY or 2 * len(self._sorted) < len(self._kept):
-            self._sorted, self._since = sorted(self._kept), 0
+        if self._since_sorted >= _SORT_EVERY or 2 * len(self._sorted) < len(self._kept):
+            self._sorted, self._since_sorted = sorted(self._kept), 0
         return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
 
-    def left(self, after_s: float = 0.0, scale: float = 1.0) -> float | None:
+    def expected_left(self, after_s: float = 0.0, scale: float = 1.0) -> float | None:
         """Return how many more seconds a call is expected to take; None: nothing is known.
 
-        The mean over the kept calls that took longer. A call longer than all is expected to take as long again.
+        This is the mean over the kept calls that took longer. If none did, the call is expected to take as long again.
 
         Args:
-            after_s: how long it has taken so far.
-            scale: the length of its answer, in multiples of the usual one.
+            after_s: how long the call has taken so far.
+            scale: the length of its answer, as a multiple of the usual one.
         """
         if not self._kept:
             return None
@@ -72,24 +75,24 @@ _REFUSED = (400, 413, 422)
 _IN_A_ROW = 5
 _REMEMBERED = 64  # calls, as the bits of an integer
 _ALL = (1 << _REMEMBERED) - 1
-_ENOUGH = 20  # calls before a share of failures means anything
+_ENOUGH = 20  # calls before a share of bad calls means anything
 _BAD_SHARE = 0.5
 _SIGMAS = 3.0
 _SLOW_FACTOR, _SLOW_S = 5.0, 1.0  # slow: this many times its own median, and at least this long
 _NEARLY_ALL, _LATE_FACTOR = 0.95, 1.5  # late: slower than 1.5 times the 95 % quantile of its own calls
 _FIRST_S, _LONGEST_S = 2.0, 30.0
-_TRIAL_S = 120.0  # more than a trial call takes, with its wait for a place
-_DOUBLINGS = 10  # enough to pass the longest; the ejections of hours of outage would overflow a float
+_TRIAL_S = 120.0  # longer than a trial call takes, with its wait for the rate limits
+_DOUBLINGS = 10  # enough to reach the longest time; more would overflow a float after hours of outage
 _RELAPSE_S = 60.0  # an endpoint ejected again this soon after its return is out for longer than the last time
 _MOST_OUT = 0.75
-_SAME_S = 0.01  # a change of our own, read back from the store
+_SAME_S = 0.01  # a stored change this close to our latest one is that one, read back
 
 Clock = Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
 class InFlightCall:
-    """A call under way: when it began, in the clock's time, and whether it was counted as failed already."""
+    """A call under way: when it began, in the clock's time, and whether it has been counted as failed already."""
 
     began: float
     counted: bool = False
@@ -101,24 +104,24 @@ class Breaker:
     Attributes:
         latencies: of its calls that were answered.
         ejections: how often in a row it was ejected within a minute of its return.
-        since: when its state last changed, in the clock's time.
-        answered: when the latest of its successful calls began.
+        changed_at: when its state last changed, in the clock's time.
+        last_success: when the latest of its successful calls began, in the clock's time.
     """
 
     def __init__(self, pool: Breakers) -> None:
         self.latencies = Latencies()
         self.ejections = 0
-        self.since = self.answered = -math.inf
+        self.changed_at = self.last_success = -math.inf
         self._pool = pool
         self._lock = pool.lock
         self._open_until: float | None = None
-        self._failures = 0
-        self._history = 0
-        self._calls = 0
+        self._failures = 0  # in a row
+        self._history = 0  # a bit for each of the latest calls, 1 for a bad one
+        self._calls = 0  # in the history
         self._waited_s = 0.0  # the longest wait for a call that timed out, since the latest successful one
         self._in_flight: dict[InFlightCall, None] = {}  # in the order in which they began
-        self._trial_until = -math.inf  # a trial call that is under way has ended by then, unless its event loop has
-        self._proven = False  # whether any call ever succeeded
+        self._trial_until = -math.inf  # by then a claimed trial has ended, unless its event loop was closed
+        self._ever_succeeded = False
 
     @property
     def allows(self) -> bool:
@@ -150,12 +153,12 @@ class Breaker:
         self._in_flight[in_flight] = None
         return in_flight
 
-    def notice(self) -> None:
+    def count_overdue(self) -> None:
         """Count calls under way that are already much too slow as failed, if other endpoints answer meanwhile."""
         for in_flight in self.overdue():
             if not in_flight.counted and self._pool.others_answer(self, in_flight.began):
                 in_flight.counted = True
-                self._count(in_a_row=True)
+                self._count_bad(failed=True)
 
     def overdue(self) -> list[InFlightCall]:
         """Return the calls under way that are already much too slow."""
@@ -167,11 +170,12 @@ class Breaker:
         return [call for call in calls if self._slow(now - call.began)]
 
     def late(self, silent_s: float, answered_s: float) -> bool:
-        """Whether a call has been silent for much longer than nearly all of this endpoint's, and at least a second.
+        """Whether a call has been silent for at least a second, and much longer than nearly all calls take.
 
         Args:
-            answered_s: the longest that another endpoint took to answer the same query; it must have been much
-                faster, as a query that takes long takes long at every endpoint. 0: none has answered.
+            silent_s: how long it has been silent.
+            answered_s: the longest that another endpoint took to answer the same query; 0: none has answered. That
+                one must have been much faster, as a slow query is slow at every endpoint.
         """
         usual_s = self.latencies.quantile(_NEARLY_ALL)
         if usual_s is None or not answered_s:
@@ -181,26 +185,16 @@ class Breaker:
     def leave(self, in_flight: InFlightCall, failure: Failure | None, *, blameless: bool = False) -> None:
         """Register the end of a call; ``blameless``: its failure says nothing about the endpoint.
 
-        A reply that cannot be used, or that we cancelled, is not a fault; nor is a request refused for its content, if
-        others have been accepted: one caller's parameters must not close the endpoint to all.
+        Nor do these count as faults: a reply that cannot be used; a call that we cancelled, unless it was much too
+        slow; and, once a call has succeeded, a request refused for its content, as one caller's parameters must not
+        close the endpoint to all.
         """
         self._in_flight.pop(in_flight, None)
         latency_s = self._pool.clock() - in_flight.began
         if blameless:
             return
         if failure is None or failure.kind == "unusable":
-            self._proven, self._waited_s = True, 0.0
-            self.answered = max(self.answered, in_flight.began)
-            slow = self._slow(latency_s)
-            self.latencies.add(latency_s)
-            if self._open_until is not None:
-                if in_flight.began > self.since:
-                    self._close()
-            elif slow:
-                self._count(in_a_row=False)
-            else:
-                self._failures = 0
-                self._remember(0)
+            self._count_success(in_flight.began, latency_s)
             return
         if failure.kind == "timeout":
             self._waited_s = max(self._waited_s, latency_s)
@@ -208,9 +202,23 @@ class Breaker:
             return
         if failure.kind == "cancelled":
             if self._slow(latency_s):
-                self._count(in_a_row=False)
-        elif not (self._proven and failure.status in _REFUSED):
-            self._count(in_a_row=True)
+                self._count_bad(failed=False)
+        elif not (self._ever_succeeded and failure.status in _REFUSED):
+            self._count_bad(failed=True)
+
+    def _count_success(self, began: float, latency_s: float) -> None:
+        self._ever_succeeded, self._waited_s = True, 0.0
+        self.last_success = max(self.last_success, began)
+        slow = self._slow(latency_s)
+        self.latencies.add(latency_s)
+        if self._open_until is not None:
+            if began > self.changed_at:
+                self._close()
+        elif slow:
+            self._count_bad(failed=False)
+        else:
+            self._failures = 0
+            self._remember(0)
 
     def _slow(self, latency_s: float) -> bool:
         if latency_s < _SLOW_S:
@@ -223,18 +231,18 @@ class Breaker:
         if self._calls < _REMEMBERED:
             self._calls += 1
 
-    def _count(self, *, in_a_row: bool) -> None:
-        """Count a bad call, and eject the endpoint if that makes it an outlier."""
+    def _count_bad(self, *, failed: bool) -> None:
+        """Count a call that failed, or was only slow, and eject the endpoint if that makes it an outlier."""
         with self._lock:
             if self._open_until is not None:
                 return  # the call had begun before it opened
-            self._failures += in_a_row
+            self._failures += failed
             self._remember(1)
             if (self._failures >= _IN_A_ROW or self._worse_than_others()) and self._pool.may_eject():
                 self._open()
 
     def _worse_than_others(self) -> bool:
-        """Whether at least half of its calls are bad, significantly more than of others (two proportions, 3 sigma)."""
+        """Whether at least half of its calls are bad, significantly more than others' (two proportions, 3 sigma)."""
         bad, calls = self._history.bit_count(), self._calls
         if calls < _ENOUGH or bad < _BAD_SHARE * calls:
             return False
@@ -251,8 +259,8 @@ class Breaker:
 
     def _open(self) -> None:
         now = self._pool.clock()
-        lasting = self.ejections and (self._open_until is not None or now - self.since < _RELAPSE_S)
-        self.ejections = self.ejections + 1 if lasting else 1
+        relapse = self.ejections and (self._open_until is not None or now - self.changed_at < _RELAPSE_S)
+        self.ejections = self.ejections + 1 if relapse else 1
         self._set(now + min(_FIRST_S * 2 ** min(self.ejections - 1, _DOUBLINGS), _LONGEST_S), now)
         self._pool.changed(self)
 
@@ -264,7 +272,7 @@ class Breaker:
             self._pool.changed(self)
 
     def _set(self, open_until: float | None, now: float) -> None:
-        self._open_until, self.since = open_until, now
+        self._open_until, self.changed_at = open_until, now
         self._failures, self._history, self._calls = 0, 0, 0
 
     def claim_trial(self) -> bool:
@@ -272,7 +280,7 @@ class Breaker:
         now = self._pool.clock()
         if self._open_until is None or now < max(self._open_until, self._trial_until):
             return False
-        if self._trial_until > -math.inf:
+        if self._trial_until > -math.inf:  # the last trial never ended, as its event loop was closed
             self.drop_trial()
             return False
         with self._lock:
@@ -281,33 +289,33 @@ class Breaker:
         return claimed
 
     def drop_trial(self) -> None:
-        """Let asks find out, as the trial's event loop ended before it: the first failure ejects the endpoint again."""
+        """Close the breaker after a trial without a result: asks try the endpoint, and one failure ejects it again."""
         with self._lock:
             self._trial_until = -math.inf
             if self._open_until is not None:
                 self._set(None, self._pool.clock())
                 self._failures = _IN_A_ROW - 1
 
-    def end_trial(self, well: bool | None) -> None:
-        """Apply a trial call's result: the endpoint is back (True), out for longer (False), or unknown (None).
+    def end_trial(self, succeeded: bool | None) -> None:
+        """Apply a trial call's result: the endpoint is back (True), or out for longer (False); None: there is none.
 
-        If it is back, the longest wait in vain counts as a latency: it answers, but takes longer than was waited.
+        If it is back, the longest wait that timed out counts as a latency: its calls may take at least that long.
         """
         self._trial_until = -math.inf
-        if well:
+        if succeeded:
             if self._waited_s:
                 self.latencies.add(self._waited_s)
                 self._waited_s = 0.0
             self._close()
-        elif well is False:
+        elif succeeded is False:
             with self._lock:
                 if self._open_until is not None:
                     self._open()
 
     def on_remote_change(self, open_for_s: float | None, ejections: int, since: float) -> None:
-        """Take over another process's state, stored at ``since``, if it is newer; ``open_for_s`` None: it is back."""
+        """Adopt the state that another process stored at ``since``, if it is newer; ``open_for_s`` None: closed."""
         with self._lock:
-            if since <= self.since + _SAME_S or (open_for_s is None and self._open_until is None):
+            if since <= self.changed_at + _SAME_S or (open_for_s is None and self._open_until is None):
                 return
             if open_for_s is not None and self._open_until is None and not self._pool.may_eject():
                 return
@@ -317,7 +325,7 @@ class Breaker:
 
 
 class Breakers:
-    """The breakers of a pool; they are compared with each other, and only some may be out.
+    """The breakers of a pool. They are compared with each other, and only some may be open.
 
     Args:
         size: how many endpoints the pool has.
@@ -339,12 +347,12 @@ class Breakers:
         return sum(not breaker.allows for breaker in self.all) < self._most_out
 
     def others_answer(self, one: Breaker, since: float) -> bool:
-        """Whether calls to others that began later have been answered, and none of theirs is much too slow.
+        """Whether others have answered calls that began after ``since``, and none of their calls is much too slow.
 
-        If calls are slow everywhere, the reason is the question.
+        If calls are slow at several endpoints, the question is the likely reason.
         """
         others = [breaker for breaker in self.all if breaker is not one and breaker.allows]
-        return any(other.answered > since for other in others) and not any(other.overdue() for other in others)
+        return any(other.last_success > since for other in others) and not any(other.overdue() for other in others)
 
     def changed(self, breaker: Breaker) -> None:
         """Report that a breaker opened or closed."""

@@ -1,6 +1,6 @@
 """The context, the streamed answer and the retries that all calls of one ask share.
 
-No other code in focalroute retries.
+No other code in focalroute waits and makes a failed call again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from focalroute.money.budget import AskBudget
 
 
 class StreamSink:
-    """Takes the pieces of one streamed answer, from the first call that sends one. Belongs to the running event loop.
+    """Passes on the pieces of one streamed answer. Belongs to the running event loop.
+
+    Of several calls that stream, the first to send a piece becomes the speaker; pieces of the others are dropped.
 
     Attributes:
-        begun: done once the first piece came; from then on its speaker gives the answer.
-        speaker: the call that streamed the first piece; None: none has yet.
+        begun: done once the first piece has arrived.
+        speaker: the call that sent it; None: there is none yet.
     """
 
     def __init__(self, on_piece: Callable[[str], None]) -> None:
@@ -38,7 +40,7 @@ class StreamSink:
         return "".join(self._pieces)
 
     def say(self, speaker: object, piece: str) -> None:
-        """Pass a piece on, unless another call has begun."""
+        """Pass a piece on, unless another call is the speaker."""
         if self.speaker is None:
             self.speaker = speaker
             self.begun.set_result(None)
@@ -52,7 +54,7 @@ E = TypeVar("E", bound=BaseException)
 
 _FIRST_WAIT_S = 0.25
 _MAX_WAIT_S = 8.0
-_LONGEST_ASKED_S = 60.0  # wait that a service may ask for; a longer one ends the retries
+_LONGEST_ASKED_S = 60.0  # if a service asks for a longer wait, the call is not retried
 
 
 @dataclass(slots=True)
@@ -61,9 +63,8 @@ class CallContext:
 
     Attributes:
         deadline: in the running loop's time.
-        retries: retries and hedges left for all members together: an outage adds this many calls to an ask, and does
-            not multiply them.
-        stream_sink: where a member that answers alone streams its reply; None: replies are not streamed.
+        retries: retries and hedges left, for all members together, so that an outage adds few calls to an ask.
+        stream_sink: where a member that is asked alone streams its reply; None: replies are not streamed.
         slowest_s: the longest that any successful attempt took, seconds.
     """
 
@@ -85,12 +86,14 @@ async def call_with_retries(
     context: CallContext,
     attempts: int,
     closed: Callable[[], bool],
-    worth: Callable[[float], bool] = lambda _: True,
+    may_wait: Callable[[float], bool] = lambda _: True,
 ) -> T:
-    """Make a call and retry it: at most ``attempts`` in all, within the context's limits, until it is ``closed``.
+    """Make a call; if it fails in a way that a retry may mend, wait and make it again.
 
     Args:
-        worth: whether a retry is worth a wait of this many seconds.
+        attempts: the most attempts, the first included; the context limits them further.
+        closed: whether to retry no more.
+        may_wait: whether a retry is worth a wait of this many seconds.
 
     Raises:
         CallFailed: the last attempt failed.
@@ -98,7 +101,7 @@ async def call_with_retries(
     try:
         return await call()  # most calls succeed at once, and need no retries
     except CallFailed as error:
-        retried = _RetriedCall(call, context, attempts, closed, worth, [_without_traceback(error)])
+        retried = _RetriedCall(call, context, attempts, closed, may_wait, [_without_traceback(error)])
     answer: T | CallFailed | asyncio.CancelledError = await tenacity.AsyncRetrying(
         retry=_may_retry,
         stop=_must_stop,
@@ -119,15 +122,15 @@ async def call_with_retries(
 class _RetriedCall(Generic[T]):
     """A call that is retried, and its limits; ``failed`` holds its first failure until tenacity takes it.
 
-    Tenacity gets it as an argument, and failures and cancellations as values. Tenacity's state and exceptions form
-    reference cycles, which would otherwise keep an ask and all its replies until the garbage collector runs.
+    Tenacity's state and exceptions form reference cycles, which could keep an ask and all its replies until the garbage
+    collector runs. So this is passed as an argument, and failures and cancellations are returned, not raised.
     """
 
     call: Callable[[], Awaitable[T]]
     context: CallContext
     attempts: int
     closed: Callable[[], bool]
-    worth: Callable[[float], bool]
+    may_wait: Callable[[float], bool]
     failed: list[CallFailed]
 
 
@@ -159,7 +162,7 @@ def _must_stop(state: tenacity.RetryCallState) -> bool:
     retried, wait = state.args[0], state.upcoming_sleep
     if state.attempt_number >= retried.attempts or retried.context.retries < 1:
         return True
-    return bool(wait > _LONGEST_ASKED_S or wait >= retried.context.left_s or not retried.worth(wait))
+    return bool(wait > _LONGEST_ASKED_S or wait >= retried.context.left_s or not retried.may_wait(wait))
 
 
 def _count_retry(state: tenacity.RetryCallState) -> None:
@@ -167,13 +170,13 @@ def _count_retry(state: tenacity.RetryCallState) -> None:
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Return the wait in seconds: as the service asked, else (also if it asked for none) exponential with full jitter.
+    """Return the seconds to wait: what the service asked for, else exponential backoff with full jitter.
 
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
     """
     error = _outcome(state)
-    asked = error.failure.retry_after_s if isinstance(error, CallFailed) else None
-    if asked:
-        return asked
+    asked_s = error.failure.retry_after_s if isinstance(error, CallFailed) else None
+    if asked_s:  # a wait of 0 does not replace the backoff
+        return asked_s
     ceiling = min(_FIRST_WAIT_S * 2 ** (state.attempt_number - 1), _MAX_WAIT_S)
     return random.uniform(0, ceiling)  # noqa: S311 - jitter, no secret

@@ -1,4 +1,4 @@
-"""The capabilities of an endpoint: declared in the pool file, or measured with tiny calls (none unless shown)."""
+"""The capabilities of an endpoint: declared in the pool file, or else measured with tiny calls."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Failure, Query, Usage
 from focalroute.endpoints.client import EndpointClient
-from focalroute.endpoints.paid_call import most_generated, most_prompted
+from focalroute.endpoints.paid_call import max_generated_tokens, max_prompt_tokens
 from focalroute.endpoints.quirks import with_room
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.endpoints.wire.refusals import Feature
 
-_MAX_TOP = 20  # the most that OpenAI, Together and vLLM give
-_FEWER_TOP = 5  # what stricter services still give
-_MAX_TOKENS = 48  # some servers lead a constrained answer in with blanks and a code fence
+_MAX_TOP = 20  # the most alternatives to a token that OpenAI, Together and vLLM return
+_FEWER_TOP = 5  # stricter services still return these
+_MAX_TOKENS = 48  # some servers write blanks and a code fence before a constrained answer
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
-#: As large as all calls of a capability check together, for an upper bound of its cost: seven questions, and as much
-#: again for the chat template of each call.
+#: Never sent: a request as large as all calls of a capability check together, for an upper bound of their cost. It has
+#: seven questions, and as much again for the chat template of each call.
 CHECK = Request(14 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
-#: Letters that the question does not offer: an answer with one of them shows that it was constrained to them.
+#: Letters that the question does not offer: only a model that was constrained to them answers with one.
 _CONSTRAINED = ("Q", "Z")
 #: The smallest useful call, which shows that the endpoint answers.
 TRIAL = Request(({"role": "user", "content": "Answer with the word yes."},), 8)
@@ -41,7 +41,7 @@ TRIAL_TIMEOUT_S = 10.0
 
 
 _IMAGES = frozenset(("image_url", "input_image", "image"))
-_SHORT = 2048  # characters; a prompt that fits every context
+_SHORT = 2048  # characters of a prompt that fits every context
 #: Four letters of a script that has no spaces: Thai, Lao, Burmese, Khmer, Japanese or Chinese. No tokenizer in use puts
 #: as many into one token, on average.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{4}")
@@ -52,12 +52,13 @@ class Capabilities:
     """The capabilities of an endpoint.
 
     Attributes:
-        logprobs: whether credible log-probabilities come back.
-        top_logprobs: how many alternatives a token comes with; 0: only its own.
-        n: whether one call returns several samples.
+        logprobs: whether replies have credible log-probabilities.
+        top_logprobs: how many alternatives to each token they have; 0: none.
+        n: whether one call can return several samples.
         structured_choice: whether an answer can be constrained to a set of choices.
         stream_usage: whether a stream ends with its usage.
-        whole_choices: whether closed questions are put as whole choices; set in the pool file, not measured.
+        whole_choices: whether closed questions are asked by the likelihood of each whole choice (see
+            `focalroute.endpoints.elicit.closed`); set in the pool file, not measured.
         thinks: whether the model thinks before it answers; learned from its replies.
     """
 
@@ -70,12 +71,12 @@ class Capabilities:
     thinks: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for the store."""
+        """Return the capabilities as plain values, for the store."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: object) -> Capabilities:
-        """Read plain values; a value that is missing, or of another type, counts as lacking."""
+        """Read plain values; a capability whose value is missing, or of another type, counts as lacking."""
         known = as_object(values)
         top = known.get("top_logprobs")
         flags = ("logprobs", "n", "structured_choice", "stream_usage", "thinks")
@@ -84,18 +85,18 @@ class Capabilities:
 
 _DECLARED = tuple(field.name for field in dataclasses.fields(Capabilities) if field.name != "thinks")
 
-#: Plain replies only.
+#: Of a service that returns plain replies only.
 NONE = Capabilities()
 
-#: Those of the best services.
+#: Of the best services.
 ALL = Capabilities(logprobs=True, top_logprobs=_MAX_TOP, n=True, structured_choice=True, stream_usage=True)
 
-#: Those with the most expensive plan: samples.
-DEAREST = Capabilities(n=True)
+#: With these the plan is the most expensive one: several samples.
+COSTLIEST = Capabilities(n=True)
 
 
 def declared(endpoint: Endpoint) -> Capabilities | None:
-    """Return the pool file's declarations if they are complete; then no check is needed."""
+    """Return the capabilities declared in the pool file if all of them are, so that no check is needed; else None."""
     values = _declared_values(endpoint)
     if len(values) < len(_DECLARED):
         return None
@@ -103,12 +104,12 @@ def declared(endpoint: Endpoint) -> Capabilities | None:
 
 
 def override(endpoint: Endpoint, measured: Capabilities) -> Capabilities:
-    """Return the measured capabilities, corrected by the pool file."""
+    """Return the measured capabilities, with those declared in the pool file in their place."""
     return replace(measured, **_declared_values(endpoint))
 
 
 def key(endpoint: Endpoint) -> str:
-    """Return the name under which a check is stored: service, model, dialect and effort; no secret."""
+    """Return the key under which a check is stored: service, model, dialect and effort. It holds no secret."""
     service = endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url).rstrip("/")
     effort = "" if endpoint.reasoning_effort is None else f" {endpoint.reasoning_effort}"
     return f"{service or endpoint.name} {endpoint.model} {endpoint.spoken}{effort}"
@@ -120,11 +121,11 @@ def _declared_values(endpoint: Endpoint) -> dict[str, Any]:
 
 
 class Needs:
-    """The needs of a query that an endpoint has to meet; true if there are any.
+    """The needs of a query that an endpoint must meet; true if there are any.
 
     Attributes:
         features: in the order of their names. A structured answer (``answer=``) needs none.
-        characters: the number of characters in its prompt.
+        characters: the number of characters in the prompt.
     """
 
     def __init__(self, query: Query) -> None:
@@ -150,19 +151,19 @@ class Needs:
 
     @functools.cached_property
     def words(self) -> int:
-        """The number of words in its prompt, with four letters of a script without spaces as one.
+        """The number of words in the prompt, where four letters of a script without spaces count as one.
 
-        No tokenizer in use merges two words into one token.
+        It is at most the number of tokens, as no tokenizer in use merges two words into one token.
         """
         return sum(len(text.split()) + len(_UNSPACED.findall(text)) for text in self._texts)
 
     def surely_exceeds(self, tokens: int) -> bool:
-        """Whether the prompt surely has more than twice as many tokens; twice, as listed lengths may be out of date."""
+        """Whether the prompt surely has more than twice this many tokens: listed context lengths may be out of date."""
         return self.characters > 4 * tokens and self.words > 2 * tokens
 
 
 async def call_trial(client: EndpointClient) -> Completion:
-    """Make the trial call, with at most 10 seconds for it.
+    """Make the trial call, within 10 seconds.
 
     Raises:
         CallFailed: it failed.
@@ -177,11 +178,13 @@ _THINKS = Failure("unusable", "the model thinks before it answers: it needs more
 class CapabilityCheck:
     """Measures an endpoint's capabilities: two calls if it accepts all features at once, up to seven if not.
 
+    A capability counts only if the replies show it.
+
     Args:
-        admitted: entered for each call; waits until one may be made.
+        admitted: a context entered for each call, which waits until the call may be made.
 
     Attributes:
-        doubtful: whether a feature seems to be lacking only because a call had status 500, as it has in an outage, too.
+        doubtful: whether a feature counts as lacking because of a status 500, which may have been an outage.
     """
 
     def __init__(
@@ -195,16 +198,16 @@ class CapabilityCheck:
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens of all calls so far; None where any of them is unknown."""
+        """The tokens of all calls so far; None: those of a call are unknown."""
         known = [usage for usage in self._usages if usage is not None]
         return functools.reduce(operator.add, known) if known and len(known) == len(self._usages) else None
 
     async def run(self) -> Capabilities:
-        """Make the calls, once; return the capabilities that the replies showed.
+        """Make the calls; return the capabilities that the replies show. To be called once.
 
         Raises:
-            CallFailed: the service cannot be used now, so nothing was learned; it has the tokens of the calls before.
-                If ``failure.cut``, the model needs room for thinking, which the client has now noted.
+            CallFailed: the service cannot be used now, so nothing was learned; it carries the tokens of all calls. If
+                ``failure.cut``, the model needs room for thinking, which the client has now noted.
         """
         try:
             return await self._run()
@@ -215,15 +218,15 @@ class CapabilityCheck:
             raise
 
     async def _run(self) -> Capabilities:
-        whole = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_CONSTRAINED)
-        if whole:
-            found = _measured(whole, whole, whole, _MAX_TOP)
+        with_all = await self._try(n=2, top_logprobs=_MAX_TOP, choices=_CONSTRAINED)
+        if with_all:
+            found = _measured(with_all, with_all, with_all, _MAX_TOP)
         else:
-            found = await self._by_parts()
+            found = await self._one_by_one()
         return replace(found, stream_usage=await self._streams_usage(), thinks=self._client.quirks.thinks)
 
-    async def _by_parts(self) -> Capabilities:
-        """Try the features one by one, as one was refused. If all are, a plain call must succeed."""
+    async def _one_by_one(self) -> Capabilities:
+        """Try each feature by itself, as one of them was refused. If each is refused, a plain call must succeed."""
         for top in (_MAX_TOP, _FEWER_TOP, 0):
             if (scored := await self._try(top_logprobs=top)) is not None or "logprobs" in self._lacking:
                 break
@@ -243,16 +246,16 @@ class CapabilityCheck:
             self._lacking.add(error.failure.lacks)
             return None
 
-    def _count(self, error: CallFailed, request: Request) -> None:
-        """Count the tokens of a failed call; if it may have been billed and reports none, the most it allows."""
+    def _count_failed(self, error: CallFailed, request: Request) -> None:
+        """Count the tokens of a failed call; if it reports none but may be billed, the most that it allowed."""
         if error.usage or not error.free:
             params = request.params_over(self._client.endpoint.params)
-            generated = most_generated(params, request)
-            most = None if generated is None else Usage(most_prompted(params, request), generated)
+            generated = max_generated_tokens(params, request)
+            most = None if generated is None else Usage(max_prompt_tokens(params, request), generated)
             self._usages.append(error.usage or most)
 
     async def _complete(self, **features: Any) -> Completion:
-        """Make one call; CallFailed ("unusable") if it is the first to show that the model needs room for thinking."""
+        """Make one call; CallFailed (see `run`) if its reply is the first to show that the model needs more room."""
         quirks = self._client.quirks
         room = quirks.room
         request = with_room(Request(_MESSAGES, _MAX_TOKENS, **features), room)
@@ -260,7 +263,7 @@ class CapabilityCheck:
             async with self._admitted():
                 completion = await self._client.complete(request)
         except CallFailed as error:
-            self._count(error, request)
+            self._count_failed(error, request)
             quirks.certain = quirks.certain or error.failure.cut
             if quirks.room > room:
                 raise CallFailed(_THINKS, error.usage, free=error.free) from None
@@ -278,7 +281,7 @@ class CapabilityCheck:
                 async for piece in pieces:
                     usage = piece.usage if isinstance(piece, Completion) else None
         except CallFailed as error:
-            self._count(error, request)
+            self._count_failed(error, request)
             if not _refused(error):
                 raise
             return False
@@ -287,7 +290,7 @@ class CapabilityCheck:
 
 
 def _refused(error: CallFailed) -> bool:
-    """Whether a call failed because of its features. Some servers fail (500) on unknown fields."""
+    """Whether a call may have failed because of its features. Some servers answer unknown fields with status 500."""
     return error.failure.kind == "protocol" or refuses(error.failure)
 
 
@@ -302,13 +305,13 @@ _WITHOUT: Mapping[str, dict[str, Any]] = {
 
 
 def without(able: Capabilities, failure: Failure) -> Capabilities | None:
-    """Return the capabilities left after a refusal of one; None if it concerns something else."""
+    """Return the capabilities without the one that the failure refuses; None if it refuses none of them."""
     lost = replace(able, **_WITHOUT.get(failure.lacks or "", {}))
     return None if lost == able else lost
 
 
 def refuses(failure: Failure) -> bool:
-    """Whether a service may have refused a feature of the request; with a 403 or 404 only if it names one."""
+    """Whether a service may have refused a feature of the request: by the status, or because the failure names it."""
     return not failure.cut and (failure.status in (400, 422, 500, 501) or failure.lacks is not None)
 
 
@@ -317,18 +320,10 @@ def _measured(
 ) -> Capabilities:
     """Return the capabilities that the replies show; a reply is None if its request was refused."""
     several = sampled is not None and len(sampled.choices) > 1
-    return Capabilities(*_scored(scored, top), several, _was_constrained(constrained))
-
-
-def _scored(completion: Completion | None, asked: int) -> tuple[bool, int]:
-    """Whether log-probabilities came back, and how many alternatives may be asked for.
-
-    Fewer than requested may have come back only because the answer was constrained to two letters.
-    """
-    tokens = completion.choices[0].tokens if completion else None
-    if tokens is None:
-        return False, 0
-    return True, asked if any(len(token.top) > 1 for token in tokens) else 0
+    tokens = scored.choices[0].tokens if scored else None
+    # Fewer alternatives than asked for may have come back only because the answer was constrained to two letters.
+    top = top if tokens and any(len(token.top) > 1 for token in tokens) else 0
+    return Capabilities(tokens is not None, top, several, _was_constrained(constrained))
 
 
 def _was_constrained(completion: Completion | None) -> bool:

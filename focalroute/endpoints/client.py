@@ -1,4 +1,8 @@
-"""Makes single attempts at a call to one endpoint, by httpx or a ready ``AsyncOpenAI``. Never retries."""
+"""Sends single calls to one endpoint, over HTTP or through the user's own ``AsyncOpenAI``.
+
+A failed call is not retried here (see `focalroute.endpoints.calls`); only a call that the service refused because of an
+optional field is sent again without that field.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -29,43 +33,43 @@ if TYPE_CHECKING:
 
 #: Time limit for looking up what a call cost.
 LOOKUP_S = 10.0
-_USAGE_S = 2.0  # for the usage after a streamed reply has ended
+_USAGE_S = 2.0  # how long to wait for the usage once the text of a streamed reply has ended
 
 
-class HttpClients:
-    """One HTTP session for each running event loop, its connections kept alive, for all endpoints."""
+class HttpSessions:
+    """The HTTP sessions of a pool: one for each running event loop, shared by all endpoints."""
 
     def __init__(self) -> None:
-        self._open = PerLoop(_LoopSession)
+        self._sessions = PerLoop(_LoopSession)
 
     @staticmethod
     def load() -> None:
-        """Import what the first call needs, which would otherwise delay that call and block its event loop."""
+        """Import the slow modules now, so that the first call does not block its event loop with it."""
         from focalroute.endpoints import http  # noqa: F401
 
         with contextlib.suppress(ConfigError):  # a call that needs certificates reports it
             tls_context()
 
     async def session(self) -> ClientSession:
-        """Return the running loop's session, made on first use. It closes with the loop, or with `aclose`."""
-        found = self._open.here()
-        return found.session or await found.begin()
+        """Return the running loop's session, opened on first use. It closes with the loop, or with `aclose`."""
+        of_loop = self._sessions.here()
+        return of_loop.session or await of_loop.open()
 
     async def aclose(self) -> None:
         """Close the running loop's session and its connections. Idempotent."""
-        found = self._open.pop()
-        if found is not None:
-            await found.aclose()
+        of_loop = self._sessions.pop()
+        if of_loop is not None:
+            await of_loop.aclose()
 
 
 class _LoopSession:
-    """One loop's session; None before it is begun."""
+    """One loop's session; None until it is opened."""
 
     def __init__(self) -> None:
         self.session: ClientSession | None = None
         self._generator: AsyncGenerator[ClientSession, None] | None = None
 
-    async def begin(self) -> ClientSession:
+    async def open(self) -> ClientSession:
         from focalroute.endpoints.http import session_of_loop
 
         self._generator = session_of_loop()
@@ -87,17 +91,19 @@ class EndpointClient:
         on_headers: called with the headers of every response.
     """
 
-    def __init__(self, endpoint: Endpoint, clients: HttpClients, on_headers: OnHeaders = lambda _: None) -> None:
+    def __init__(self, endpoint: Endpoint, sessions: HttpSessions, on_headers: OnHeaders = lambda _: None) -> None:
         self.endpoint = endpoint
         self.quirks = Quirks(endpoint)
         self._on_headers = on_headers
-        self._clients = clients
+        self._sessions = sessions
 
     async def complete(self, request: Request, *, timeout_s: float | None = None) -> Completion:
-        """Ask once for a whole reply; again, as refusals are not billed, if the service refused an optional field.
+        """Send a request and return the whole reply.
+
+        If the service refuses an optional field, the request is sent again without it: refusals are not billed.
 
         Args:
-            timeout_s: for the call; None: the endpoint's own; infinite: the caller enforces one.
+            timeout_s: time limit, seconds; None: the endpoint's own; infinite: the caller enforces one.
 
         Raises:
             CallFailed: no chat completion came back; the failure says why.
@@ -107,63 +113,68 @@ class EndpointClient:
         while True:
             body = self._body(request)
             try:
-                return self.quirks.see(await self._complete(body, headers, len(request.scored), timeout_s), body)
+                completion = await self._complete(body, headers, len(request.scored), timeout_s)
             except CallFailed as error:
                 if not self._adapts(error.failure, request, body):
                     raise
+            else:
+                return self.quirks.learn_from_reply(completion, body)
 
     def _adapts(self, failure: Failure, request: Request, sent: Mapping[str, Any]) -> bool:
-        """Learn from a refusal, unless another call has; whether the request is now sent in another form."""
-        return self.quirks.learn(failure) and self._body(request) != sent
+        """Learn from a refusal; return whether the request would now be sent in another form."""
+        return self.quirks.learn_from_refusal(failure) and self._body(request) != sent
 
     async def _complete(
         self, body: Mapping[str, Any], headers: Mapping[str, str], scored: int, timeout_s: float | None
     ) -> Completion:
+        """Send a body once; ``scored``: the number of texts to score, 0 for a chat completion."""
         try:
-            reply = await self._whole(COMPLETIONS if scored else CHAT, body, headers, timeout_s)
+            reply = await self._read(COMPLETIONS if scored else CHAT, body, headers, timeout_s)
             return wire.decode_scored(reply, scored) if scored else wire.decode_bytes(reply)
         except CallFailed as error:
             raise self._with_service_message(error, body) from None
 
     async def embed(self, texts: Sequence[str]) -> wire.Embeddings:
-        """Ask once for the embeddings of some texts.
+        """Return the embeddings of some texts, in one call.
 
         Raises:
             CallFailed: they did not come back; the failure says why.
             ConfigError: as `complete`.
         """
         body = wire.encode_texts(texts, self.endpoint.model, self.endpoint.params)
-        return wire.decode_embeddings(await self._whole(EMBEDDINGS, body, {}, None), len(texts))
+        return wire.decode_embeddings(await self._read(EMBEDDINGS, body, {}, None), len(texts))
 
     async def cost_of(self, generation: str) -> Decimal | None:
-        """Look up a call's cost, USD, by the service's id of the call; None: it is not known, or not yet.
+        """Look up the cost of an earlier call, USD, by the service's id for it; None: not known, or not yet.
 
         Raises:
             CallFailed: as `complete`.
         """
+        return stated_cost(wire.parse_json(await self._read(f"/generation?id={generation}", None, {}, LOOKUP_S)))
+
+    async def _read(
+        self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str], timeout_s: float | None
+    ) -> bytearray:
+        """Return the body of a reply, within the time limit (see `complete`)."""
+        transport = self._transport
+        if timeout_s == math.inf:
+            return await transport.read(path, body, headers)
         try:
-            async with asyncio.timeout(LOOKUP_S):
-                body = await self._transport.read(f"/generation?id={generation}", None, {})
-                return stated_cost(wire.parse_json(body))
+            async with asyncio.timeout(timeout_s or self.endpoint.timeout_s):
+                return await transport.read(path, body, headers)
         except TimeoutError:
             raise _timed_out() from None
-
-    def _whole(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float | None
-    ) -> Awaitable[bytearray]:
-        whole = self._transport.read(path, body, headers)
-        return whole if timeout_s == math.inf else _within(timeout_s or self.endpoint.timeout_s, whole)
 
     async def stream(
         self, request: Request, *, timeout_s: float | None = None, decoder: StreamDecoder | None = None
     ) -> AsyncGenerator[str | Completion, None]:
-        """Ask once for a reply in pieces: yields each piece of text as it comes, and last the whole `Completion`.
+        """Send a request; yield each piece of the reply's text as it arrives, and at the end the whole `Completion`.
 
         Close the iterator (`contextlib.aclosing`) to cancel the call.
 
         Args:
             timeout_s: as in `complete`.
-            decoder: a new one, for a caller that needs the usage reported so far when the call is cancelled.
+            decoder: an unused decoder, which shows the caller the usage reported so far if the call is cancelled.
 
         Raises:
             CallFailed: as `complete`; also if the stream was cut, with the usage reported until then.
@@ -203,10 +214,10 @@ class EndpointClient:
             if not decoder.whole or error.failure.kind != "protocol" or error.reported is not None:
                 error.usage = error.usage or decoder.usage
                 raise self._with_service_message(error, body) from None
-        yield self.quirks.see(decoder.finish(), body)
+        yield self.quirks.learn_from_reply(decoder.finish(), body)
 
     def _with_service_message(self, error: CallFailed, body: Mapping[str, Any]) -> CallFailed:
-        """Add the service's own words to the failure of a successful response that reports an error."""
+        """Add the service's message to the failure, if a response of status 2xx reported an error in its body."""
         if error.reported is None:
             return error
         failure = with_service_message(error.failure, error.reported, self._transport.secrets(body))
@@ -222,10 +233,10 @@ class EndpointClient:
             return OpenAITransport(self.endpoint, self._on_headers)
         from focalroute.endpoints.http import Http
 
-        return Http(self.endpoint, self._clients.session, self._on_headers)
+        return Http(self.endpoint, self._sessions.session, self._on_headers)
 
     def _with_params(self, request: Request) -> tuple[Request, Mapping[str, str]]:
-        """Return the request with the endpoint's parameters, and the headers among them (``extra_headers``)."""
+        """Add the endpoint's parameters to the request; return it and the headers among them (``extra_headers``)."""
         if not self.endpoint.params and "extra_headers" not in request.params:
             return request, {}
         params = request.params_over(self.endpoint.params)
@@ -238,16 +249,8 @@ class EndpointClient:
         return self.quirks.fit(wire.encode(request, self.endpoint.model, self.endpoint.spoken, cap=self._transport.cap))
 
 
-async def _within(seconds: float, whole: Awaitable[bytearray]) -> bytearray:
-    try:
-        async with asyncio.timeout(seconds):
-            return await whole
-    except TimeoutError:
-        raise _timed_out() from None
-
-
 async def _next(pieces: AsyncIterator[str], deadline: float) -> str | None:
-    """Return the next piece, None at the end. A timeout must not span a ``yield``, so each wait has its own."""
+    """Return the next piece, None at the end. Each wait has its own timeout, as one must not span a ``yield``."""
     async with asyncio.timeout_at(deadline):
         return await anext(pieces, None)
 

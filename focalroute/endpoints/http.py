@@ -1,7 +1,7 @@
-"""Makes HTTP requests to one endpoint. Importing it is slow.
+"""Sends HTTP requests to one endpoint. This module is slow to import.
 
-Requests go through the user's ``httpx.AsyncClient``, or over aiohttp's connections: httpx's own pool takes time
-quadratic in the calls under way (`docs/results/speed.md` compares the two).
+Requests go through the user's ``httpx.AsyncClient`` if there is one, else through aiohttp: the time that httpx's own
+connection pool takes is quadratic in the number of concurrent calls (`docs/results/speed.md` compares the two).
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ from focalroute.endpoints.transport import (
 )
 from focalroute.endpoints.wire.refusals import error_body, refusal_of
 
-#: Timeouts: connect, read, write, pool. The caller bounds all but the first.
-_TIMEOUT = (10.0, None, None, None)
+_CONNECT_S = 10.0  # the caller bounds the time for all else
 _HTTPX_S = 5.0  # httpx's default timeout, too short for a model
-_REMOTE = ("together", "deepinfra", "openrouter")
+_REMOTE = ("together", "deepinfra", "openrouter")  # dialects of services that are never on this machine
 _DRAIN_S = 0.05
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 _MAX_CONNECTIONS = 1000
-_CONNECT_S = 10.0  # the caller bounds all else
-_MOST_CLOSED = 100  # connections closed for one call
+_MAX_DISCARDED = 100  # idle connections discarded for one call
 _KEEPALIVE_S = 30.0
 _HEADER_BYTES = 2**16  # longest header of a response; aiohttp's 8 KiB are fewer than some proxies send
-_LARGE = 2**18  # bytes of a body that is sent in pieces, between which the loop is free
+_LARGE = 2**18  # bytes of a body that is sent in pieces, between which the event loop is free
 
-#: Sends a request (method, address, headers and body); the response is httpx's, or has what `Transport` uses of it.
+#: Sends a request (method, URL, headers, body) and returns a response with httpx's interface.
 Sender = Callable[[str, str, CIMultiDict[str], bytes], Awaitable[Any]]
 
 
@@ -79,54 +77,53 @@ class Http(Transport):
         masked = endpoint.key()
         key = "" if masked is None else masked.get_secret_value()
         super().__init__(endpoint, endpoint.base_url, lambda: key, on_headers)
-        # Some servers (llama.cpp's) close the connection after a stream without notice. Remote services do not, and a
-        # new connection to them would cost several round trips.
-        self._keeps = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
+        # Some local servers (llama.cpp's) close the connection after a stream without notice. Remote services do not,
+        # and a new connection to them would cost several round trips.
+        self._reuses_after_stream = endpoint.base_url.startswith("https:") or endpoint.spoken in _REMOTE
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "focalroute"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
         self._headers = CIMultiDict(headers)
         self._headers.update(endpoint.headers)
-        own_client = endpoint.http_client
-        if own_client is None:
+        if endpoint.http_client is None:
             self._send = _aiohttp_sender(endpoint, session, on_headers)
         else:
-            self._send = _httpx_sender(own_client, on_headers)
+            self._send = _httpx_sender(endpoint.http_client, on_headers)
 
     async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
-        if body and body.get("stream") and not self._keeps:
+        if body and body.get("stream") and not self._reuses_after_stream:
             headers = {**headers, "Connection": "close"}
-        own = self._headers
+        all_headers = self._headers
         if headers:
-            own = own.copy()
-            own.update(headers)
+            all_headers = all_headers.copy()
+            all_headers.update(headers)
         method, sent = ("GET", b"") if body is None else ("POST", _json(body))
         failed: list[CallFailed] = []
         try:
             url = self._urls.get(path) or str(httpx.URL(self._base_url + path))
-            response = await self._send(method, url, own, sent)
+            response = await self._send(method, url, all_headers, sent)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(request_failure(error))
-        if failed:  # raised here so that it has no context: a client's error may quote the request
+        if failed:  # raised outside `except`, so that it has no context: a client's error may quote the request
             raise failed.pop()
         if not 200 <= response.status_code < 300:
             try:
-                raise CallFailed(await self._refused(response, body))
+                raise CallFailed(await self._refusal(response, body))
             finally:
                 await response.aclose()
         return response
 
-    async def _refused(self, response: Any, body: Mapping[str, Any] | None) -> Failure:
+    async def _refusal(self, response: Any, body: Mapping[str, Any] | None) -> Failure:
         payload: object = None
         with contextlib.suppress(CallFailed):
             payload = error_body(await read_all(response, MAX_ERROR_BYTES))
         return refusal_of(response.status_code, response.headers, payload, self.secrets(body))
 
-    async def _end(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read what follows the end of a stream, if it comes at once, so that its connection can be used again."""
-        if self._keeps:
+    async def _drain(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read what follows the end of a stream, if it arrives at once, so that its connection can be reused."""
+        if self._reuses_after_stream:
             with contextlib.suppress(TimeoutError, CallFailed):
                 async with asyncio.timeout(_DRAIN_S):
                     async for _ in chunks:
@@ -145,11 +142,11 @@ def _json(body: Mapping[str, Any]) -> bytes:
 
 
 def _httpx_sender(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:
-    """Return what sends requests by the user's client."""
+    """Return a function that sends requests through the user's client, with its timeouts unless they are httpx's."""
     given = client.timeout
     timeout = (given.connect, given.read, given.write, given.pool)
     if set(timeout) == {_HTTPX_S}:
-        timeout = _TIMEOUT
+        timeout = (_CONNECT_S, None, None, None)
 
     async def send(method: str, url: str, headers: CIMultiDict[str], body: bytes) -> Any:
         request = client.build_request(method, url, headers=dict(headers), content=body, timeout=timeout)
@@ -165,9 +162,9 @@ def _httpx_sender(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:
 
 async def session_of_loop() -> AsyncGenerator[aiohttp.ClientSession, None]:
     """Yield a session that lives as long as its loop: asyncio closes a loop's async generators when it ends."""
-    files = most_files()  # half of them are for connections: without files left, not only calls fail
-    most = _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
-    connector = _Connector(limit=most, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
+    files = most_files()  # half of them at most: a process without free file descriptors fails at more than calls
+    limit = _MAX_CONNECTIONS if files is None else min(_MAX_CONNECTIONS, files // 2)
+    connector = _Connector(limit=limit, keepalive_timeout=_KEEPALIVE_S, ssl=tls_context())
     timeout, no_cookies = aiohttp.ClientTimeout(sock_connect=_CONNECT_S), aiohttp.DummyCookieJar()
     session = aiohttp.ClientSession(
         connector=connector,
@@ -184,15 +181,15 @@ async def session_of_loop() -> AsyncGenerator[aiohttp.ClientSession, None]:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Closes an idle connection on which more came than was asked for; the next call would take it for its reply.
+    """Discards an idle connection on which unrequested data has arrived: the next call would take it for its reply.
 
-    A connection for a request that says "Connection: close" is not used again, whether or not the reply says so too.
+    A connection for a request with "Connection: close" is not reused, whether or not the reply says the same.
     """
 
     async def connect(self, req: Any, *more: Any, **settings: Any) -> Connection:
-        for _ in range(2):  # a loop that stood still learns only now which connections the services have closed
+        for _ in range(2):  # a loop that was blocked learns only now which connections the services have closed
             await asyncio.sleep(0)
-        for _ in range(_MOST_CLOSED):
+        for _ in range(_MAX_DISCARDED):
             found = await super().connect(req, *more, **settings)
             if found.protocol is None or not found.protocol.should_close:
                 if found.protocol is not None and req.headers.get("Connection") == "close":
@@ -205,16 +202,16 @@ class _Connector(aiohttp.TCPConnector):
 def _aiohttp_sender(
     endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]], on_headers: OnHeaders
 ) -> Sender:
-    """Return what sends requests over the loop's session, unchanged; responses come in pieces, not decompressed."""
+    """Return a function that sends requests over the loop's session, with httpx's response interface and exceptions."""
     own_tls = endpoint.verify is not True or endpoint.cert is not None
     tls = tls_context(endpoint.verify, endpoint.cert) if own_tls else True  # True: the session's
     proxy = proxy_of(endpoint)
     proxy_url = None if proxy is None else URL(proxy)
 
     async def send(method: str, url: str, headers: CIMultiDict[str], body: bytes) -> Any:
-        by = await session()
+        of_loop = await session()
         try:
-            response = await by.request(
+            response = await of_loop.request(
                 method,
                 URL(url, encoded=True),
                 data=body if len(body) < _LARGE else BytesIO(body),
@@ -240,7 +237,7 @@ def _aiohttp_sender(
 
 
 class _Response:
-    """Has what `Transport` uses of an httpx response, which takes longer to make."""
+    """The part of httpx's response interface that `Transport` uses; a real httpx response takes longer to make."""
 
     is_stream_consumed = False
 

@@ -1,4 +1,4 @@
-"""Reserves the most a call can cost before it, settles what it consumed after it, and looks up what it did cost."""
+"""Pays for calls: reserves the most that a call can cost, settles its bill, and looks up costs reported later."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from focalroute.money.cost import Bill, bill_of
 from focalroute.store.base import LedgerRow
 
 _MILLION = Decimal(1_000_000)
-_PER_MESSAGE = 16  # tokens a chat template may add around one message, generously
-_PER_REQUEST = 64
+_PER_MESSAGE = 16  # more tokens than a chat template adds to one message,
+_PER_REQUEST = 64  # and to all of them
 _ASCII = bytes(range(128))
 _PER_IMAGE = 65_536  # tokens: the most of any known service is 48,169 (gpt-4o-mini, high detail)
 _COUNTED_PARTS = ("text", "refusal")  # types of content parts whose bytes bound their tokens
@@ -47,11 +47,11 @@ _OWN_TOOLS = ("custom", "function")  # run by the caller; all others run at the 
 
 @dataclass(slots=True)
 class PaidCall:
-    """A call whose highest cost is reserved; `settle` must follow.
+    """A call for which the most that it can cost is reserved; `settle` must follow.
 
     Attributes:
         usage: the tokens it consumed, set as soon as they are known; None: unknown.
-        generation: the service's id of the call, set as soon as it is known, by which its cost can be looked up.
+        generation: the service's id for the call, set as soon as it is known; its cost is looked up by this id.
         free: whether it failed before anything was sent.
     """
 
@@ -88,7 +88,7 @@ class PaidCall:
 
     @property
     def doubtful(self) -> bool:
-        """Whether it was settled by an estimate that `correct` can replace, as it counts towards a stored limit."""
+        """Whether its bill is an estimate that `correct` can replace; false if it counts towards no stored limit."""
         return self._row is not None and self._row.held_on is not None
 
     def correct(self, cost: Decimal) -> None:
@@ -115,19 +115,20 @@ async def reserved(ask_budget: AskBudget, endpoint: Endpoint, request: Request) 
 
 
 def upper_bound(request: Request, endpoint: Endpoint) -> Decimal | None:
-    """Return the most one call can cost: every byte of the prompt a token, every allowed token generated, n times.
+    """Return the most that one call can cost, USD; None: the price is unknown, or nothing bounds the tokens.
 
-    Every byte of the parameters counts too, as tools and schemas are part of the prompt. None: the price or the bound
-    on generated tokens is unknown, or `unbounded` names a field.
+    Each byte of the messages and of the parameters counts as a token of the prompt, since tools and schemas are part of
+    it, and each sample as if all its allowed tokens were generated.
     """
     params = request.params_over(endpoint.params)
-    price, generated = endpoint.price, most_generated(params, request)
-    if price is None or generated is None or unbounded(params, request.messages) is not None:
+    price, generated = endpoint.price, max_generated_tokens(params, request)
+    if price is None or generated is None or why_unbounded(params, request.messages) is not None:
         return None
-    return (most_prompted(params, request) * max(price.prompt, price.cached) + generated * price.completion) / _MILLION
+    prompt_usd_per_1m = max(price.prompt, price.cached)
+    return (max_prompt_tokens(params, request) * prompt_usd_per_1m + generated * price.completion) / _MILLION
 
 
-def most_prompted(params: Mapping[str, Any], request: Request) -> int:
+def max_prompt_tokens(params: Mapping[str, Any], request: Request) -> int:
     """Return the most tokens that the prompt of a call with these parameters may have."""
     return (
         _PER_REQUEST
@@ -138,8 +139,8 @@ def most_prompted(params: Mapping[str, Any], request: Request) -> int:
     )
 
 
-def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the field of a request whose cost has no bound, and what to do about it; None if there is none."""
+def why_unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return an error message for a request whose cost has no bound: the field and what to do; None if it has one."""
     for name in _UNBOUNDED_PARAMS:
         if params.get(name) is not None:
             return f"params: {name}: nothing bounds its cost; leave it out"
@@ -158,17 +159,20 @@ def unbounded(params: Mapping[str, Any], messages: Iterable[Mapping[str, Any]]) 
 
 
 def unknown_param(params: Mapping[str, Any]) -> str | None:
-    """Return a caller's first parameter whose cost is unknown: it may search, or call other models."""
+    """Return a caller's first parameter that may cost extra, as by a search or another model; None: none may."""
     return next((name for name, value in params.items() if value is not None and name not in _BOUNDED_PARAMS), None)
 
 
-def most_generated(params: Mapping[str, Any], request: Request) -> int | None:
+def max_generated_tokens(params: Mapping[str, Any], request: Request) -> int | None:
     """Return the most tokens that a call with these parameters may generate; None: unknown."""
     if request.scored:  # none are wanted, but vLLM generates, and counts, a token for each text
         return len(request.scored)
     caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]
     samples = params.get("n", request.n)
-    return max(caps) * samples if all(type(count) is int and count >= 0 for count in (*caps, samples)) else None
+    if not all(type(count) is int and count >= 0 for count in (*caps, samples)):
+        return None
+    tokens: int = max(caps) * samples
+    return tokens
 
 
 def _message_tokens(message: Mapping[str, Any]) -> int:
@@ -181,9 +185,10 @@ def _text_tokens(text: str) -> int:
 
 
 def _json_tokens(value: object, *, escaped: bool = True) -> int:
-    """Return the most tokens of a value as JSON with spaces, and ``escaped`` to ASCII, as chat templates write tools.
+    """Return the most tokens of a value as JSON: a token a byte.
 
-    Audio counts each byte of its base64 form; no codec makes more tokens of it.
+    Chat templates write tools with spaces after commas and colons and, if ``escaped``, with all but ASCII as escapes.
+    Of audio each byte of its base64 form counts, which is more than any codec makes of it.
     """
     if not value:
         return 0
@@ -211,51 +216,53 @@ def _is_bounded(part: Mapping[str, Any]) -> bool:
     return kind == "image_url" or kind in _COUNTED_PARTS or (kind is None and isinstance(part.get("text"), str))
 
 
-# -- what broken calls cost --------------------------------------------------------------------------------------------
+# -- the costs of calls that broke off ---------------------------------------------------------------------------------
 
 _HEADER = b"x-generation-id"
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # anything else might change the address
+_GENERATION = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # anything else might change the URL of the lookup
 _WAITS_S = (1.0, 3.0, 10.0, 30.0, 120.0)
-_MOST_LOOKUPS = 100  # lookups under way; the estimates of further calls stand
+_MOST_LOOKUPS = 100  # under way; further calls keep their estimates
 #: The running task's call.
 PAID_CALL: ContextVar[PaidCall | None] = ContextVar("paid_call", default=None)
 
 
 def note_generation(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Note the service's id of this task's call, if the response's headers have it."""
+    """Note the service's id for this task's call, if the response's headers have it."""
     paid_call = PAID_CALL.get()
     if paid_call is not None:
-        names = (value.decode("latin-1") for name, value in headers if name.lower() == _HEADER)
-        paid_call.generation = next(names, None)
+        ids = (value.decode("latin-1") for name, value in headers if name.lower() == _HEADER)
+        paid_call.generation = next(ids, None)
 
 
-class Settlement:
-    """Looks up the costs of one endpoint's calls that broke off, in the background. Closing cancels unfinished lookups.
+class CostLookups:
+    """Looks up, in the background, what one endpoint's calls cost that broke off. Closing cancels unfinished lookups.
 
     OpenRouter gives each call an id, in the header ``X-Generation-Id`` and in every piece of a stream
     (https://openrouter.ai/docs/api-reference/streaming), and reports its cost by that id
     (https://openrouter.ai/docs/api-reference/get-a-generation) some time later.
 
     Attributes:
-        possible: whether its service reports costs afterwards.
+        supported: whether the endpoint's service offers this.
     """
 
     def __init__(self, client: EndpointClient) -> None:
-        self.possible = client.endpoint.spoken == "openrouter"
+        self.supported = client.endpoint.spoken == "openrouter"
         self._client = client
         self._lookups = Background()
 
     def begin(self, paid_call: PaidCall) -> None:
         """Look up the cost of a call whose bill is an estimate, if its service gave it an id."""
-        name = paid_call.generation or ""
-        if self.possible and paid_call.doubtful and _NAME.fullmatch(name) and len(self._lookups) < _MOST_LOOKUPS:
-            self._lookups.start(self._settle(paid_call, name))
+        generation = paid_call.generation or ""
+        if not self.supported or not paid_call.doubtful or not _GENERATION.fullmatch(generation):
+            return
+        if len(self._lookups) < _MOST_LOOKUPS:
+            self._lookups.start(self._look_up(paid_call, generation))
 
-    async def _settle(self, paid_call: PaidCall, name: str) -> None:
+    async def _look_up(self, paid_call: PaidCall, generation: str) -> None:
         for wait_s in _WAITS_S:
             await asyncio.sleep(wait_s)
             with contextlib.suppress(CallFailed):
-                cost = await self._client.cost_of(name)
+                cost = await self._client.cost_of(generation)
                 if cost is not None:
                     paid_call.correct(cost)
                     return

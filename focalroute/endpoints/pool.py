@@ -17,27 +17,30 @@ from focalroute.endpoints import capabilities, elicit
 from focalroute.endpoints.breaker import Breaker, Breakers, Latencies
 from focalroute.endpoints.calls import CallContext, StreamSink
 from focalroute.endpoints.capabilities import Capabilities, Needs
-from focalroute.endpoints.client import HttpClients
+from focalroute.endpoints.client import HttpSessions
 from focalroute.endpoints.elicit import Plan
 from focalroute.endpoints.member import PoolMember
-from focalroute.endpoints.paid_call import unbounded, unknown_param, upper_bound
+from focalroute.endpoints.paid_call import unknown_param, upper_bound, why_unbounded
 from focalroute.endpoints.rate_limits import Health
 from focalroute.endpoints.round import RaceAllowance, RoundCalls, RoundController, Rules
 from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.store.accounts import AHEAD_S
 from focalroute.store.base import HealthRow, Store
 
-#: The bound of a call without a price, USD: it is made while anything is left of every limit.
+#: The bound of a call without a price, USD: the call is made as long as anything is left of every limit.
 _UNPRICED = Decimal("1e-12")
-_TOKENS_UNDER_BUDGET = 1024  # for a free-form reply of unbounded length: a budget needs a bound
-_STALE_S = 60.0  # a trial due longer ago than this was never made: its process is gone
-_THINKING = replace(capabilities.DEAREST, thinks=True)
-_SCORED = replace(capabilities.DEAREST, whole_choices=True)
+_TOKENS_UNDER_BUDGET = 1024  # of a free-form reply whose length is not limited: a budget needs a bound
+_STALE_S = 60.0  # if a stored trial was due longer ago than this, its process is gone
+_THINKING = replace(capabilities.COSTLIEST, thinks=True)
+_SCORED = replace(capabilities.COSTLIEST, whole_choices=True)
 _REFRESH_EVERY_S = 1.0  # how often the states stored by other processes are fetched
 
 
 def health_key(endpoint: Endpoint) -> str:
-    """Return the name under which its health is stored; two endpoints with one model may have different accounts."""
+    """Return the key under which an endpoint's health is stored.
+
+    It has the endpoint's name, as two endpoints for one model may use different accounts of the service.
+    """
     return f"{endpoint.name}: {capabilities.key(endpoint)}"
 
 
@@ -52,7 +55,7 @@ class Pool:
         self, endpoints: Iterable[Endpoint], store: Store, guard: BudgetGuard, *, rules: Rules, samples: int
     ) -> None:
         pool = tuple(endpoints)
-        self._clients = HttpClients()
+        self._clients = HttpSessions()
         if any(endpoint.client is None for endpoint in pool):
             self._clients.load()
         self._breakers = Breakers(len(pool), self._on_breaker_change)
@@ -74,14 +77,14 @@ class Pool:
     def available(self) -> tuple[bool, ...]:
         """Return which endpoints may be called now without a long wait; possibly none."""
         self._refresh_health()
-        return tuple([member.check() for member in self._members])
+        return tuple([member.is_available() for member in self._members])
 
     def unpaused(self) -> tuple[bool, ...]:
-        """Return which endpoints' rate limits allow a call now, at least a trial call, whatever their breakers say."""
+        """Return which endpoints' rate limits allow at least a trial call now, whatever the state of their breakers."""
         return tuple([member.throttle.ready or member.throttle.triable for member in self._members])
 
     def lacking(self, needs: Needs) -> tuple[str | None, ...]:
-        """Return, for each endpoint, a need of the query that it is known not to meet, or None."""
+        """Return for each endpoint the first need of the query that it does not meet (see `PoolMember.lacks`)."""
         return tuple([member.lacks(needs) for member in self._members])
 
     def out(self) -> tuple[bool, ...]:
@@ -117,17 +120,20 @@ class Pool:
         now, clock = time.time(), time.monotonic()
         for key, member in zip(self._keys, self._members, strict=True):
             row = stored.result().get(key)
-            if row is None or row.changed_at > now + AHEAD_S:  # from a wrong clock; it would be the newest till then
+            if row is None or row.changed_at > now + AHEAD_S:  # a clock was ahead: the row would be newest until then
                 continue
             left_s = None if row.open_until is None else row.open_until - now
             if left_s is None or left_s > -_STALE_S:
                 member.breaker.on_remote_change(left_s, row.ejections, clock - (now - row.changed_at))
 
     async def upper_bounds(self, query: Query, ask_budget: AskBudget) -> tuple[Decimal, ...] | None:
-        """Return the most one call to each endpoint can cost, USD, with its most expensive plan; None without a limit.
+        """Return the most that one call to each endpoint can cost, USD, with its most expensive plan.
 
-        An endpoint without a price counts next to nothing; a budget that forbids it has refused it earlier. If the
-        calls do not all fit the ask's budget, the store is asked again for what is left.
+        An endpoint without a price counts almost nothing (a budget that forbids such endpoints has refused it earlier).
+        If the calls do not all fit the ask's budget, the store is asked again for what is left.
+
+        Returns:
+            None if no limit applies.
 
         Raises:
             ConfigError: a call has no upper bound.
@@ -142,27 +148,28 @@ class Pool:
                 f"params: {unknown}: nothing bounds its cost, as a budget requires; leave it out, or give it to the "
                 "Endpoint if it costs nothing"
             )
-        after_thinking = by_samples = self._plan(query, capabilities.DEAREST, bounded=True)
+        plan = thinking_plan = self._plan(query, capabilities.COSTLIEST, bounded=True)
         if any(member.thinks for member in self._members):
-            after_thinking = self._plan(query, _THINKING, bounded=True)
+            thinking_plan = self._plan(query, _THINKING, bounded=True)
         bounds = []
         for member in self._members:
-            plan = after_thinking if member.thinks else by_samples
-            request = member.fewest_tokens(plan.request)
-            bound = upper_bound(request, member.endpoint) if member.endpoint.price else _UNPRICED
-            if bound and member.endpoint.whole_choices:
-                scored = self._plan(query, _SCORED, bounded=True)
-                bound = max(bound, upper_bound(scored.request, member.endpoint) or bound)
-            if bound is None:
-                params = plan.request.params_over(member.endpoint.params)
-                reason = unbounded(params, plan.request.messages) or "params: max_tokens, n: give whole numbers above 0"
-                raise ConfigError(f"{reason} under a budget")
-            bounds.append(bound)
+            bounds.append(self._upper_bound(query, member, thinking_plan if member.thinks else plan))
             await asyncio.sleep(0)  # a prompt of many parts takes a while to count
         least = min(bounds)
         ask_budget.needed = None if least == _UNPRICED else least
         await ask_budget.make_room(bounds)
         return tuple(bounds)
+
+    def _upper_bound(self, query: Query, member: PoolMember, plan: Plan) -> Decimal:
+        endpoint = member.endpoint
+        bound = upper_bound(member.with_least_room(plan.request), endpoint) if endpoint.price else _UNPRICED
+        if bound is None:
+            reason = why_unbounded(plan.request.params_over(endpoint.params), plan.request.messages)
+            raise ConfigError(f"{reason or 'params: max_tokens, n: give whole numbers above 0'} under a budget")
+        if bound and endpoint.whole_choices:
+            scored = self._plan(query, _SCORED, bounded=True)
+            bound = max(bound, upper_bound(scored.request, endpoint) or bound)
+        return bound
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -177,8 +184,9 @@ class Pool:
     ) -> tuple[Reply, ...]:
         """Ask the picked endpoints concurrently.
 
-        Returns their replies in the same order, failures included, then those of endpoints that were asked because a
-        picked one was late.
+        Returns:
+            Their replies in the same order, failures included; then those of endpoints that were asked because others
+            were late.
         """
         if not picked:
             return ()
@@ -187,6 +195,7 @@ class Pool:
         return await calls.run(picked)
 
     def _plan(self, query: Query, capabilities: Capabilities, *, bounded: bool) -> Plan:
+        """Return the best plan; ``bounded``: with a limit on the tokens of every reply."""
         plan = elicit.plan(query, capabilities, samples=self._samples)
         if bounded:
             for one in (plan, plan.fallback):

@@ -1,8 +1,8 @@
-"""The rate limits of one endpoint: concurrent calls, requests and tokens a minute, and pauses its service asks for.
+"""The limits of one endpoint: concurrent calls, requests and tokens a minute, and the pauses that its service asks for.
 
-Configured limits are kept. The limit on concurrent calls also adapts: a 429 halves it, and every success adds its
-reciprocal (additive increase, multiplicative decrease, as TCP does). At one call at a time a 429 that asks for no wait
-means a limit on their rate, so it causes a short pause. Each process counts for itself.
+Configured limits are kept. The limit on concurrent calls also adapts, as TCP does: a 429 halves it, and every
+success adds its reciprocal. If even one call at a time gets a 429, and it asks for no wait, calls pause for a second.
+Each process counts its own calls only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from focalroute.endpoints.wire.refusals import span_s
 
 _MINUTE_S = 60.0
 _LONGEST_PAUSE_S = 60.0  # a service that asks for a longer pause is called again after this
-_PAUSE_S = 1.0  # after a refusal that asks for none, once calls are made one at a time
+_PAUSE_S = 1.0  # after a 429 that asks for no wait, once calls are made one at a time
 _LOOK_AGAIN_S = 0.05  # between looks whether a pause was lifted
-_CROWDED = 2.0  # no more calls are wanted once those under way or waiting reach this multiple of the limit
+_CROWDED = 2.0  # the endpoint is not ready if calls under way and waiting reach this multiple of the limit
 _LONGEST_VALUE = 64  # characters of a header; reading a span takes time quadratic in them
 
 
@@ -53,21 +53,21 @@ class Health:
 
 
 class Rolling:
-    """Counts uses exactly, over a rolling minute: no 60 seconds hold more than ``most``, which may be changed.
+    """A rate limit over a rolling minute: at most ``most`` (which may be changed) in any 60 seconds.
 
     A single use larger than ``most`` waits until it is the only one.
     """
 
     def __init__(self, most: float) -> None:
         self.most = most
-        self._uses: deque[list[float]] = deque()  # [when, how much], in order; a use may lie in the future
+        self._uses: deque[list[float]] = deque()  # [when, how much], in order of time; some are in the future
         self._total = 0.0
 
     def earliest(self, amount: float, now: float) -> float:
-        """Return when this amount may be used."""
+        """Return the earliest time at which this amount may be used."""
         while self._uses and self._uses[0][0] <= now - _MINUTE_S:
             self._total -= self._uses.popleft()[1]
-        over = self._total + amount - self.most
+        over = self._total + amount - self.most  # this much must have expired by then
         when = max(now, self._uses[-1][0]) if self._uses else now
         for used_at, used in self._uses:
             if over <= 0:
@@ -77,14 +77,14 @@ class Rolling:
         return when
 
     def use(self, amount: float, when: float) -> list[float]:
-        """Use this amount at ``when``, not before the latest use; return the entry, for `correct`."""
+        """Record a use at ``when``, which is not before the latest one; return its entry, for `correct`."""
         entry = [when, amount]
         self._uses.append(entry)
         self._total += amount
         return entry
 
     def correct(self, entry: list[float], amount: float) -> None:
-        """Set an entry to the amount that was really used."""
+        """Correct an entry to the amount that was really used."""
         if self._uses and entry[0] >= self._uses[0][0]:
             self._total += amount - entry[1]
             entry[1] = amount
@@ -92,7 +92,13 @@ class Rolling:
 
 @dataclass(slots=True)
 class AdmittedCall:
-    """An admitted call: its start (monotonic), its gate, whether it tries out a pause, and its use of each rate."""
+    """A call between `Throttle.enter` and `Throttle.leave`.
+
+    Attributes:
+        started: when it was admitted (`time.monotonic`).
+        trial: whether it tries, during a pause, if the service accepts calls again.
+        uses: its entry in each rate limit.
+    """
 
     started: float
     gate: _Gate
@@ -101,7 +107,7 @@ class AdmittedCall:
 
 
 class _Gate:
-    """The calls under way in one event loop, and those that wait."""
+    """The calls under way in one event loop, and those that wait for their turn."""
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -111,31 +117,34 @@ class _Gate:
         if self.under_way < throttle.limit and not self.waiting:
             self.under_way += 1
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.append(place)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.append(turn)
         try:
-            await place
+            await turn
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # admitted and cancelled at once
+            if turn.done() and not turn.cancelled():  # admitted and cancelled at once
                 self.leave(throttle)
-            elif place in self.waiting:
-                self.waiting.remove(place)
+            elif turn in self.waiting:
+                self.waiting.remove(turn)
             raise
 
     def leave(self, throttle: Throttle) -> None:
         self.under_way -= 1
         while self.waiting and self.under_way < throttle.limit:
-            place = self.waiting.popleft()
-            if not place.done():
+            turn = self.waiting.popleft()
+            if not turn.done():
                 self.under_way += 1
-                place.set_result(None)
+                turn.set_result(None)
 
 
 class Throttle:
-    """Admits the calls to one endpoint, those of one event loop first in, first out.
+    """Admits the calls to one endpoint: within each event loop first in, first out.
+
+    A call waits in `enter` for three things in turn: its place among the concurrent calls, the end of a pause, and the
+    rates of requests and tokens.
 
     Attributes:
-        limit: the limit on calls under way per event loop now; infinite without a limit.
+        limit: the present limit on calls under way per event loop; infinite: none.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -143,12 +152,12 @@ class Throttle:
         self.limit = self._most
         limits = {"requests": endpoint.requests_per_minute, "tokens": endpoint.tokens_per_minute}
         self._rates = {name: Rolling(most) for name, most in limits.items() if most is not None}
-        self._lock = threading.Lock()  # of the rates; taken only where there are any
+        self._lock = threading.Lock()  # of the rates; taken only if there are any
         self._paused_until = 0.0
         self._limited_until = 0.0  # until then the pause is for a rate limit, which no trial may break
-        self._tried = False  # a trial of the pause is under way, or was told to retry later
-        self._cut_at = -math.inf
-        self._peak = 0.0
+        self._trial_made = False  # a trial is under way, or was told to retry later
+        self._halved_at = -math.inf
+        self._peak = 0.0  # the calls under way when the limit was halved last
         self._gates = PerLoop(_Gate)
 
     @property
@@ -169,8 +178,8 @@ class Throttle:
 
     @property
     def triable(self) -> bool:
-        """Whether a call may try if the pause is still needed: a fault caused it, and no other trial is under way."""
-        return not self._tried and self._limited_until <= time.monotonic() < self._paused_until
+        """Whether a single trial call may go out during the pause: it is not for a rate limit, and no other has."""
+        return not self._trial_made and self._limited_until <= time.monotonic() < self._paused_until
 
     @property
     def wait_s(self) -> float:
@@ -187,12 +196,12 @@ class Throttle:
         return gate is not None and gate.under_way + len(gate.waiting) >= _CROWDED * self.limit
 
     def _earliest(self, tokens: float, now: float) -> float:
-        """Return when a call of ``tokens`` may begin; the lock is held."""
+        """Return the earliest time at which a call of ``tokens`` may begin. The caller holds the lock."""
         amounts = _amounts(tokens)
         return max([rate.earliest(amounts[name], now) for name, rate in self._rates.items()])
 
     async def enter(self, tokens: float, within_s: float) -> AdmittedCall:
-        """Wait until the call may begin; then `leave` must follow.
+        """Wait until a call may begin; `leave` must follow.
 
         Args:
             tokens: the most that the call may use.
@@ -209,7 +218,7 @@ class Throttle:
             try:
                 await self._wait(admitted, tokens, until)
             except BaseException:
-                self._tried = self._tried and not admitted.trial
+                self._trial_made = self._trial_made and not admitted.trial
                 gate.leave(self)
                 raise
         return admitted
@@ -217,23 +226,25 @@ class Throttle:
     async def _wait(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
         await self._wait_for_pause(admitted, until)
         while self._rates:
-            await self._use(admitted, tokens, until)
+            await self._wait_for_rates(admitted, tokens, until)
             if admitted.trial or self._paused_until <= time.monotonic():
                 break
-            self._unuse(admitted)  # a pause has begun meanwhile
+            self._give_back(admitted)  # a pause has begun meanwhile
             await self._wait_for_pause(admitted, until)
         admitted.started = time.monotonic()
 
     async def _wait_for_pause(self, admitted: AdmittedCall, until: float) -> None:
+        """Wait until the pause is over, or make this call the trial."""
         while (now := time.monotonic()) < self._paused_until:
             if self.triable:
-                self._tried = admitted.trial = True
+                self._trial_made = admitted.trial = True
                 break
             if self._paused_until >= until:
                 raise _limited(self._paused_until - now)
             await asyncio.sleep(min(self._paused_until - now, _LOOK_AGAIN_S))
 
-    async def _use(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
+    async def _wait_for_rates(self, admitted: AdmittedCall, tokens: float, until: float) -> None:
+        """Record the call in the rates at the earliest possible time, and wait for that time."""
         now = time.monotonic()
         with self._lock:
             when = self._earliest(tokens, now)
@@ -244,10 +255,10 @@ class Throttle:
         try:
             await asyncio.sleep(when - now)
         except BaseException:
-            self._unuse(admitted)
+            self._give_back(admitted)
             raise
 
-    def _unuse(self, admitted: AdmittedCall) -> None:
+    def _give_back(self, admitted: AdmittedCall) -> None:
         self._correct(admitted, dict.fromkeys(admitted.uses, 0.0))
 
     def _correct(self, admitted: AdmittedCall, real: Mapping[str, float]) -> None:
@@ -260,45 +271,46 @@ class Throttle:
         if admitted.uses and tokens is not None:
             self._correct(admitted, {"tokens": float(tokens)})
         if admitted.trial:
-            self._tried = failure is not None and failure.retry_after_s is not None
+            self._trial_made = failure is not None and failure.retry_after_s is not None
         if failure is None:
             if admitted.trial:
                 self._paused_until = self._limited_until
             if self.limit < self._most:
-                self._raise()
+                self._raise_limit()
         elif failure.status is not None:
             asked_s = failure.retry_after_s
-            if failure.status == 429 and admitted.started > self._cut_at:
-                self._cut(admitted.gate.under_way)
+            if failure.status == 429 and admitted.started > self._halved_at:
+                self._halve_limit(admitted.gate.under_way)
                 if self.limit == 1.0 and not asked_s:
                     asked_s = _PAUSE_S
             if asked_s:
                 self.pause(asked_s, limited=failure.status == 429)
         admitted.gate.leave(self)
 
-    def _cut(self, under_way: int) -> None:
-        """Halve the limit on calls under way; once for all refused calls that began before."""
-        self._cut_at = time.monotonic()
+    def _halve_limit(self, under_way: int) -> None:
+        """Halve the limit on calls under way, once for all refused calls that began before."""
+        self._halved_at = time.monotonic()
         self._peak = max(float(under_way), 1.0)
         self.limit = max(1.0, min(self.limit, self._peak) / 2)
 
-    def _raise(self) -> None:
+    def _raise_limit(self) -> None:
+        """Raise the limit a little; beyond twice the peak there is no adapted limit any more."""
         self.limit += 1 / self.limit
         if self.limit >= self._most or self.limit > 2 * self._peak:
             self.limit = self._most
 
     def pause(self, seconds: float, *, limited: bool = True) -> None:
-        """Pause calls for this long, at most a minute; single trials are allowed if no rate limit is the reason."""
+        """Pause calls for this long, at most a minute; ``limited``: for a rate limit, so no trial call may go out."""
         now = time.monotonic()
         until = now + min(seconds, _LONGEST_PAUSE_S)
         if self._paused_until <= now:
-            self._tried = False
+            self._trial_made = False
         self._paused_until = max(self._paused_until, until)
         if limited:
             self._limited_until = max(self._limited_until, until)
 
     def on_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Pause if the service reports that a limit is used up, until that renews itself."""
+        """Pause if a response reports that a limit is used up, until the limit resets."""
         seconds = pause_of(headers)
         if seconds:
             self.pause(seconds)
@@ -315,10 +327,10 @@ def _limited(left_s: float) -> CallFailed:
 
 
 def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -> float:
-    """Return the seconds to wait by ``x-ratelimit-remaining-*`` and ``x-ratelimit-reset-*``; 0 if something is left.
+    """Return the seconds until every limit that is used up resets; 0 if none is used up.
 
-    Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds (Together), or Unix time in seconds or milliseconds
-    (OpenRouter). Values that cannot be read count as 0.
+    Reads ``x-ratelimit-remaining-*`` and ``x-ratelimit-reset-*``. Resets come as "1s", "6m0s", "20ms" (OpenAI), seconds
+    (Together), or Unix time in seconds or milliseconds (OpenRouter). Values that cannot be read count as 0.
     """
     limits = {
         name[12:].decode("latin-1").lower(): value.decode("latin-1").strip()
@@ -327,13 +339,13 @@ def pause_of(headers: Iterable[tuple[bytes, bytes]], now: float | None = None) -
     }
     if not limits:
         return 0.0
-    spent = [
-        name.removeprefix("remaining")
-        for name, left in limits.items()
-        if name.startswith("remaining") and _number(left) == 0
-    ]
     now = time.time() if now is None else now
-    return max((_span(limits.get("reset" + which, ""), now) for which in spent), default=0.0)
+    waits = [0.0]
+    for name, left in limits.items():
+        if name.startswith("remaining") and _number(left) == 0:
+            which = name.removeprefix("remaining")
+            waits.append(_seconds_until(limits.get("reset" + which, ""), now))
+    return max(waits)
 
 
 def _number(text: str) -> float | None:
@@ -344,7 +356,8 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _span(text: str, now: float) -> float:
+def _seconds_until(text: str, now: float) -> float:
+    """Read the value of a reset header."""
     span = span_s(text)
     if span is not None:
         return span

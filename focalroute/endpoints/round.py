@@ -1,4 +1,4 @@
-"""Runs one round: asks its members concurrently, races late ones with others, and cancels needless ones."""
+"""Runs one round: asks its members concurrently, races late ones with other endpoints, cancels those not needed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from focalroute.endpoints.wire.refusals import located
 from focalroute.money.cost import Bill
 
 _USUAL_SHARE, _FEWEST = 0.75, 5  # the usual latency: this quantile of at least five calls
-_PATIENCE = 3.0  # times the usual latency: longer is silent for too long
-_SHORTEST_S = 0.25  # the least patience: below it, a busy machine is likelier than an endpoint that hangs
-_STANDSTILL_S = 0.1  # if the event loop wakes this late, it stood still: the wait proves nothing, and is repeated
+_PATIENCE = 3.0  # a member may be silent for this many times the usual latency
+_SHORTEST_S = 0.25  # and for this long at least: a busy machine is a likelier cause than an endpoint that hangs
+_STANDSTILL_S = 0.1  # if the event loop wakes this late, it was blocked: the wait proves nothing, and is repeated
 _COLD_SHARE = 0.05  # of the ask's time: if no usual latency is known, one more endpoint is asked after this
-_UNKNOWN_SHARE = 0.2  # of the ask's time: an endpoint that has hardly answered yet, and may think, is given this long
+_UNKNOWN_SHARE = 0.2  # of the ask's time: what an endpoint gets that may think and has hardly answered yet
 _RACE_SHARE, _MOST_RACES = 0.1, 10.0
 WEIGH_AGAIN = 0.25  # of a round's time so far: if waiting costs, an early end is weighed again after this
-LOOK_AGAIN_S = 0.05  # until the next look for an endpoint to ask, if there was none
-_INSIST_S = 0.1  # after the deadline: how often a member that does not end is cancelled
+LOOK_AGAIN_S = 0.05  # if no endpoint was left to ask, how long until the next look for one
+_CANCEL_AGAIN_S = 0.1  # after the deadline: how often a member that does not end is cancelled
 
 
 class RoundController(Protocol):
@@ -38,7 +38,7 @@ class RoundController(Protocol):
         """Whether a member of an earlier round has answered."""
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """Return the next best endpoint besides those asked in this round; None: none is left, or affordable."""
+        """Return the best endpoint not yet asked in this round; None: none is left, or none is affordable."""
 
     @property
     def hurries(self) -> bool:
@@ -50,7 +50,7 @@ class RoundController(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When calls are retried, raced and given up; see `focalroute.AsyncEnsemble`."""
+    """When calls are retried, raced and cancelled; see `focalroute.AsyncEnsemble`."""
 
     attempts: int
     hedge_after: float | None = None
@@ -59,7 +59,15 @@ class Rules:
 
 @dataclass(slots=True)
 class _AskedMember:
-    """One endpoint asked. Members of one group race each other; ``reply`` is None while it is under way."""
+    """One endpoint asked in the round.
+
+    Attributes:
+        index: the endpoint's position in the pool.
+        group: the members of one group race each other: the first to answer wins.
+        hedge_of: the endpoint that it races, if it was asked for that.
+        raced: whether another endpoint was asked to race it.
+        reply: None while the call is under way.
+    """
 
     index: int
     pool_member: PoolMember
@@ -73,20 +81,20 @@ class _AskedMember:
 
 
 class RaceAllowance:
-    """Limits calls made only because others are silent to a tenth of all, and ten at once.
+    """Limits the calls made only because others are silent: to a tenth of all calls, and ten at once.
 
-    If every call to a pool takes longer than usual, more calls would only add to its load.
+    If all calls to a pool take longer than usual, more calls would only add to its load.
     """
 
     def __init__(self) -> None:
         self._left = _MOST_RACES
 
     def earn(self) -> None:
-        """Count a call that is made."""
+        """Count an ordinary call."""
         self._left = min(self._left + _RACE_SHARE, _MOST_RACES)
 
     def spend(self) -> bool:
-        """Use up one such call; False if none is left."""
+        """Use up one extra call; return False if none is left."""
         allowed = self._left >= 1
         self._left -= allowed
         return allowed
@@ -96,12 +104,16 @@ class RaceAllowance:
 class RoundCalls:
     """Asks the members of one round.
 
-    No ask waits for a silent member: one that is silent, or made to wait by its service, for much longer than usual.
-    Until a member has answered, a silent one is raced by one more endpoint; afterwards it is given up. Without an
-    answer, one more endpoint is asked after half of the ask's time (a twentieth if no usual latency is known), and
-    another after the same time again or half of the rest, or as soon as that endpoint fails. With ``hedge_after``, a
-    member that takes longer than this quantile of its own latencies is raced, which counts as a retry. The first
-    member of a race to answer (if the answer is streamed, to send text) wins, and the others are cancelled.
+    To *race* a member is to ask one more endpoint beside it. The first of them to answer (if the answer is streamed, to
+    send text) wins, and the others are cancelled. A member is raced when it is
+
+    - *late*: with ``hedge_after``, it has taken longer than this quantile of its own latencies (counts as a retry);
+    - *silent*: it has sent nothing, or was told to wait by its service, for much longer than the usual latency. Once
+      another member has answered, a silent one is cancelled instead.
+
+    If no member has answered after half of the ask's time (a twentieth if no usual latency is known), one more endpoint
+    is asked as a *rescue*. The next one follows after the same time again or half of the rest, or as soon as that one
+    fails.
 
     Args:
         members: all endpoints of the pool.
@@ -122,14 +134,14 @@ class RoundCalls:
     def __post_init__(self) -> None:
         self._stream_sink: StreamSink | None = None  # where a member that was picked alone streams its reply
         self._asked: list[_AskedMember] = []
-        self._wakeup: asyncio.Future[None] | None = None  # done when a member may have decided something
+        self._wakeup: asyncio.Future[None] | None = None  # done when there may be something to do
         self._began_left_s = self._context.left_s
-        self._rescue_s = -math.inf  # with this time left and no answer, one more endpoint is asked; -inf: none is
-        self._rescue_wait_s = 0.0  # and the next after this long again
+        self._rescue_at_s = -math.inf  # the next rescue is due with this much time left; -inf: none is
+        self._rescue_wait_s = 0.0  # and the one after it this much later
         self._raced = False  # whether any member is raced
-        self._blind = False  # whether the round waits without knowing a usual latency
-        self._stood_still = False  # whether the event loop did during the last wait
-        self._look_at = -math.inf  # no look for one more endpoint before this time (`time.perf_counter`)
+        self._latency_unknown = False  # whether the round waits without knowing a usual latency
+        self._was_blocked = False  # whether the event loop was during the last wait
+        self._no_race_before = -math.inf  # `time.perf_counter`
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Ask the picked endpoints; return all replies, failures included, in the order of asking."""
@@ -143,26 +155,24 @@ class RoundCalls:
         if self._controller and not self._controller.answered:
             known = any(self._patience_s(member) < math.inf for member in self._asked)
             self._rescue_wait_s = (0.5 if known else _COLD_SHARE) * self._began_left_s
-            self._rescue_s = self._began_left_s - self._rescue_wait_s
+            self._rescue_at_s = self._began_left_s - self._rescue_wait_s
         try:
             while pending := self._pending:
                 await self._wait(pending)
                 if not self._pending:
                     break
-                while needless := self._needless():
-                    await self._give_up(needless)
+                while not_needed := self._not_needed():
+                    await self._give_up(not_needed)
                 if self._context.left_s <= 0:
                     await self._give_up(self._asked, Failure("timeout", "the deadline of the ask passed"))
                 self._hedge()
                 self._rescue()
                 if silent := [member for member in self._pending if self._silent_in(member) <= 0]:
-                    await self._deal_with(silent)
+                    await self._race_or_give_up(silent)
         except BaseException:
             await self._cancel(self._asked)
             raise
-        return tuple(
-            [self._without_late_reply(member, member.reply) for member in self._asked if member.reply is not None]
-        )
+        return tuple([self._reply_that_counts(member, member.reply) for member in self._asked if member.reply])
 
     def _start(self, index: int, group: int, hedge_of: str | None = None) -> None:
         call = MemberCall(
@@ -181,7 +191,7 @@ class RoundCalls:
                 self._context,
                 self._rules.attempts,
                 closed=lambda: self._closed() or self._answer_begun or member.given_up,
-                worth=lambda wait_s: self._worth(member, wait_s),
+                may_wait=lambda wait_s: self._may_wait(member, wait_s),
             )
             member.reply = _reply(member, **vars(parsed))
             took_s = time.perf_counter() - member.call.silent_since
@@ -216,8 +226,8 @@ class RoundCalls:
         """Whether a member already streams its reply, which then is the answer."""
         return self._stream_sink is not None and self._stream_sink.begun.done()
 
-    def _without_late_reply(self, member: _AskedMember, reply: Reply) -> Reply:
-        """Return a member's reply; as cancelled if another member already streams the answer."""
+    def _reply_that_counts(self, member: _AskedMember, reply: Reply) -> Reply:
+        """Return a member's reply; if another member streams the answer, a good reply counts as cancelled."""
         if not self._answer_begun or not reply.ok or (self._stream_sink and member.call is self._stream_sink.speaker):
             return reply
         failure = Failure("cancelled", "another endpoint answered first")
@@ -226,38 +236,44 @@ class RoundCalls:
     async def _wait(self, pending: Sequence[_AskedMember]) -> None:
         """Wait until there may be something to do: a reply decides something, or a member or the round is late.
 
-        `asyncio.wait` would take three times as long to set up for a single member.
-
         Raises:
             Exception: an unexpected error in a member.
         """
         if not any(member.task.done() for member in pending):  # done: it broke while others were given up
-            loop = asyncio.get_running_loop()
-            self._wakeup = loop.create_future()
-            late_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
-            if self._hurries and self._answered:
-                late_s = min(late_s, max(WEIGH_AGAIN * (time.perf_counter() - pending[0].call.started), LOOK_AGAIN_S))
-            self._blind = late_s == math.inf
-            timeout = min(late_s, self._context.left_s - max(self._rescue_s, 0.0))
-            due = loop.time() + max(timeout, 0.0)
-            alarm = loop.call_at(due, self._wake)
-            try:
-                await self._wakeup
-            finally:
-                alarm.cancel()
-            stood_still = loop.time() - due > _STANDSTILL_S
-            if stood_still and not self._stood_still and late_s < math.inf:
-                self._look_at = time.perf_counter() + late_s
-            self._stood_still = stood_still
+            await self._sleep(pending)
         for member in pending:
             if member.reply is None and member.task.done():
                 member.task.result()
 
+    async def _sleep(self, pending: Sequence[_AskedMember]) -> None:
+        """Sleep until `_wake` is called or something is due.
+
+        `asyncio.wait` would take three times as long to set up for a single member.
+        """
+        loop = asyncio.get_running_loop()
+        self._wakeup = loop.create_future()
+        due_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
+        if self._hurries and self._answered:
+            due_s = min(due_s, max(WEIGH_AGAIN * (time.perf_counter() - pending[0].call.started), LOOK_AGAIN_S))
+        self._latency_unknown = due_s == math.inf
+        timeout_s = min(due_s, self._context.left_s - max(self._rescue_at_s, 0.0))
+        due = loop.time() + max(timeout_s, 0.0)
+        alarm = loop.call_at(due, self._wake)
+        try:
+            await self._wakeup
+        finally:
+            alarm.cancel()
+        blocked = loop.time() - due > _STANDSTILL_S
+        if blocked and not self._was_blocked and due_s < math.inf:
+            self._no_race_before = time.perf_counter() + due_s
+        self._was_blocked = blocked
+
     def _on_done(self, member: _AskedMember) -> None:
-        """Wake the round if this reply may decide it, or gives a first idea of the usual latency."""
-        broke = member.reply is None or self._blind
-        racing = self._rules.early_stop or self._hurries or (self._stream_sink is not None and not self._answer_begun)
-        if broke or racing or self._raced or not self._pending:
+        """Wake the round if this reply may decide something, or shows the usual latency for the first time."""
+        first_wins = self._rules.early_stop or self._hurries or self._raced
+        first_wins = first_wins or (self._stream_sink is not None and not self._answer_begun)
+        broke = member.reply is None
+        if first_wins or broke or self._latency_unknown or not self._pending:
             self._wake()
 
     def _wake(self, _: asyncio.Future[Any] | None = None) -> None:
@@ -265,29 +281,32 @@ class RoundCalls:
             self._wakeup.set_result(None)
 
     def _late_in(self, member: _AskedMember) -> float:
-        """Return the seconds until a member is late; infinite: it never is, or may not be raced."""
+        """Return the seconds until a member is late; infinite: it never is, or it must not be raced."""
         share = self._rules.hedge_after
         if share is None or member.raced or self._controller is None or self._context.retries < 1 or self._answer_begun:
             return math.inf
         usual = member.pool_member.breaker.latencies.quantile(share)
         if usual is None:
             return math.inf
-        return max(member.call.started + usual, self._look_at) - time.perf_counter()
+        return max(member.call.started + usual, self._no_race_before) - time.perf_counter()
 
     def _patience_s(self, member: _AskedMember) -> float:
-        """Return how long a member may be silent, by its own latencies, else its slowest peer's; infinite: unknown.
+        """Return how long a member may be silent; infinite: no usual latency is known.
 
-        The latencies in this ask count too, as a query that takes long takes long at every endpoint.
+        By its own latencies; if it has hardly any, by those of the pool's slowest endpoint. The latencies in this ask
+        count too, as a query that takes long takes long at every endpoint.
         """
         slowest_s = self._context.slowest_s
-        usual = member.pool_member.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST)
-        if usual is not None:
-            return max(_PATIENCE * max(usual, slowest_s), _SHORTEST_S)
-        calls = [(one.breaker.latencies, 1 if one is member.pool_member else _FEWEST) for one in self._members]
-        known = [usual for some, fewest in calls if (usual := some.quantile(_USUAL_SHARE, fewest)) is not None]
-        if self._answered:
-            return max(_PATIENCE * max([*known, slowest_s]), _UNKNOWN_SHARE * self._began_left_s, _SHORTEST_S)
-        return max(_PATIENCE * max([*known, slowest_s]), _SHORTEST_S) if known else math.inf
+        own = member.pool_member.breaker.latencies
+        usual_s = own.quantile(_USUAL_SHARE, _FEWEST)
+        if usual_s is not None:
+            return max(_PATIENCE * max(usual_s, slowest_s), _SHORTEST_S)
+        of_pool = [one.breaker.latencies.quantile(_USUAL_SHARE, _FEWEST) for one in self._members]
+        known = [usual_s for usual_s in (own.quantile(_USUAL_SHARE, 1), *of_pool) if usual_s is not None]
+        if not known and not self._answered:
+            return math.inf
+        least_s = _UNKNOWN_SHARE * self._began_left_s if self._answered else 0.0
+        return max(_PATIENCE * max([*known, slowest_s]), least_s, _SHORTEST_S)
 
     def _silent_in(self, member: _AskedMember) -> float:
         """Return the seconds until a member has been silent for too long; infinite: it may be silent."""
@@ -295,20 +314,17 @@ class RoundCalls:
             return math.inf
         now, patience_s = time.perf_counter(), self._patience_s(member)
         left_s = member.call.silent_since - now
-        left_s = 0.0 if self._long(left_s, patience_s) else left_s + patience_s
-        return max(left_s, self._look_at - now)
+        left_s = 0.0 if self._is_long_wait(left_s, patience_s) else left_s + patience_s
+        return max(left_s, self._no_race_before - now)
 
-    def _long(self, wait_s: float, patience_s: float) -> bool:
+    def _is_long_wait(self, wait_s: float, patience_s: float) -> bool:
         """Whether a wait for the next attempt is so long that another endpoint is asked meanwhile."""
         return wait_s > (patience_s if patience_s < math.inf else _COLD_SHARE * self._began_left_s)
 
-    def _worth(self, member: _AskedMember, wait_s: float) -> bool:
-        """Whether a member may wait this long, or for a pause, for its next attempt.
-
-        If that is long, another endpoint is asked too.
-        """
+    def _may_wait(self, member: _AskedMember, wait_s: float) -> bool:
+        """Whether a member may wait this long for its next attempt. If that is long, another endpoint is asked too."""
         wait_s = max(wait_s, member.pool_member.throttle.wait_s)
-        long = self._controller is not None and self._long(wait_s, self._patience_s(member))
+        long = self._controller is not None and self._is_long_wait(wait_s, self._patience_s(member))
         if long and self._answered:
             return False
         member.call.silent_since = time.perf_counter() + wait_s
@@ -316,15 +332,15 @@ class RoundCalls:
             self._wake()
         return True
 
-    async def _deal_with(self, silent: Sequence[_AskedMember]) -> None:
-        """Race silent members or, if another has answered, give them up."""
+    async def _race_or_give_up(self, silent: Sequence[_AskedMember]) -> None:
+        """Race silent members or, if another has answered, cancel them."""
         if self._answered:
             for member in silent:
                 member.call.outrun = True
             await self._give_up(silent, Failure("timeout", "silent for long after another endpoint had answered"))
         else:
             for member in silent:
-                waiting = member.call.silent_since > time.perf_counter()  # it makes no call meanwhile
+                waiting = member.call.silent_since > time.perf_counter()  # so it makes no call meanwhile
                 self._race(member, free=waiting)
 
     def _hedge(self) -> None:
@@ -334,60 +350,72 @@ class RoundCalls:
                 self._context.retries -= 1
 
     def _rescue(self) -> None:
-        """Ask one more endpoint if none has answered in good time, or each is raced already."""
+        """Ask one more endpoint if a rescue is due, or if each member under way is raced already."""
         if self._won:
-            self._rescue_s = -math.inf
+            self._rescue_at_s = -math.inf
         pending, left_s = self._pending, self._context.left_s
-        if self._rescue_s == -math.inf or not pending:
+        if self._rescue_at_s == -math.inf or not pending:
             return
-        if left_s > self._rescue_s and not all(member.raced for member in pending):
+        if left_s > self._rescue_at_s and not all(member.raced for member in pending):
             return
         if self._race(pending[-1]):
-            self._rescue_s = left_s - min(left_s / 2, self._rescue_wait_s)
+            self._rescue_at_s = left_s - min(left_s / 2, self._rescue_wait_s)
             self._rescue_wait_s *= 2
         else:
-            self._rescue_s = left_s - LOOK_AGAIN_S
+            self._rescue_at_s = left_s - LOOK_AGAIN_S
 
     def _race(self, member: _AskedMember, *, free: bool = True) -> bool:
-        """Ask one more endpoint, if one is left and the race is ``free`` or allowed; if not, look again soon."""
+        """Race a member, if an endpoint is left for it; return whether it is raced. If not, look again soon.
+
+        Args:
+            free: whether the extra call needs no allowance (see `RaceAllowance`).
+        """
         spare = self._controller.spare([one.index for one in self._asked]) if self._controller else None
         if spare is not None and (free or self._allowance.spend()):
             member.raced = self._raced = True
             self._start(spare, member.group, member.pool_member.endpoint.name)
             return True
-        self._look_at = time.perf_counter() + LOOK_AGAIN_S
+        self._no_race_before = time.perf_counter() + LOOK_AGAIN_S
         return False
 
-    def _needless(self) -> list[_AskedMember]:
+    def _not_needed(self) -> list[_AskedMember]:
         """Return the members that lost a race, or can no longer change the answer."""
         lost = self._losers()
         rest = [member for member in self._pending if member not in lost]
         return lost + rest if rest and self._settled_without(rest) else lost
 
     def _losers(self) -> list[_AskedMember]:
-        """Return the members that lost a race."""
+        """Return the members under way whose race another member has won, and note which were asked before it."""
         speaker = self._stream_sink.speaker if self._stream_sink else None
-        winners = {
-            member.group: place
-            for place, member in enumerate(self._asked)
-            if (member.reply and member.reply.ok) or member.call is speaker
-        }
-        lost = [member for member in self._pending if member.group in winners and member.call is not speaker]
-        for member in lost:
-            member.call.outrun = self._asked.index(member) < winners[member.group]
-        return lost
+        winners: dict[int, int] = {}  # group -> position among the asked members
+        for position, member in enumerate(self._asked):
+            if (member.reply and member.reply.ok) or member.call is speaker:
+                winners[member.group] = position
+        losers = []
+        for position, member in enumerate(self._asked):
+            if member.reply is None and member.group in winners and member.call is not speaker:
+                member.call.outrun = position < winners[member.group]
+                losers.append(member)
+        return losers
 
     def _settled_without(self, pending: Sequence[_AskedMember]) -> bool:
-        """Whether the round may end without these members, once a member of it (of any, if waiting costs) answered."""
-        if self._controller is None or not (self._answered if self._hurries else self._rules.early_stop and self._won):
+        """Whether the round may end without these members.
+
+        It needs an answer: of this round with ``early_stop``, of any round if waiting costs.
+        """
+        if self._controller is None:
+            return False
+        may_end = self._answered if self._hurries else self._rules.early_stop and self._won
+        if not may_end:
             return False
         replies = [member.reply for member in self._asked if member.reply]
         now = time.perf_counter()
         waited = {member.index: now - member.call.started for member in pending}
         if not self._controller.settled(replies, waited):
             return False
-        for index, seconds in waited.items() if self._hurries else ():
-            self._members[index].breaker.latencies.give_up(seconds)
+        if self._hurries:
+            for index, seconds in waited.items():
+                self._members[index].breaker.latencies.add_cancelled(seconds)
         return True
 
     @property
@@ -395,13 +423,13 @@ class RoundCalls:
         return self._controller is not None and self._controller.hurries
 
     async def _cancel(self, members: Sequence[_AskedMember]) -> None:
-        """Cancel members and wait until they have ended; after the deadline, cancel them again and again."""
+        """Cancel members and wait until they have ended; after the deadline, cancel them again until they do."""
         pending = {member.task for member in members if not member.task.done()}
         for member in members:
             member.given_up = True
             member.task.cancel()
         while pending:
-            _, pending = await asyncio.wait(pending, timeout=max(self._context.left_s, _INSIST_S))
+            _, pending = await asyncio.wait(pending, timeout=max(self._context.left_s, _CANCEL_AGAIN_S))
             for task in pending:
                 task.cancel()
         for member in members:
@@ -409,7 +437,7 @@ class RoundCalls:
                 member.task.exception()  # retrieved, so that asyncio does not warn
 
     async def _give_up(self, members: Sequence[_AskedMember], why: Failure | None = None) -> None:
-        """Cancel members still under way, down to their sockets; a reply that comes at that very moment counts."""
+        """Cancel members still under way, down to their sockets; a reply that arrives at that moment counts."""
         pending = [member for member in members if member.reply is None]
         await self._cancel(pending)
         for member in pending:

@@ -1,6 +1,7 @@
-"""Sends requests to one endpoint, with bounded replies and typed failures; and does so through a ready ``AsyncOpenAI``.
+"""The interface for sending requests to one endpoint, and its implementation over the user's own ``AsyncOpenAI``.
 
-Only bytes are taken from the openai library, as its parsing differs between versions.
+The size of replies is bounded, and every failure is a `CallFailed`. `focalroute.endpoints.http` has the implementation
+without the openai library. Only bytes are taken from that library, as its parsing differs between versions.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from focalroute.endpoints.wire.fields import protocol_error
 from focalroute.endpoints.wire.refusals import PROXY_LOGIN, refusal_of
 from focalroute.endpoints.wire.stream import StreamDecoder
 
-#: Takes the raw headers of a response.
+#: Receives the raw headers of a response.
 OnHeaders = Callable[[Iterable[tuple[bytes, bytes]]], None]
 
-#: The paths that are called at a service.
+#: Paths below a service's base_url.
 CHAT, COMPLETIONS, EMBEDDINGS = "/chat/completions", "/completions", "/embeddings"
 #: Most bytes read of an error or of a lookup.
 MAX_ERROR_BYTES = 64 * 1024
-_UNCOMPRESSED = {"Accept-Encoding": "identity"}  # so that reading is bounded by what is sent
-#: Exceptions of httpx and httpx2 that are raised before anything is sent, and before all of the request is.
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}  # as bodies are read raw
+#: Exceptions of httpx and httpx2 raised before any of the request was sent, and before all of it was.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"}
 _NOT_ALL_SENT = {*_UNSENT, "WriteError"}
 
 
 async def read_all(response: Any, limit: int) -> bytearray:
-    """Return the body of an httpx (or httpx2) response as sent; CallFailed if it is too long or breaks off.
+    """Return the raw body of an httpx (or httpx2) response; CallFailed if it is too long or breaks off.
 
-    It does not use `_pieces_of`, as a generator takes longer than reading a usual reply.
+    It does not use `_pieces_of`: a generator costs more time than reading a usual reply.
     """
     body = bytearray()
     failed: list[CallFailed] = []
@@ -56,7 +57,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
                     break
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
         failed.append(_reply_failure(error))
-    if failed:  # raised here so that it has no context, and popped so that no frame of its traceback keeps it
+    if failed:  # raised outside `except`, so that it has no context; popped, so that this frame does not keep it
         raise failed.pop()
     if len(body) > limit:
         raise protocol_error("the reply is too long")
@@ -64,7 +65,7 @@ async def read_all(response: Any, limit: int) -> bytearray:
 
 
 async def _pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
-    """Yield the body of an httpx (or httpx2) response as it comes; CallFailed if it breaks off."""
+    """Yield the body of an httpx (or httpx2) response as it arrives; CallFailed if it breaks off."""
     failed: list[CallFailed] = []
     try:
         if response.is_stream_consumed:  # by a hook, or before it was sent, as mocks are
@@ -75,12 +76,15 @@ async def _pieces_of(response: Any) -> AsyncGenerator[bytes, None]:
                 yield piece
     except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
         failed.append(_reply_failure(error))
-    if failed:  # raised here so that it has no context
+    if failed:  # as in `read_all`
         raise failed.pop()
 
 
 def request_failure(error: BaseException) -> CallFailed:
-    """Return the failure of a request without a response; httpx's and httpx2's exceptions have the same names."""
+    """Convert the HTTP client's exception for a request without a response.
+
+    Exceptions are told apart by their names, which httpx and httpx2 share.
+    """
     names = {cls.__name__ for cls in type(error).__mro__}
     if "TransportError" not in names:
         hint = "check the HTTP client that you gave: is it closed, or does a hook of it raise?"
@@ -97,7 +101,7 @@ def request_failure(error: BaseException) -> CallFailed:
         failure = Failure("connection", f"could not get through the proxy ({cause})", hint=hint)
         return CallFailed(failure, free=True)
     if "ProtocolError" in names and "disconnected" not in str(error):
-        hint = "check base_url: what answers there speaks no HTTP; is it https instead of http, or another port?"
+        hint = "check base_url: what answers there does not speak HTTP; is it https instead of http, or another port?"
         return CallFailed(Failure("connection", f"what came back is not HTTP ({cause})", hint=hint))
     message, hint = "could not reach the service", ""
     if isinstance(root, ssl.SSLCertVerificationError):
@@ -110,17 +114,17 @@ def request_failure(error: BaseException) -> CallFailed:
         hint = "check base_url: TLS failed there; is it http instead of https, or another port?"
     elif not names & _UNSENT:
         message = "the service ended the connection without a reply"
-        hint = "try again; if it always does, see its log: over https it may want a certificate of the client (cert)"
+        hint = "try again; if it always does, see its log: over https it may require a client certificate (cert)"
     failure = Failure("connection", f"{message} ({cause})", hint=hint)
     return CallFailed(failure, free=bool(names & _NOT_ALL_SENT))
 
 
 class Transport(ABC):
-    """Sends requests to one endpoint. A subclass opens the responses, which are httpx's (or httpx2's).
+    """Sends requests to one endpoint. A subclass opens the responses, which have the interface of httpx's.
 
     Args:
         base_url: the service's.
-        key: returns the key. No message may quote it, nor the user's headers, which may be keys.
+        key: returns the API key. Messages must not quote it, nor the user's headers, which may hold keys.
         on_headers: called with the headers of every response.
 
     Attributes:
@@ -135,7 +139,7 @@ class Transport(ABC):
         self._on_headers = on_headers
 
     async def read(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytearray:
-        """Return the reply's body; without a ``body`` it is a GET request, and bounded by `MAX_ERROR_BYTES`."""
+        """Return the reply's body. Without a ``body`` the request is a GET, whose reply may have `MAX_ERROR_BYTES`."""
         response = await self._open(path, body, headers)
         try:
             return await read_all(response, MAX_ERROR_BYTES if body is None else MAX_REPLY_BYTES)
@@ -145,14 +149,14 @@ class Transport(ABC):
     async def stream(
         self, body: Mapping[str, Any], headers: Mapping[str, str], decoder: StreamDecoder
     ) -> AsyncGenerator[str, None]:
-        """Yield the text of a reply in pieces, as they come."""
+        """Yield the text of a streamed reply in pieces, as they arrive."""
         response = await self._open(CHAT, body, headers)
         try:
             async with contextlib.aclosing(_pieces_of(response)) as chunks:
                 async for chunk in chunks:
                     yield decoder.feed(chunk)
                     if decoder.done:
-                        await self._end(chunks)
+                        await self._drain(chunks)
                         return
         finally:
             await response.aclose()
@@ -167,16 +171,16 @@ class Transport(ABC):
 
     @abstractmethod
     async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
-        """Return the response, its body still unread; CallFailed if it is a failure. A redirect is one."""
+        """Return the response, its body still unread; CallFailed if its status is not 2xx, as for a redirect."""
 
-    async def _end(self, chunks: AsyncIterator[bytes]) -> None:  # noqa: B027 - a client of the user needs none
-        """Deal with what follows the end of a stream."""
+    async def _drain(self, chunks: AsyncIterator[bytes]) -> None:  # noqa: B027 - the user's client needs none
+        """Read what follows the end of a stream, so that its connection can be reused."""
 
 
 class OpenAITransport(Transport):
-    """Calls through a ready ``AsyncOpenAI`` (1.83 or newer), without its retries, and without following redirects.
+    """Sends requests through the user's ``AsyncOpenAI`` (1.83 or newer), without its retries and redirects.
 
-    A redirect would get the prompt and, with some versions, an Azure key.
+    The target of a redirect would get the prompt and, with some versions, an Azure key.
     """
 
     def __init__(self, endpoint: Endpoint, on_headers: OnHeaders) -> None:
@@ -185,33 +189,34 @@ class OpenAITransport(Transport):
         self._client = endpoint.client
         super().__init__(endpoint, str(self._client.base_url), lambda: str(self._client.api_key), on_headers)
         self._headers = {**endpoint.headers, **_UNCOMPRESSED}
-        self._unread = AsyncStream[object]
+        self._stream_cls = AsyncStream[object]
 
     async def _open(self, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Any:
         send = self._client.get if body is None else partial(self._client.post, body=dict(body))
         options = {"headers": {**self._headers, **headers}, "max_retries": 0, "follow_redirects": False}
         failed: list[CallFailed] = []
         try:
-            reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._unread)
+            # As a stream, even for a whole reply: so the library does not read the body.
+            reply = await send(path, cast_to=object, options=options, stream=True, stream_cls=self._stream_cls)
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(_translated(error, self.secrets(body)))
             if (refused := getattr(error, "response", None)) is not None:
                 self._on_headers(refused.headers.raw)
-        if failed:  # raised here so that it has no context: the library's own exceptions quote the reply
+        if failed:  # raised outside `except`, so that it has no context: the library's exceptions quote the reply
             raise failed.pop()
         self._on_headers(reply.response.headers.raw)
         return reply.response
 
 
 def _reply_failure(error: Exception) -> CallFailed:
-    """Return the failure of a reply that broke off; httpx's and httpx2's own timeouts have the same names."""
+    """Convert the HTTP client's exception for a reply that broke off (see `request_failure`)."""
     if "Timeout" in type(error).__name__:
         return CallFailed(Failure("timeout", "no whole reply within the client's own time limit"))
     return protocol_error(f"the reply was cut short ({type(error).__name__})")
 
 
 def _translated(error: Exception, secrets: Sequence[str]) -> CallFailed:
-    """Convert an exception of the openai library to our failure."""
+    """Convert an exception of the openai library."""
     import openai
 
     if isinstance(error, openai.APIStatusError):

@@ -140,7 +140,7 @@ class Serving:
             if ended < math.inf:
                 for late in pending:
                     turn.give_up(late)
-                    latencies[late].give_up(ended)
+                    latencies[late].add_cancelled(ended)
                     replies[late] = replace(replies[late], error=_NOT_NEEDED, text=None, choice=None, latency_s=ended)
                 break
         turn.wait(ended)

@@ -64,7 +64,7 @@ class TimePrice:
             under_way: endpoint -> seconds that its call has been under way; other calls would begin now.
             length: the length of this query's replies, in multiples of the usual one.
         """
-        left = [one.left(under_way.get(i, 0.0), length) for i, one in enumerate(self.latencies)]
+        left = [one.expected_left(under_way.get(i, 0.0), length) for i, one in enumerate(self.latencies)]
         known = [seconds for seconds in left if seconds is not None]
         usual = sum(known) / len(known) if known else 0.0
         return self.usd_per_second * np.array([usual if seconds is None else seconds for seconds in left])

@@ -30,7 +30,7 @@ from typing import Any
 
 from focalroute import Answer, AsyncEnsemble, Budget, Endpoint
 from focalroute.core.pool import load_pool
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.paid_call import upper_bound
 from focalroute.endpoints.wire import Request
 from focalroute.money.budget import BudgetGuard
@@ -95,7 +95,7 @@ class Streamer:
     """Streamed calls under the same budget: reserved before, settled by the usage that ends the stream."""
 
     def __init__(self, endpoint: Endpoint, guard: BudgetGuard) -> None:
-        self.client = EndpointClient(endpoint, HttpClients())
+        self.client = EndpointClient(endpoint, HttpSessions())
         self.guard = guard
 
     async def ask(self, number: str, text: str) -> Decimal | None:

@@ -118,7 +118,7 @@ def test_a_question_on_which_all_are_slow_ejects_none(others: str) -> None:
     if others == "slow too":
         bench.call(None, 1, which=2)
     for breaker in bench.pool.all:
-        breaker.notice()
+        breaker.count_overdue()
     assert bench.changes == []
 
 
@@ -281,7 +281,7 @@ def test_calls_under_way_that_are_much_too_slow_count_before_they_end() -> None:
     for later_s, state in ((1.4, "closed"), (0.2, "open")):
         bench.now += later_s
         bench.call(None, which=1)
-        bench.breaker.notice()
+        bench.breaker.count_overdue()
         assert bench.breaker.state == state
     bench.probe(True)
     for call in calls:  # each counts once, and says nothing of what came after

@@ -19,7 +19,7 @@ from focalroute.core.errors import CallFailed, PoolError
 from focalroute.core.records import Failure, Usage
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.capabilities import NONE, Capabilities, CapabilityCheck
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.sim import SimulatedPool
 from focalroute.sim.process import DialectName
 from tests.loopback import Received, Server, completion, json_reply, serving, sse, until, until_checked
@@ -81,7 +81,7 @@ class Service:
 
 def probe(server: Server) -> tuple[Capabilities, Usage | None]:
     async def run() -> tuple[Capabilities, Usage | None]:
-        clients = HttpClients()
+        clients = HttpSessions()
         try:
             check = CapabilityCheck(EndpointClient(Endpoint("e", model="m", base_url=server.url), clients))
             return await check.run(), check.usage

@@ -15,7 +15,7 @@ from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query
 from focalroute.endpoints import capabilities, elicit
 from focalroute.endpoints.capabilities import Capabilities, CapabilityCheck
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.elicit import ParsedReply
 from focalroute.endpoints.wire import Completion, Request
 from focalroute.sim.models import default_models
@@ -48,7 +48,7 @@ def endpoints() -> Iterator[dict[str, Endpoint]]:
 
 def with_client(endpoint: Endpoint, use: Any) -> Any:
     async def run() -> Any:
-        clients = HttpClients()
+        clients = HttpSessions()
         try:
             return await use(EndpointClient(endpoint, clients))
         finally:

@@ -25,7 +25,7 @@ from aiohttp import web
 from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed, ConfigError
 from focalroute.core.records import Usage
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from focalroute.money.prices import NotListed, fetch_models
 from tests.loopback import Handler, Server, completion, json_reply, self_signed, serving, speaking, sse
@@ -65,7 +65,7 @@ def using(url: str, use: Use, **settings: Any) -> Any:
     """Run ``use`` on a client of ``url``, and close everything after."""
 
     async def run() -> Any:
-        clients = HttpClients()
+        clients = HttpSessions()
         try:
             return await use(EndpointClient(Endpoint("e", model="m", base_url=url, **settings), clients))
         finally:
@@ -79,7 +79,7 @@ def injected(url: str, use: Use, **settings: Any) -> Any:
 
     async def run() -> Any:
         async with openai.AsyncOpenAI(api_key=KEY, base_url=url, max_retries=3) as client:
-            return await use(EndpointClient(Endpoint("e", model="m", client=client, **settings), HttpClients()))
+            return await use(EndpointClient(Endpoint("e", model="m", client=client, **settings), HttpSessions()))
 
     return asyncio.run(run())
 
@@ -90,7 +90,7 @@ def over_httpx(url: str, use: Use, **settings: Any) -> Any:
     async def run() -> Any:
         async with httpx.AsyncClient(follow_redirects=True) as client:
             endpoint = Endpoint("e", model="m", base_url=url, http_client=client, **settings)
-            return await use(EndpointClient(endpoint, HttpClients()))
+            return await use(EndpointClient(endpoint, HttpSessions()))
 
     return asyncio.run(run())
 
@@ -197,7 +197,7 @@ def test_a_ready_client_follows_no_redirect_either(azure: bool) -> None:
                     made = openai.AsyncAzureOpenAI(api_key=KEY, azure_endpoint=root, api_version="2024-10-21")
                 async with made as client:
                     with pytest.raises(CallFailed) as caught:
-                        await complete(EndpointClient(Endpoint("e", model="m", client=client), HttpClients()))
+                        await complete(EndpointClient(Endpoint("e", model="m", client=client), HttpSessions()))
                     assert elsewhere.received == []
                     messages: Any = REQUEST.messages
                     await client.chat.completions.create(model="m", messages=messages)
@@ -320,7 +320,7 @@ def test_a_reply_cut_short_or_broken_in_its_http_is_a_protocol_failure(raw: byte
     """What was answered is not whole: it may have cost something, unlike a refused connection."""
 
     async def run() -> CallFailed:
-        clients = HttpClients()
+        clients = HttpSessions()
         async with speaking(raw) as url:
             client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
             with pytest.raises(CallFailed) as caught:
@@ -593,7 +593,7 @@ def test_connections_are_kept_and_shared_between_endpoints() -> None:
         return json_reply(completion())
 
     async def run(server: Server) -> None:
-        clients = HttpClients()
+        clients = HttpSessions()
         for name in ("one", "two"):
             client = EndpointClient(Endpoint(name, model="m", base_url=server.url), clients)
             await client.complete(REQUEST)
@@ -624,7 +624,7 @@ def test_a_streams_connection_is_not_used_again() -> None:
 
     async def run() -> None:
         async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-            clients, url = HttpClients(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            clients, url = HttpSessions(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
             client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
             for _ in range(3):
                 await collect(client)
@@ -638,7 +638,7 @@ def test_a_streams_connection_is_not_used_again() -> None:
 
 def test_one_client_serves_several_event_loops_in_turn() -> None:
     """Each running loop gets its own connections; a loop closed long ago leaves nothing behind that breaks the next."""
-    clients = HttpClients()
+    clients = HttpSessions()
     with serving(ok) as server:
         client = EndpointClient(Endpoint("e", model="m", base_url=server.url), clients)
 
@@ -667,7 +667,7 @@ def test_a_request_or_address_that_cannot_be_sent_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="JSON"):
         using("http://127.0.0.1:9/v1", lambda c: c.complete(bad))
     with pytest.raises(ConfigError, match="base_url"):
-        asyncio.run(EndpointClient(Endpoint("e", model="m"), HttpClients()).complete(REQUEST))
+        asyncio.run(EndpointClient(Endpoint("e", model="m"), HttpSessions()).complete(REQUEST))
     with pytest.raises(ConfigError, match="base_url"):
         using("http://127.0.0.1:99999999/v1", complete)
 
@@ -718,7 +718,7 @@ def test_what_a_proxy_answers_to_connect_is_told(monkeypatch: pytest.MonkeyPatch
     async def run() -> None:
         async with speaking(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()) as url:
             monkeypatch.setenv("https_proxy", url.removesuffix("/v1"))
-            clients = HttpClients()
+            clients = HttpSessions()
             client = EndpointClient(Endpoint("e", model="m", base_url="https://somewhere.invalid/v1"), clients)
             with pytest.raises(CallFailed, match=rf"through the proxy \(HTTP {status}\)") as caught:
                 await client.complete(REQUEST)
@@ -782,7 +782,7 @@ def test_trusted_certificates_are_set_as_in_httpx(tmp_path: Path, monkeypatch: p
         context.load_cert_chain(certificate, key)
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
-        clients = HttpClients()
+        clients = HttpSessions()
         url = f"https://127.0.0.1:{runner.addresses[0][1]}/v1"
         client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
         found: list[Any] = []

@@ -19,7 +19,7 @@ from aiohttp import web
 from focalroute import Answer, AsyncEnsemble, Endpoint, Ensemble, PoolError, Reply
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import FailureKind
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from focalroute.sim import Fault, SimulatedModel, SimulatedPool
 from focalroute.sim.faults import KINDS
@@ -151,7 +151,7 @@ def test_a_hostile_stream_fails_or_says_what_it_says(pool: SimulatedPool, kind: 
     hostile = members(pool, kind)[1]
 
     async def run() -> str:
-        clients = HttpClients()
+        clients = HttpSessions()
         async with openai.AsyncOpenAI(api_key="none", base_url=str(hostile.base_url)) as client:
             endpoint = replace(hostile, base_url=None, client=client) if ready else hostile
             try:
@@ -188,7 +188,7 @@ def test_memory_is_bounded_whatever_is_sent(pool: SimulatedPool, kind: str, way:
     url = str(pool.endpoints[1].base_url)
 
     async def run() -> int:
-        clients = HttpClients()
+        clients = HttpSessions()
         async with openai.AsyncOpenAI(api_key="none", base_url=url) as client, httpx.AsyncClient() as http_client:
             where: dict[str, Any] = {"client": client} if way == "openai" else {"base_url": url}
             where |= {"http_client": http_client} if way == "httpx" else {}
@@ -232,7 +232,7 @@ def test_endless_headers_and_trailers_take_neither_memory_nor_longer_than_the_ca
         writer.close()
 
     async def run() -> tuple[CallFailed, int]:
-        clients = HttpClients()
+        clients = HttpSessions()
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
             caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), clients)
@@ -263,7 +263,7 @@ def test_a_reply_that_was_not_asked_for_is_not_the_next_calls() -> None:
         writer.close()
 
     async def run() -> list[str]:
-        clients = HttpClients()
+        clients = HttpSessions()
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
             caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), clients)
@@ -287,7 +287,7 @@ def test_a_connection_that_was_closed_while_the_event_loop_stood_still_is_not_us
         return json_reply(completion())
 
     async def run(url: str) -> None:
-        clients = HttpClients()
+        clients = HttpSessions()
         caller = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
         for _ in range(3):
             await caller.complete(STREAMED)
@@ -306,7 +306,7 @@ def test_a_service_that_sends_before_it_is_asked_is_not_connected_to_for_ever(
     monkeypatch.setattr("aiohttp.client_proto.ResponseHandler.should_close", True)
 
     async def run() -> CallFailed:
-        clients = HttpClients()
+        clients = HttpSessions()
         with pytest.raises(CallFailed) as failed:
             await EndpointClient(pool.endpoints[0], clients).complete(STREAMED)
         await clients.aclose()

@@ -24,7 +24,7 @@ from pytest_httpx import HTTPXMock
 from focalroute import AsyncEnsemble, Budget, ConfigError, Endpoint, Ensemble, Judge, PoolError
 from focalroute.core.errors import CallFailed
 from focalroute.core.pool import load_pool
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.wire import MAX_REPLY_BYTES, Completion, Request
 from tests.loopback import Server, completion, json_reply, self_signed, serving
 
@@ -48,7 +48,7 @@ def endpoint(name: str = "e", **settings: Any) -> Endpoint:
 
 def complete(one: Endpoint, request: Request = REQUEST) -> Completion:
     async def run() -> Completion:
-        clients = HttpClients()
+        clients = HttpSessions()
         try:
             return await EndpointClient(one, clients).complete(request)
         finally:
@@ -159,7 +159,7 @@ def test_a_ready_openai_client_may_have_any_transport(azure: bool, streamed: boo
             ready = openai.AsyncAzureOpenAI(
                 api_key=KEY, azure_endpoint="http://azure.test", api_version="1", http_client=http
             )
-        client = EndpointClient(Endpoint("e", model="m", client=ready, headers={"x-team": "search"}), HttpClients())
+        client = EndpointClient(Endpoint("e", model="m", client=ready, headers={"x-team": "search"}), HttpSessions())
         failures = []
         for _ in replies[1:]:
             with pytest.raises(CallFailed) as caught:
@@ -190,7 +190,7 @@ def test_hooks_auth_headers_and_proxies_of_a_client_are_at_work(monkeypatch: pyt
             proxy=proxy, headers={"x-mine": "1", "x-team": "theirs"}, event_hooks={"response": [hook]}
         ) as client:
             one = endpoint(http_client=client, headers={"x-team": "ours"}, api_key_env="SOME_KEY")
-            return await EndpointClient(one, HttpClients()).complete(REQUEST)
+            return await EndpointClient(one, HttpSessions()).complete(REQUEST)
 
     with serving(ok) as server:
         assert asyncio.run(run(server)).choices[0].text == "A"
@@ -453,7 +453,7 @@ def test_trusted_and_own_certificates_are_settings_of_an_endpoint(tmp_path: Path
         assert named.hint == "call the service in base_url by a name that is in its certificate"
         uncertified = failed(endpoint(base_url=url, verify=False)).failure
         assert uncertified.message.startswith("the service ended the connection without a reply (")
-        assert "a certificate of the client (cert)" in uncertified.hint
+        assert "a client certificate (cert)" in uncertified.hint
         for verify in (certificate, Path(certificate), False):
             one = endpoint(base_url=url, verify=verify, cert=(certificate, key))
             assert complete(one).choices[0].text == "A"

@@ -389,7 +389,7 @@ def test_a_header_of_thirty_kilobytes_is_read() -> None:
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"-ERR unknown command\r\n", "what answers there speaks no HTTP"),
+        (b"-ERR unknown command\r\n", "what answers there does not speak HTTP"),
         (b"HTTP/1.1 304 Not Modified\r\n\r\n", "an OpenAI-compatible service"),
     ],
 )

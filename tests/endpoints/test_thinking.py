@@ -327,12 +327,12 @@ def test_a_model_whose_streams_begin_within_the_thinking_stays_known() -> None:
         for text, reason in (("17 + 25\n</thi", None), ("nk>\n\n42", "stop")):
             event = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": reason}]}
             decoder.feed(f"data: {json.dumps(event)}\n\n".encode())
-        said = quirks.see(decoder.finish(), {}).choices[0]
+        said = quirks.learn_from_reply(decoder.finish(), {}).choices[0]
         assert (said.text.strip(), said.reasoning.strip()) == ("42", "17 + 25")
         assert quirks.thinks
         assert quirks.unopened
         for sample, sent in unmarked:
-            quirks.see(Completion((sample,), None, None, None), sent)
+            quirks.learn_from_reply(Completion((sample,), None, None, None), sent)
 
 
 def test_a_stream_that_begins_within_the_thinking_is_silent_until_its_end() -> None:

@@ -15,7 +15,7 @@ from focalroute.answers.structured import structure_of
 from focalroute.core.config import Budget
 from focalroute.core.dollars import parse_usd
 from focalroute.core.errors import ConfigError, PolicyError
-from focalroute.endpoints.paid_call import unbounded
+from focalroute.endpoints.paid_call import why_unbounded
 from focalroute.policy.bundle import versions
 from focalroute.policy.sequential import load_served
 from focalroute.policy.slot import PolicySlot
@@ -84,7 +84,7 @@ def chat(data: bytes) -> None:
         read = read_chat(parse_json(data), None)
         given = {name: value for name, value in read.options.items() if name not in ("max_usd", "deadline_s")}
         query = make_query(read.query, **given)
-        unbounded(query.params, query.messages)
+        why_unbounded(query.params, query.messages)
         if read.options["max_usd"] is not None:
             assert parse_usd(read.options["max_usd"], "max_usd") > 0
 

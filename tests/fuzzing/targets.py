@@ -23,7 +23,7 @@ from focalroute.core.records import Query
 from focalroute.endpoints import capabilities
 from focalroute.endpoints.breaker import Breakers
 from focalroute.endpoints.capabilities import Capabilities
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.elicit import plan
 from focalroute.endpoints.elicit.closed import choice_parser
 from focalroute.endpoints.rate_limits import Throttle, pause_of
@@ -295,10 +295,10 @@ def over_http() -> Iterator[Read]:
                 await writer.drain()
                 writer.close()
 
-        async def start() -> tuple[asyncio.Server, HttpClients, EndpointClient]:
+        async def start() -> tuple[asyncio.Server, HttpSessions, EndpointClient]:
             server = await asyncio.start_server(speak, "127.0.0.1", 0)
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            clients = HttpClients()
+            clients = HttpSessions()
             return server, clients, EndpointClient(Endpoint("e", model="m", base_url=url, timeout_s=5), clients)
 
         server, clients, client = runner.run(start())

@@ -19,7 +19,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.errors import CallFailed
 from focalroute.core.records import Query, Usage
 from focalroute.endpoints.capabilities import NONE, Capabilities, CapabilityCheck
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.elicit import ParsedReply, plan
 from focalroute.endpoints.wire import Completion, Request
 from tests.real import servers
@@ -53,7 +53,7 @@ def vllm_endpoint(server: Server, **settings: Any) -> Endpoint:
 
 @asynccontextmanager
 async def client_of(endpoint: Endpoint) -> AsyncIterator[EndpointClient]:
-    clients = HttpClients()
+    clients = HttpSessions()
     try:
         yield EndpointClient(endpoint, clients)
     finally:

@@ -123,15 +123,15 @@ def test_rules_by_name_know_no_price() -> None:
 
 def test_the_time_left_of_a_call_is_the_mean_over_calls_that_took_longer() -> None:
     latencies = Latencies()
-    assert latencies.left() is None
+    assert latencies.expected_left() is None
     for seconds in (1.0, 2.0, 6.0):
         latencies.add(seconds)
-    assert latencies.left() == 3
-    assert latencies.left(1.5) == pytest.approx(2.5)
-    assert latencies.left(1.5, scale=2) == pytest.approx((0.5 + 2.5 + 10.5) / 3)
-    assert latencies.left(7.0) == 7
-    latencies.give_up(2.0)
-    assert latencies.left(5.9) == pytest.approx(0.1)
+    assert latencies.expected_left() == 3
+    assert latencies.expected_left(1.5) == pytest.approx(2.5)
+    assert latencies.expected_left(1.5, scale=2) == pytest.approx((0.5 + 2.5 + 10.5) / 3)
+    assert latencies.expected_left(7.0) == 7
+    latencies.add_cancelled(2.0)
+    assert latencies.expected_left(5.9) == pytest.approx(0.1)
 
 
 def test_an_endpoint_without_a_record_is_expected_to_take_as_long_as_the_others() -> None:

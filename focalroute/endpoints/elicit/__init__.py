@@ -1,19 +1,19 @@
-"""Puts a question to one endpoint, and reads its reply.
+"""Turns a query into a request to one endpoint (`plan`), and reads the answer from the reply (`Plan.read`).
 
-A closed question gets its choices as lettered lines and asks for the letter alone, unless the endpoint is asked for the
-likelihood of each whole choice (see `focalroute.endpoints.elicit.closed`). The endpoint's capabilities decide
-how probabilities are elicited, best first:
+A closed question lists its choices as lettered lines and asks for the letter alone, unless the endpoint is asked for
+the likelihood of each whole choice (see `focalroute.endpoints.elicit.closed`). The endpoint's capabilities decide how
+probabilities are elicited, best first:
 
-1. log-probabilities with alternatives: the mass of every label at the place of the answer;
+1. log-probabilities with alternatives: the probability of every label at the place of the answer;
 2. several samples: the share of each choice;
-3. the sampled token's log-probability alone: the mass of the given answer, the rest unknown;
+3. the sampled token's log-probability alone: the probability of the given answer, the rest unknown;
 4. one reply, parsed: a vote, no probabilities.
 
-Samples come before (3) because they also cover the other choices. A model that thinks first would pay for a train of
-thought with each sample, so it is asked for samples only if the query says so. Structured answers are constrained to
-their schema where possible, and always checked. All other free-form questions are passed on unchanged; if several
-samples are wanted, one request draws them (Wang et al. 2023, self-consistency, arXiv 2203.11171) from an endpoint with
-that capability, and the share of each answer is counted.
+Samples come before (3) because they also cover the other choices. A model that thinks before it answers would bill its
+thinking with each sample, so it is asked for samples only if the query says so. Structured answers are constrained to
+their schema where possible, and always checked. All other free-form questions are passed on unchanged. If several
+samples are wanted, one request draws them from an endpoint with that capability, and the share of each answer is
+counted (Wang et al. 2023, self-consistency, arXiv 2203.11171).
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from focalroute.endpoints.elicit.closed import (
 )
 from focalroute.endpoints.wire import Completion, CompletionChoice, Request
 
-#: Enough for a letter and the sentence some models put around it; thinking has room of its own
+#: Enough for a letter and the sentence that some models put around it; thinking has room of its own
 #: (`focalroute.endpoints.quirks`).
 MAX_TOKENS = 32
-#: Of free-form samples, which have to differ and still be good (the paper on self-consistency uses 0.5 to 0.7).
+#: Of free-form samples, which must differ and still be good (the paper on self-consistency uses 0.5 to 0.7).
 TEMPERATURE = 0.7
 
 _NO_ANSWER = "the reply holds no answer of the kind asked for"
 _NOT_VALID = "the reply is not JSON that is valid against the schema"
 _EMPTY = "the reply is empty"
 _ALL_THOUGHT = "the reply holds thinking alone"
-#: vLLM's deepseek_r1 parser, for one, takes all that a model writes without thinking for thinking.
+#: Some reasoning parsers, such as vLLM's deepseek_r1, take all text of a model that does not think for thinking.
 _HINTS = {
     _EMPTY: "ask another model (or without stop, if it is set): this one wrote nothing",
     _ALL_THOUGHT: "check the service's reasoning parser, or ask another model: this one's text is marked as thinking",
 }
 _CUT = ("length", *WITHHELD)
-_BEGUN = re.compile(r"\S+\s?")
-_MORE = "555"  # appended, it changes any answer that goes on: 4, "4," (of 4,000), "4.", a year, a name
+_FIRST_WORD = re.compile(r"\S+\s?")
+_MORE = "555"  # appended to an unfinished answer it changes its normal form: 4, "4," (of 4,000), "4.", a year, a name
 _MOST_REPAIRED = 20_000  # characters of an invalid reply that is shown to its model again
 
 
@@ -69,11 +69,11 @@ class ParsedReply:
     """The answer read from a reply; the fields are those of `Reply`.
 
     Attributes:
-        text: the reply's text, of the first sample.
+        text: the reply's text; of several samples, that of the first one with the answer.
         choice: index of the most probable choice; None for a free-form question.
-        probabilities: mass on each choice, shape (K,), sums to at most 1, the rest is unknown; None for a bare vote.
+        probabilities: of each choice, shape (K,); they sum to at most 1, the rest is unknown. None: a vote without.
         method: how they were elicited.
-        tool_calls: the tools it calls, in OpenAI's shape; they are the answer to a free-form question.
+        tool_calls: the tools it calls, in OpenAI's format; they are the answer to a free-form question.
         shares: of several samples of a free-form answer, see `Reply`; None: there was one sample.
         samples: the number of samples behind ``shares``.
         form: the normal form of a free-form answer in ``text``.
@@ -100,7 +100,7 @@ class NotValid(CallFailed):
     """A structured reply that is not valid against its schema.
 
     Attributes:
-        repair: the plan that asks for it again; None: it was asked for again already, or was cut off.
+        repair: the plan that asks for it again; None: that was done already, or the reply was cut off.
     """
 
     def __init__(self, failure: Failure, usage: Usage | None, repair: Plan | None) -> None:
@@ -115,10 +115,10 @@ class Plan:
     Attributes:
         method: how the request elicits the answer.
         choices: those of the query; None for a free-form question.
-        kind: of a free-form question's answer.
+        kind: the kind of a free-form answer.
         fallback: the plan to use if the service refuses the schema or cannot score texts; None: there is none.
-        repairs: whether it asks again for a structured reply that was not valid.
-        logprobs_optional: whether log-probabilities may be missing from the reply.
+        repairs: whether the request asks again for a structured reply that was not valid.
+        logprobs_optional: whether the reply may lack log-probabilities.
     """
 
     request: Request
@@ -130,10 +130,10 @@ class Plan:
     logprobs_optional: bool = False
 
     def read(self, completion: Completion, params: Mapping[str, Any] | None = None) -> ParsedReply:
-        """Read the reply's answer.
+        """Read the answer from a reply.
 
         Args:
-            params: the endpoint's own, which were sent with the request.
+            params: the endpoint's own parameters, which were sent with the request.
 
         Raises:
             CallFailed: no answer can be read from it ("unusable"), or the requested log-probabilities are missing.
@@ -146,7 +146,7 @@ class Plan:
         return parsed
 
     def _read(self, completion: Completion, params: Mapping[str, Any]) -> ParsedReply:
-        samples = completion.choices[: self.request.n]  # an endpoint has no more votes than samples asked for
+        samples = completion.choices[: self.request.n]  # more samples than asked for get no vote
         if self.choices is None:
             called = _called(completion, params)
             if called is not None:
@@ -159,12 +159,12 @@ class Plan:
                 raise NotValid(error.failure, error.usage, self._repair(samples[0], self.kind)) from None
         if self.method == "likelihood":
             return _likeliest(completion, self.choices)
-        reader = choice_parser(self.choices)
+        parser = choice_parser(self.choices)
         if self.method == "samples" and len(samples) > 1:
-            return _counted(completion, samples, reader)
+            return _counted(completion, samples, parser)
         if self.logprobs_optional and completion.choices[0].tokens is None:
-            return _single(completion, reader, "parsed")
-        return _single(completion, reader, self.method)
+            return _single(completion, parser, "parsed")
+        return _single(completion, parser, self.method)
 
     def _repair(self, reply: CompletionChoice, structure: Structure) -> Plan | None:
         """Return the plan that shows the model what is wrong with its structured reply, and asks for it again."""
@@ -179,7 +179,7 @@ class Plan:
         return replace(self, request=request, fallback=None, repairs=True)
 
     def with_optional_logprobs(self) -> Plan:
-        """Return the plan for an endpoint whose capabilities are not known yet."""
+        """Return the plan for an endpoint whose capabilities are only assumed."""
         return replace(self, fallback=self.fallback and self.fallback.with_optional_logprobs(), logprobs_optional=True)
 
 
@@ -187,7 +187,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
     """Return the best plan for a query to an endpoint with these capabilities.
 
     Args:
-        samples: how many to draw where probabilities come from samples, unless the query says so.
+        samples: how many to draw if probabilities come from samples and the query does not say how many.
     """
     if isinstance(query.answer, Structure):
         return _structured(query, query.answer, constrained=capabilities.structured_choice)
@@ -203,7 +203,7 @@ def plan(query: Query, capabilities: Capabilities, *, samples: int = 10) -> Plan
 def _labelled(query: Query, choices: tuple[str, ...], capabilities: Capabilities, samples: int) -> Plan:
     """Return the plan that gives the choices as lettered lines."""
     labels = choice_parser(choices).labels
-    messages = append_text(query.messages, _asked(choices, labels))
+    messages = append_text(query.messages, _choices_text(choices, labels))
     constrained = labels if capabilities.structured_choice else None
     if capabilities.logprobs and capabilities.top_logprobs >= 2:
         request = Request(messages, MAX_TOKENS, 0.0, 1, capabilities.top_logprobs, constrained, params=query.params)
@@ -222,7 +222,7 @@ def needs_capabilities(query: Query) -> bool:
 
 
 def _structured(query: Query, structure: Structure, *, constrained: bool) -> Plan:
-    """Constrain the reply to the schema if possible; else, or if this schema is refused, put it in the prompt."""
+    """Constrain the reply to the schema; if that is not possible, or the service refuses it, put it in the prompt."""
     prompted = Request(append_text(query.messages, structure.instruction), None, params=query.params)
     fallback = Plan(prompted, "text", None, structure)
     if not constrained or not structure.is_object or "response_format" in query.params:
@@ -232,7 +232,7 @@ def _structured(query: Query, structure: Structure, *, constrained: bool) -> Pla
 
 
 def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
-    """Ask for several samples if they are wanted and one call can return them, else for one reply."""
+    """Return the plan that asks for several samples, if they are wanted and one call can return them, or for one."""
     samples = query.samples or 1
     if samples == 1 or not capabilities.n:
         return Plan(Request(query.messages, None, params=query.params), "text", None, query.answer)
@@ -240,7 +240,8 @@ def _free_form_plan(query: Query, capabilities: Capabilities) -> Plan:
     return Plan(request, "samples", None, query.answer)
 
 
-def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
+def _choices_text(choices: Sequence[str], labels: Sequence[str]) -> str:
+    """Return the choices as lettered lines, and how to answer."""
     kind: Literal["letter", "number"] = "number" if labels[0].isdigit() else "letter"
     if all(choice.strip(DECORATION) == label for choice, label in zip(choices, labels, strict=True)):
         return f"Answer with one of these only: {', '.join(labels)}."
@@ -249,7 +250,7 @@ def _asked(choices: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | None:
-    """Return the tools that a reply calls; None: it calls none, or none was offered, so that its text is read."""
+    """Return the tools that a reply calls; None: it calls none, or none were offered, so its text is the answer."""
     first = completion.choices[0]
     if not params or not (offer := ToolOffer.of(params)).open:
         return None
@@ -273,9 +274,10 @@ def _called(completion: Completion, params: Mapping[str, Any]) -> ParsedReply | 
     return ParsedReply(first.text, None, None, "text", first.finish_reason, calls, reasoning_details=details)
 
 
-def _single(completion: Completion, reader: ChoiceParser, method: Method) -> ParsedReply:
+def _single(completion: Completion, parser: ChoiceParser, method: Method) -> ParsedReply:
+    """Read one sample: the choice it names and, with method "logprobs", the probability of each choice."""
     sample = completion.choices[0]
-    found = _named(sample, reader)
+    found = _named(sample, parser)
     if found is None:
         raise _unusable(completion, _why(sample))
     if method != "logprobs":
@@ -283,7 +285,7 @@ def _single(completion: Completion, reader: ChoiceParser, method: Method) -> Par
     if sample.tokens is None:
         hint = "set logprobs = false of the endpoint where this happens often"
         raise _unusable(completion, "the log-probabilities asked for did not come back", hint)
-    probabilities = label_probabilities(drop_end_tokens(sample.tokens, sample.text), reader, found.choice)
+    probabilities = label_probabilities(drop_end_tokens(sample.tokens, sample.text), parser, found.choice)
     if probabilities is None:
         return ParsedReply(sample.text, found.choice, None, "parsed", sample.finish_reason)
     choice = max(range(len(probabilities)), key=lambda i: (probabilities[i], i == found.choice))
@@ -291,6 +293,7 @@ def _single(completion: Completion, reader: ChoiceParser, method: Method) -> Par
 
 
 def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
+    """Read the likelihoods of the question with each choice appended."""
     tokens = [choice.tokens for choice in completion.choices if choice.tokens is not None]
     if len(tokens) < len(choices):
         hint = "leave whole_choices of the endpoint out"
@@ -301,13 +304,13 @@ def _likeliest(completion: Completion, choices: Sequence[str]) -> ParsedReply:
 
 
 def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind: AnswerKind | None) -> ParsedReply:
-    """Return the most frequent answer, the first among equals, and all shares; samples without one are unknown mass."""
-    giving: dict[str, list[CompletionChoice]] = {}
+    """Return the most frequent answer (of several, the first) and the share of each among all samples."""
+    giving: dict[str, list[CompletionChoice]] = {}  # the normal form of an answer -> the samples that give it
     why, hint = "", ""
     for sample in samples:
         try:
             form = _form(sample, kind)
-        except NormaliserFailed as error:  # on this member's text, which may be anything
+        except NormaliserFailed as error:  # the caller's own raised an error on this text
             form, why, hint = None, str(error), error.hint
         if form is not None:
             giving.setdefault(form, []).append(sample)
@@ -327,8 +330,9 @@ def _free_form(completion: Completion, samples: Sequence[CompletionChoice], kind
 def _form(sample: CompletionChoice, kind: AnswerKind | None) -> str | None:
     """Return the normal form of a sample's answer, None if it has none.
 
-    A sample that was cut has an answer only if it marks it or begins with it, as its last number may be an intermediate
-    result; nor may the answer be at the cut, where "4" may be the beginning of 42, unless it is a yes or no.
+    The last number of a sample that was cut may be an intermediate result. So such a sample must mark its answer, as in
+    "the answer is", or begin with it. The answer must also end before the cut, where "4" may be the beginning of 42,
+    unless it is yes or no.
     """
     text, name = sample.text, kind.kind if isinstance(kind, TypedAnswer) else kind
     form = normal_form(text, kind)
@@ -336,24 +340,24 @@ def _form(sample: CompletionChoice, kind: AnswerKind | None) -> str | None:
         return form
     final = find_final(text)
     if final is None or not final.marked:
-        text = "".join(_BEGUN.findall(text)[:1])
+        text = "".join(_FIRST_WORD.findall(text)[:1])
         if normal_form(text, kind) != form:
             return None
     whole = name == "yes-no" or text[-1].isspace() or normal_form(text + _MORE, kind) == form
     return form if whole else None
 
 
-def _named(sample: CompletionChoice, reader: ChoiceParser) -> NamedChoice | None:
-    return reader.find(sample.text, cut=sample.finish_reason in _CUT)
+def _named(sample: CompletionChoice, parser: ChoiceParser) -> NamedChoice | None:
+    return parser.find(sample.text, cut=sample.finish_reason in _CUT)
 
 
-def _counted(completion: Completion, samples: Sequence[CompletionChoice], reader: ChoiceParser) -> ParsedReply:
-    """Return the share of each choice among the samples; samples without an answer are unknown mass."""
-    named = [found.choice for sample in samples if (found := _named(sample, reader)) is not None]
+def _counted(completion: Completion, samples: Sequence[CompletionChoice], parser: ChoiceParser) -> ParsedReply:
+    """Return the share of each choice among all samples, also those without an answer."""
+    named = [found.choice for sample in samples if (found := _named(sample, parser)) is not None]
     first = samples[0]
     if not named:
         raise _unusable(completion, _why(first))
-    shares = tuple(named.count(i) / len(samples) for i in range(len(reader.choices)))
+    shares = tuple(named.count(i) / len(samples) for i in range(len(parser.choices)))
     choice = max(range(len(shares)), key=lambda i: (shares[i], i == named[0]))
     return ParsedReply(first.text, choice, shares, "samples", first.finish_reason)
 
@@ -363,6 +367,7 @@ def _why(
     fallback: str = "the reply names none of the choices, or more than one",
     calling: str = "the reply calls a tool, and none was offered",
 ) -> str:
+    """Return why a sample has no answer; ``fallback``: why its text has none, ``calling``: why its tool calls do."""
     if sample.finish_reason == "length":
         return "the reply was cut at its token limit before it answered"
     if sample.finish_reason == "content_filter":
@@ -384,7 +389,7 @@ def _unusable(completion: Completion, why: str, hint: str = "") -> CallFailed:
 
 
 def append_text(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mapping[str, Any], ...]:
-    """Append a text to the last user message, or as a new one if there is none.
+    """Append a text to the last user message; if there is none, as a message of its own.
 
     >>> append_text(({"role": "user", "content": "Why?"},), "Be brief.")[0]["content"]
     'Why?\\n\\nBe brief.'

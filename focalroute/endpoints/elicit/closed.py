@@ -3,10 +3,10 @@
 The prompt has the choices as lettered lines. A letter that is the text of a choice is never used as a label, so that
 "B" in a reply is unambiguous; choices that are all single letters, such as "(B)", are their own labels.
 
-Probabilities come from the log-probabilities of tokens: of a label, or of each whole choice. For whole choices, each is
-appended to the question as its answer, and its likelihood there counts (Brown et al. 2020, arXiv 2005.14165, section
-2.4; RL-Focal, arXiv 2502.04492). That needs no letters, no order of the choices and no reply to parse, but a prompt for
-every choice.
+Probabilities come from the log-probabilities of tokens: those of the labels, or those of each whole choice. For whole
+choices, each choice is appended to the question as its answer, and the likelihood of the appended text counts (Brown et
+al. 2020, arXiv 2005.14165, section 2.4; RL-Focal, arXiv 2502.04492). That needs no letters, no order of the choices and
+no reply to parse, but a prompt for every choice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from focalroute.answers.short import fold
 from focalroute.answers.verdicts import NOUN_FOLLOWS
 from focalroute.endpoints.wire.fields import Token
 
-#: What may stand around an answer without being part of it: spacing, markdown, quotes, brackets, punctuation.
+#: Characters that may surround an answer: spacing, markdown, quotes, brackets, punctuation.
 DECORATION = (
     " \t\r\n\"'`*_()[]{}<>.,:;!$#\\“”\u2018\u2019"
     "\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b"  # Chinese and Japanese ones
@@ -93,7 +93,7 @@ class NamedChoice:
     """The choice that a text names, and the part of the text that names it.
 
     Attributes:
-        label: whether it was named by its label, not by its text.
+        label: whether the choice was named by its label, not by its text.
     """
 
     choice: int
@@ -120,17 +120,21 @@ def labels_for(choices: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=512)
 def choice_parser(choices: tuple[str, ...]) -> ChoiceParser:
-    """Return the parser of these choices, cached as several members get the same question."""
+    """Return the parser for these choices, cached because several members get the same question."""
     return ChoiceParser(choices)
 
 
 class ChoiceParser:
-    """Finds the one choice a reply names.
+    """Finds the one choice that a reply names. A reply that names two is ambiguous.
 
-    Tried in turn: a reply that is just a choice; a last paragraph that is just a choice; the last "the answer is X",
-    "Answer: X", ``\\boxed{X}`` or ``<answer>X`` outside quotations; "X is correct"; a label or choice that opens the
-    reply; the only choice mentioned at all that is not ruled out; a conclusion that ends the reply, as in "so X". A
-    reply that names two is ambiguous.
+    The first of these that is found counts:
+
+    1. a reply, or its last paragraph, that is just a choice;
+    2. the last "the answer is X", "Answer: X", ``\\boxed{X}`` or ``<answer>X`` outside quotations;
+    3. "X is correct";
+    4. a label or choice that opens the reply;
+    5. the only choice that is mentioned and not ruled out;
+    6. a conclusion that ends the reply, as in "so X".
     """
 
     def __init__(self, choices: tuple[str, ...]) -> None:
@@ -144,17 +148,17 @@ class ChoiceParser:
         self._by_form = {form: i for i, form in enumerate(forms) if form is not None and forms.count(form) == 1}
 
     def find(self, text: str, *, cut: bool = False) -> NamedChoice | None:
-        """Return the choice that ``text`` names; None if none or several. Reasoning in tags is ignored.
+        """Return the choice that ``text`` names; None if it names none, or several. Thinking in tags is ignored.
 
         Args:
-            cut: whether the text was cut off. Then a choice that it only mentions does not count, as others may have
-                followed, nor does one at its end that may be the beginning of another.
+            cut: whether the text was cut off. Then a choice that it only mentions does not count, as others might have
+                followed; nor does one at its end that may be the beginning of another.
         """
         found = self._find(text, cut=cut)
         return None if cut and found is not None and self._may_go_on(text, found) else found
 
     def _may_go_on(self, text: str, found: NamedChoice) -> bool:
-        """Whether a name at the end of the text may be the beginning of another, as 4 of 42."""
+        """Whether a name at the end of the text may be the beginning of another, as 4 is of 42."""
         ending, names = _folded(text[found.start :]), self._by_label if found.label else self._bare
         return any(name.startswith(ending) and name != ending for name in names)
 
@@ -181,7 +185,7 @@ class ChoiceParser:
         return None if cut else self._only_mention(text, start) or self._conclusion(text, start, end)
 
     def _just_choice(self, text: str, start: int, end: int) -> NamedChoice | None:
-        """Return the choice that this part of the text is, as a label, a text or both."""
+        """Return the choice if this part of the text is one: its label, its text, or both."""
         named = self._named_at(text, start, loose=True)
         if named is not None and (named.end == end or self._repeats(text, named, end)):
             return named
@@ -189,7 +193,7 @@ class ChoiceParser:
         return None if choice is None else NamedChoice(choice, start, end, False)
 
     def _last_paragraph(self, text: str, start: int, end: int) -> NamedChoice | None:
-        """Return the choice that the last paragraph is, unless another choice is all of the line before it."""
+        """Return the choice if the last paragraph is one, unless the line before it is a choice, too."""
         before, _, last = text[start:end].rpartition("\n")
         if not before or before.rstrip(" \t")[-1:] != "\n":
             return None
@@ -199,7 +203,7 @@ class ChoiceParser:
         return self._of_line(last, end - len(last))
 
     def _of_line(self, line: str, at: int) -> NamedChoice | None:
-        """Return the choice that a line is, for the line at index ``at`` of a text."""
+        """Return the choice if a line is one; ``at``: the index of the line in its text."""
         core = line.strip(DECORATION)
         named = self._just_choice(core, 0, len(core)) if core else None
         if named is None:
@@ -215,7 +219,11 @@ class ChoiceParser:
         return NamedChoice(hits[0], start, start + len(bare), False) if hits else None
 
     def _named_at(self, text: str, at: int, *, loose: bool = False) -> NamedChoice | None:
-        """Return the choice named at ``at``, by text or label (in lower case only if ``loose`` or at a line's end)."""
+        """Return the choice named at index ``at``, by its text or label.
+
+        Args:
+            loose: whether a label may be in lower case anywhere, not only at the end of a line.
+        """
         for i, bare in self._longest_first:
             end = at + len(bare)
             if _folded(text[at:end]) == bare and bare not in self._by_label and not _continues(text, end):
@@ -251,7 +259,7 @@ class ChoiceParser:
         return labels[-1] if len({found.choice for found in labels}) == 1 else None
 
     def _hesitates(self, text: str, found: NamedChoice) -> bool:
-        """Whether another choice follows directly: "A or C", or "B) Jupiter" where B is not Jupiter."""
+        """Whether another choice follows at once, as in "A or C", or in "B) Jupiter" if B is not Jupiter."""
         also = _ALSO.match(text, found.end)
         named = self._named_at(text, also.end()) if also else None
         if named is None and found.label:
@@ -262,7 +270,10 @@ class ChoiceParser:
         return named is not None and named.choice != found.choice
 
     def _leading(self, text: str, start: int) -> NamedChoice | None:
-        """Return a choice that opens the reply; if other lines open with other choices, only if it alone is a line."""
+        """Return the choice that opens the reply.
+
+        If other lines open with other choices, it must fill its line, and they must not fill theirs.
+        """
         opening = list(self._opening_lines(text, start))
         if not opening or opening[0].start != start:
             return None
@@ -325,7 +336,7 @@ class ChoiceParser:
 
 
 def _folded(text: str) -> str:
-    """Ignore case as `str.casefold` does, but keep the length: it would turn "ß" into two letters."""
+    """Fold case like `str.casefold`, but keep the length: that would turn "ß" into two letters."""
     folded = text.casefold()
     if len(folded) == len(text):
         return folded
@@ -347,7 +358,7 @@ _MOST_ENDS = 4  # tokens: the end, and a blank or two before it
 
 
 def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
-    """Drop tokens after a text that is not empty: some services (vLLM) also list the token that ended it.
+    """Drop the tokens after the reply's text: some services (vLLM) also list the token that ended it.
 
     >>> [token.text for token in drop_end_tokens([Token("B", 0.0, {}), Token("<|im_end|>", 0.0, {})], "B")]
     ['B']
@@ -360,25 +371,25 @@ def drop_end_tokens(tokens: Sequence[Token], text: str) -> Sequence[Token]:
     return tokens
 
 
-def label_probabilities(tokens: Sequence[Token], reader: ChoiceParser, choice: int) -> tuple[float, ...] | None:
-    """Return the mass on each choice at the place where the reply names ``choice``, given the text before.
+def label_probabilities(tokens: Sequence[Token], parser: ChoiceParser, choice: int) -> tuple[float, ...] | None:
+    """Return the probability of each choice at the place where the reply names ``choice``, given the text before.
 
     Alternatives that differ only in decoration or case (" A", "(A", "**A", "a") add up. A label of several tokens gets
-    the product along the sampled tokens. Mass on anything else, or beyond the alternatives that came back, is unknown:
-    the sum is at most 1 and is never scaled up.
+    the product along the sampled tokens. The probability of anything else, or of alternatives that were not returned,
+    is unknown: the sum is at most 1 and is never scaled up.
 
     Returns:
-        Shape (K,), or None where the tokens do not spell the reply, or give the choices no mass.
+        Shape (K,). None: the tokens do not spell the reply, or give the choices no probability.
     """
     text = "".join(token.text for token in tokens)
-    found = reader.find(text)
+    found = parser.find(text)
     if found is None or found.choice != choice:
         return None
-    probabilities = [0.0] * len(reader.choices)
+    probabilities = [0.0] * len(parser.choices)
     first, lead = _locate(tokens, found)
-    _Walk(tokens, reader.labels, probabilities).at(first, "", 1.0, lead)
+    _LabelWalk(tokens, parser.labels, probabilities).add_from(first, "", 1.0, lead)
     if not found.label:
-        probabilities[found.choice] += math.exp(_path(tokens, found))
+        probabilities[found.choice] += math.exp(_log_probability(tokens, found))
     total = sum(probabilities)
     if total <= 0:
         return None
@@ -395,7 +406,7 @@ def _locate(tokens: Sequence[Token], found: NamedChoice) -> tuple[int, str]:
     return len(tokens) - 1, ""
 
 
-def _path(tokens: Sequence[Token], found: NamedChoice) -> float:
+def _log_probability(tokens: Sequence[Token], found: NamedChoice) -> float:
     """Return the log-probability of the sampled tokens that spell the answer."""
     at, total = 0, 0.0
     for token in tokens:
@@ -405,15 +416,21 @@ def _path(tokens: Sequence[Token], found: NamedChoice) -> float:
     return total
 
 
-class _Walk:
-    """Follows the sampled tokens through a label, adding the alternatives at each step to their labels' masses."""
+class _LabelWalk:
+    """Follows the sampled tokens through a label, adding each token's alternatives to their labels' probabilities."""
 
     def __init__(self, tokens: Sequence[Token], labels: Sequence[str], probabilities: list[float]) -> None:
         self._tokens = tokens
         self._labels = [label.casefold() for label in labels]
-        self._masses = probabilities
+        self._probabilities = probabilities
 
-    def at(self, position: int, prefix: str, probability: float, lead: str = "") -> None:
+    def add_from(self, position: int, prefix: str, probability: float, lead: str = "") -> None:
+        """Add the alternatives from this token on.
+
+        Args:
+            prefix: the part of the label that the tokens before spell, and its ``probability``.
+            lead: the token's text before the label.
+        """
         token = self._tokens[position]
         for text, logprob in {token.text: token.logprob, **token.top}.items():
             name, closed = _extended(prefix, text.removeprefix(lead))
@@ -423,9 +440,9 @@ class _Walk:
         longer = not closed and any(label != name and label.startswith(name) for label in self._labels)
         last = position + 1 >= len(self._tokens)
         if longer and name and sampled and not last:
-            self.at(position + 1, name, probability)
+            self.add_from(position + 1, name, probability)
         elif name in self._labels and (not longer or (sampled and last)):
-            self._masses[self._labels.index(name)] += probability
+            self._probabilities[self._labels.index(name)] += probability
 
 
 def _extended(prefix: str, text: str) -> tuple[str, bool]:
@@ -437,7 +454,7 @@ def _extended(prefix: str, text: str) -> tuple[str, bool]:
 
 
 def write_out_choices(messages: Sequence[Mapping[str, Any]], choices: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the question with each choice appended; None if its messages are not just text.
+    """Return the question with each choice appended as its answer; None if its messages are not all plain text.
 
     >>> write_out_choices(({"role": "user", "content": "7 or 9, which is larger?"},), ("7", "9"))[1]
     '7 or 9, which is larger?\\n\\nAnswer: 9'
@@ -461,7 +478,7 @@ def _text(message: Mapping[str, Any]) -> str | None:
 
 
 def choice_probabilities(texts: Sequence[Sequence[Token]]) -> tuple[float, ...]:
-    """Return the likelihood of each text, normalised over all, shape (K,); their common beginning cancels out."""
+    """Return the likelihood of each text, normalised over all texts, shape (K,). Their common beginning cancels out."""
     columns = zip(*texts, strict=False)
     shared = sum(1 for _ in takewhile(lambda tokens: len({token.text for token in tokens}) == 1, columns))
     logs = [math.fsum(token.logprob for token in tokens[shared:]) for tokens in texts]

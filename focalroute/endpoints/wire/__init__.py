@@ -1,7 +1,7 @@
-"""The chat completion format, without I/O: requests to JSON, replies (taken as hostile input) to records.
+"""The chat completion format, without I/O: encodes requests to JSON and decodes replies, as hostile input, to records.
 
-Services agree on most of it and differ in four places, all settled in `encode`: how log-probabilities are requested,
-how an answer is constrained to choices, how many samples one call may return, and the name of the token limit.
+Services agree on most of the format. `encode` handles the four differences: how log-probabilities are requested, how an
+answer is constrained to choices, how many samples one call may return, and the name of the token limit.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ MAX_REPLY_BYTES = 8 * 2**20
 #: A reply with more samples than this is refused.
 MAX_CHOICES = 1024
 
-#: Most objects and lists in a large reply. One of 8 MB with alternatives for every token has 80,000; a reply made of
-#: nothing else would take seconds, and memory of 20 times its size, to parse.
+#: Most objects and lists in a large reply. A reply of 8 MB with alternatives for every token has 80,000. One made of
+#: nothing else would take seconds to parse, and 20 times its size in memory.
 _MAX_CONTAINERS = 100_000
 _LARGE = 2**18
 _DEEPINFRA_MAX_N = 4
-_UNCOMPRESSED = "switch compression off at the service, or at the proxy in front of it"
+_SWITCH_OFF = "switch compression off at the service, or at the proxy in front of it"
 
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class Request:
-    """One chat completion to ask for. Its repr holds nothing of the prompt.
+    """A request for a chat completion. Its repr shows nothing of the prompt.
 
     Attributes:
-        max_tokens: bound on the generated tokens of one sample; None: the service's own.
+        max_tokens: limit on the generated tokens of one sample; None: the service's own.
         temperature: None: the service's own.
-        n: samples wanted from one call.
-        top_logprobs: alternatives wanted with each token; 0: only the sampled token's own, None: no log-probabilities.
-        choices: constrain the answer to one of these; None: free.
-        stream: whether the reply comes in pieces.
-        stream_usage: whether a stream is asked to end with its usage.
-        params: provider parameters; they go into the body unchanged and win over everything above.
+        n: the number of samples.
+        top_logprobs: the number of alternatives to each token; 0: only the log-probability of the token itself, None:
+            no log-probabilities.
+        choices: constrain the answer to one of these; None: it is free.
+        stream: whether to stream the reply.
+        params: the provider's parameters; they go into the body unchanged and override everything above.
+        stream_usage: whether to ask for the usage at the end of a stream.
         scored: texts whose own log-likelihood is wanted instead of a reply to messages (see `encode_scored`).
     """
 
@@ -73,9 +74,9 @@ class CompletionChoice:
         text: the answer, without the thinking before it.
         finish_reason: the service's, by OpenAI's name if the reply was cut or withheld; "refusal" if it returned a
             refusal instead of text.
-        tokens: of the answer; None where no (credible) log-probabilities came back.
+        tokens: the tokens of the answer; None: no (credible) log-probabilities came back.
         reasoning: the thinking, as far as the service returns it.
-        marked: whether the thinking was found in the text, by marks that any text may quote.
+        marked: whether the thinking was found by marks in the text, which any text may quote.
         unopened: whether the text began within the thinking, without an opening mark.
         reasoning_details: data that OpenRouter expects back with the tool calls, unchanged.
     """
@@ -92,7 +93,7 @@ class CompletionChoice:
 
 @dataclass(slots=True)  # a frozen one takes five times as long to make
 class Completion:
-    """A whole reply: at least one choice. ``usage`` is None where none (credible) came back."""
+    """A whole reply, with at least one choice. ``usage`` is None if no (credible) one came back."""
 
     choices: tuple[CompletionChoice, ...]
     usage: Usage | None
@@ -103,8 +104,9 @@ class Completion:
 def encode(request: Request, model: str, dialect: Dialect, *, cap: CapField = "max_tokens") -> dict[str, Any]:
     """Return the JSON body of a request, in the service's dialect.
 
-    ``cap`` names the token limit: every service knows ``max_tokens`` except OpenAI's own newer models, which refuse it,
-    while several compatible servers silently ignore ``max_completion_tokens``.
+    Args:
+        cap: the name of the token limit. OpenAI's newer models refuse ``max_tokens``; several compatible servers
+            silently ignore ``max_completion_tokens``.
     """
     body: dict[str, Any] = {"model": model, "messages": list(request.messages)}
     if request.max_tokens is not None and request.params.keys().isdisjoint(("max_tokens", "max_completion_tokens")):
@@ -176,12 +178,12 @@ def refuse_compressed(body: bytes | bytearray) -> None:
     """Raise CallFailed if a body, or its first piece, begins as gzip or Zstandard do."""
     if body.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
         raise CallFailed(
-            Failure("protocol", "the reply is compressed, though the request forbids it", hint=_UNCOMPRESSED)
+            Failure("protocol", "the reply is compressed, though the request forbids it", hint=_SWITCH_OFF)
         )
 
 
 def _what_it_is(body: bytes | bytearray) -> str:
-    """Describe a body that is not JSON."""
+    """Say what a body that is not JSON is instead."""
     if not body.strip():
         return "is empty"
     return "is a web page" if body.lstrip()[:1] == b"<" else "is not JSON"
@@ -191,7 +193,7 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
     """Return a parsed reply, its field named ``content``, and its usage.
 
     Args:
-        generates: whether the call generates tokens; if not, services may leave out their number.
+        generates: whether the call generates tokens. If not, the reply need not say how many.
 
     Raises:
         CallFailed: it is not an object, or reports an error instead.
@@ -209,7 +211,7 @@ def open_reply(payload: object, content: str, *, generates: bool = True) -> tupl
 
 
 def decode(payload: object) -> Completion:
-    """Convert a parsed reply to a record; the dialects' forms are told apart by their shape.
+    """Convert a parsed reply, of any dialect, to a record.
 
     Raises:
         CallFailed: it is not a chat completion; ``.usage`` is kept where it could be read.
@@ -251,14 +253,14 @@ def _choice(choice: object, usage: Usage | None) -> CompletionChoice:
 
 # -- requests about texts: their embeddings, and their log-likelihoods -------------------------------------------------
 
-#: Bounds on the length of a vector, and on its numbers.
+#: Limits on the length of a vector, and on the size of its numbers.
 _MOST_NUMBERS = 2**16
 _LARGEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """One vector for each text, all of one length. ``usage`` is None where none (credible) came back."""
+    """One vector for each text, all of one length. ``usage`` is None if no (credible) one came back."""
 
     vectors: tuple[Sequence[float], ...] = field(repr=False)
     usage: Usage | None
@@ -303,9 +305,9 @@ _GENERATING = frozenset(
 
 
 def encode_scored(request: Request, model: str) -> dict[str, Any]:
-    """Return the JSON body that asks for the log-probabilities of every token of ``request.scored``.
+    """Return the JSON body that asks for the log-probability of every token of ``request.scored``.
 
-    Parameters for generation are left out, as nothing is generated.
+    Nothing is generated, so parameters for generation are left out.
     """
     params = {name: value for name, value in request.params.items() if name not in _GENERATING}
     asked = {"prompt": list(request.scored), "max_tokens": 0, "echo": True, "logprobs": 1}

@@ -1,4 +1,4 @@
-"""Reads a reply's single fields. A reply is hostile input: a value that is not credible counts as missing."""
+"""Reads the fields of a reply, as hostile input: a value that is not credible counts as missing."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ABOVE_ZERO = 1e-3  # rounding may lift a log-probability above 0, but not by mo
 _MAX_TOKEN_COUNT = 10**9
 _MOST_TICKS = Decimal(10**15)  # 100,000 USD
 _EXACT = Context(prec=50)  # adds two such amounts without rounding
-#: Names for a reply that was cut or withheld -> OpenAI's. Gemini passes its own on, in capitals or after a colon.
+#: A service's finish reason of a reply that was cut or withheld -> OpenAI's. Gemini's come in capitals or with a colon.
 _FINISHES = {
     **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),  # the last is Mistral's
     **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content"), "content_filter"),
     **dict.fromkeys(("spii", "sensitive"), "content_filter"),  # the latter is Z.ai's
 }
-#: Names of fields of the usage in other APIs -> those here.
+#: A field of the usage in other APIs -> its name in this one.
 _OTHER_NAMES = {
     "input_tokens": "prompt_tokens", "input_tokens_details": "prompt_tokens_details",
     "output_tokens": "completion_tokens", "output_tokens_details": "completion_tokens_details",
 }  # fmt: skip
-#: Reasons of a reply that its service broke off: OpenRouter and Mistral, vLLM and SGLang, DeepSeek, Z.ai.
+#: Finish reasons of a reply that its service broke off: OpenRouter and Mistral, vLLM and SGLang, DeepSeek, Z.ai.
 _BROKEN = ("error", "abort", "insufficient_system_resource", "network_error")
 
 
@@ -39,7 +39,7 @@ class Token:
 
     Attributes:
         logprob: its natural log-probability, at most 0.
-        top: the most probable tokens in its place and their log-probabilities; empty if only its own came back.
+        top: the most probable tokens in its place -> their log-probabilities; empty if only its own came back.
     """
 
     text: str
@@ -53,10 +53,10 @@ def protocol_error(message: str, usage: Usage | None = None) -> CallFailed:
 
 
 def reported_error(error: object, usage: Usage | None, *, begun: bool = False) -> CallFailed:
-    """Return the failure of a successful response with an error in its body, as OpenRouter sends them.
+    """Return the failure for a response of status 2xx with an error in its body, as OpenRouter sends them.
 
     Args:
-        begun: whether part of the reply has come, which is billed.
+        begun: whether part of the reply has arrived, which is billed.
     """
     code = as_object(error).get("code")
     if isinstance(code, str) and len(code) == 3 and code.isdecimal():
@@ -69,13 +69,13 @@ def reported_error(error: object, usage: Usage | None, *, begun: bool = False) -
 
 
 def error_in(payload: Mapping[str, Any]) -> object:
-    """Return the error that a reply reports, None if it reports none; that of older versions of vLLM is all of it."""
+    """Return the error that a reply reports, None if it reports none. Older versions of vLLM send nothing else."""
     error = payload.get("error")
     return payload if error is None and payload.get("object") == "error" else error
 
 
 def finish_of(choice: Mapping[str, Any], usage: Usage | None) -> str | None:
-    """Return why a choice ended, None if it has not; by OpenAI's name if it was cut or withheld.
+    """Return a choice's finish reason, by OpenAI's name if it was cut or withheld; None: it has not ended.
 
     Raises:
         CallFailed: the service broke it off.
@@ -88,14 +88,14 @@ def finish_of(choice: Mapping[str, Any], usage: Usage | None) -> str | None:
 
 
 def text_of(value: object) -> str | None:
-    """Return a string without lone surrogates, which JSON may carry but nothing could store; None if not a string."""
+    """Return a string without lone surrogates, which JSON may hold but no store; None if it is not a string."""
     if not isinstance(value, str) or value.isascii():
         return value if isinstance(value, str) else None
     return value.encode("utf-8", "replace").decode()
 
 
 def content_of(content: object) -> str | None:
-    """Return a message's text, from a string, nothing, or text parts; None if it is none of these."""
+    """Return a message's text. Its content may be a string, nothing or text parts; None: it is none of these."""
     if content is None:
         return ""
     if isinstance(content, list):
@@ -107,13 +107,13 @@ def content_of(content: object) -> str | None:
 def usage_of(usage: object) -> Usage | None:
     """Return the usage; None if it is absent, negative, all zero or contradicts itself.
 
-    Gateways to other APIs may name its fields as those do: ``input_tokens``, ``output_tokens``. If the generated tokens
-    are left out, the total tells them.
+    Gateways to other APIs may use their names: ``input_tokens``, ``output_tokens``. If the generated tokens are left
+    out, they are computed from the total.
     """
     if not isinstance(usage, dict):
         return None
-    told = {name: value for name, value in usage.items() if value is not None}
-    usage = {_OTHER_NAMES.get(name, name): value for name, value in told.items()} | told
+    given = {name: value for name, value in usage.items() if value is not None}
+    usage = {_OTHER_NAMES.get(name, name): value for name, value in given.items()} | given
     prompt, total = count_of(usage.get("prompt_tokens")), count_of(usage.get("total_tokens")) or 0
     if prompt is None:
         return None
@@ -130,9 +130,9 @@ def usage_of(usage: object) -> Usage | None:
     )
     if cached > prompt:
         return None
-    apart = total - prompt - completion  # xAI and Gemini count thinking only there
-    if apart > 0 or reasoning > completion:  # a Usage includes it
-        reasoning = max(reasoning, apart)
+    missing = total - prompt - completion  # xAI and Gemini count thinking only in the total
+    if missing > 0 or reasoning > completion:  # a Usage counts it in the completion
+        reasoning = max(reasoning, missing)
         completion += reasoning
     cost = _cost(usage)
     return Usage(prompt, completion, cached, reasoning, cost) if prompt or completion or cost else None
@@ -161,15 +161,16 @@ def count_of(value: object) -> int | None:
 
 
 def stated_cost(payload: object) -> Decimal | None:
-    """Return the cost, USD, in OpenRouter's reply to a lookup of a call by its id; None: it has none, or not yet."""
+    """Return the cost, USD, from OpenRouter's reply to the lookup of a call; None: it has none, or not yet."""
     call = as_object(as_object(payload).get("data"))
     return _cost({**call, "cost": call.get("total_cost"), "cost_details": call})
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """Return the cost, USD, with OpenRouter's upstream charge to a caller's own key unless `is_byok` is false.
+    """Return the stated cost, USD; None: there is none.
 
-    xAI states ticks of 1e-10 USD (https://docs.x.ai/developers/cost-tracking).
+    It includes what OpenRouter charges to a caller's own key (``upstream_inference_cost``, unless ``is_byok`` is
+    false). xAI states ticks of 1e-10 USD (https://docs.x.ai/developers/cost-tracking).
     """
     ticks = stated_usd(usage.get("cost_in_usd_ticks"), _MOST_TICKS)
     if ticks is not None:
@@ -192,7 +193,7 @@ def _number(value: object) -> float | None:
 
 
 def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
-    """Return the tokens of a choice, from OpenAI's or Together's form; None if any is missing or not credible."""
+    """Return the tokens of a choice, in OpenAI's or Together's format; None if any is missing or not credible."""
     if not isinstance(logprobs, dict):
         return None
     content = logprobs.get("content")
@@ -201,12 +202,12 @@ def tokens_of(logprobs: object) -> tuple[Token, ...] | None:
     if not tokens or None in tokens:
         return None
     known = tuple(token for token in tokens if token is not None)
-    silent = all(token.logprob == 0 and not any(token.top.values()) for token in known)
-    return None if silent else known
+    all_zero = all(token.logprob == 0 and not any(token.top.values()) for token in known)
+    return None if all_zero else known
 
 
 def answer_tokens(tokens: Sequence[Token], text: str) -> tuple[Token, ...] | None:
-    """Return the tokens that spell the answer, out of all tokens of a reply with thinking; None if none do."""
+    """Return those tokens of a reply with thinking that spell its answer; None if none do."""
     at = "".join(token.text for token in tokens).rfind(text.strip()) if text.strip() else -1
     if at < 0:
         return None
@@ -218,7 +219,7 @@ def answer_tokens(tokens: Sequence[Token], text: str) -> tuple[Token, ...] | Non
 
 
 def echoed_tokens(logprobs: object) -> tuple[Token, ...] | None:
-    """Return the tokens of an echoed prompt but for its first, which has no likelihood; None if any is missing."""
+    """Return the tokens of an echoed prompt but the first, which has no log-probability; None if any is missing."""
     entries = _together_entries(as_object(logprobs))[1:]
     tokens = [_token(text, value, ()) for text, value, _ in entries]
     known = tuple(token for token in tokens if token is not None)
@@ -257,7 +258,7 @@ def _token(text: object, logprob: object, tops: Sequence[tuple[object, object]])
     for other, other_logprob in tops:
         mass = _number(other_logprob)
         if isinstance(other, str) and mass is not None and _NO_LOGPROB < mass <= _ABOVE_ZERO:
-            # distinct tokens may look the same (" A" and "A" in some vocabularies): their masses add up
+            # distinct tokens may look the same (" A" and "A" in some vocabularies): their probabilities add up
             top[other] = mass if other not in top else math.log(math.exp(top[other]) + math.exp(mass) + 1e-300)
     if sum(math.exp(mass) for mass in top.values()) > 1.01:
         return None

@@ -1,4 +1,4 @@
-"""Reads failures, without I/O: what is wrong, what the service does not support, when to retry, and what to do."""
+"""Reads error responses, without I/O: what is wrong, what is not supported, when to retry, and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from focalroute.core.services import is_loopback
 #: Each is a field of `Endpoint`.
 Feature = Literal["tools", "images", "json_schema"]
 
-#: `Failure.lacks` of a request that wants more tokens than the model can give.
+#: The value of `Failure.lacks` for a request that allows more tokens than the model can generate.
 ROOM = "the token limit"
-#: What to do about status 407, which only a proxy sends.
+#: The hint for status 407, which only a proxy sends.
 PROXY_LOGIN = "give the proxy's user and password in its address, as http://user:password@proxy:3128"
 #: The statuses with which a service refuses something in the request.
 REFUSING = (400, 403, 404, 422)
@@ -33,8 +33,8 @@ _LONGEST = 2000  # characters of a message that are read
 _MOST_SHOWN = 300  # characters of it that are passed on
 _DEEPEST = 6  # errors within errors
 
-# What is said of a service or model without a feature. A message about the caller's own tools, images or schema must
-# not match: one bad image would close the endpoint to all others.
+# Messages of a service or model that lacks a feature. A message about the caller's own tools, images or schema must not
+# match: one bad image would close the endpoint to all images.
 _LACKING: Mapping[Feature, re.Pattern[str]] = {
     "tools": re.compile(
         r"(?:not support|unsupported|that support)[^.]{0,40}\b(?:tools?|function.?call)"
@@ -69,7 +69,7 @@ _FIELD = re.compile(rf"(?<![a-z_])(?:{'|'.join(sorted(FIELDS, key=len, reverse=T
 _TOO_MUCH = re.compile(
     r"too (?:large|high)|at most|(?:great|less)er? than|exceeds?\b|maximum|valid range", re.IGNORECASE
 )
-#: Fields of a request within which the caller names things, a path into them, and what is quoted of them.
+#: Fields of a request in which the caller chooses names; then the patterns of a path into them and of a quoted name.
 _CALLERS_OWN = ("messages", "tools", "response_format")
 _PATH = re.compile(r"\b(?:messages|tools|response_format)[.\[][\w.\[\]-]*")
 _QUOTATION = re.compile(r"(?<!\w)(['\"`])(.{1,100}?)\1(?!\w)")
@@ -81,13 +81,13 @@ _KEY = re.compile(
 )
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-#: A wait in words: Gemini has it nowhere else ("Please retry in 26.660853464s.").
+#: A wait in words, as Gemini states it nowhere else ("Please retry in 26.660853464s.").
 _ASKED = re.compile(r"\b(?:retry|try again) in ((?:\d{1,9}(?:\.\d{1,12})?(?:ms|[smhd])){1,5})(?!\w)", re.IGNORECASE)
-_CUT = "max_tokens or model output limit was reached"  # OpenAI, where the model was still thinking
+_CUT = "max_tokens or model output limit was reached"  # from OpenAI, if the model was still thinking
 
 
 def error_body(body: bytes | bytearray) -> object:
-    """Return the body of an error response: parsed, or as it is if it is plain text; None if it is neither."""
+    """Return the body of an error response: parsed if it is JSON, else its text; None if it is neither."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ def refusal_of(status: int, headers: Mapping[str, str], payload: object, secrets
 
 
 def with_service_message(failure: Failure, reported: object, secrets: Sequence[str]) -> Failure:
-    """Add the service's own words to the failure of a successful response that reports an error.
+    """Add the service's message to the failure for a response of status 2xx that reported an error in its body.
 
     Args:
         secrets: as in `refusal_of`.
@@ -141,12 +141,12 @@ def with_service_message(failure: Failure, reported: object, secrets: Sequence[s
 
 
 def _is_page(payload: object) -> bool:
-    """Whether it is a web page, which comes from a web server or a proxy in front of the service."""
+    """Whether the body is a web page, as from a web server or a proxy in front of the service."""
     return isinstance(payload, str) and payload.lstrip().startswith("<")
 
 
 def _message(payload: object, depth: int = _DEEPEST) -> str:
-    """Return the error's message; if it is a list of mistakes, each with its field."""
+    """Return the error's message; of a list of mistakes, their messages, each with its field."""
     if isinstance(payload, str):
         if _is_page(payload):
             return ""
@@ -167,7 +167,7 @@ def _message(payload: object, depth: int = _DEEPEST) -> str:
 
 
 def _within(text: str, depth: int) -> str:
-    """Return the message of an error that is JSON within the message of another one."""
+    """Return the message of an error that is quoted as JSON in the message of another one."""
     try:
         return _message(json.loads(text[: 4 * _LONGEST]), depth - 1)
     except (ValueError, RecursionError):
@@ -175,7 +175,7 @@ def _within(text: str, depth: int) -> str:
 
 
 def _lacking(message: str, param: str | None, code: str | None, *, refusing: bool) -> str | None:
-    """Return the feature that is not supported or, if the status is ``refusing``, the field that is refused."""
+    """Return the feature that is not supported or, if the status refuses a request, the field that it refuses."""
     return unsupported(message) or (_refused(param, code, message) if refusing else None)
 
 
@@ -192,7 +192,11 @@ def _refused(param: str | None, code: str | None, message: str) -> str | None:
 
 
 def _without_names(message: str, sent: str) -> str:
-    """Leave out what the caller named in the JSON that was sent: a tool may be called unknown-max_tokens."""
+    """Remove names that the caller chose from a message: a tool may be called unknown-max_tokens.
+
+    Args:
+        sent: the request's JSON.
+    """
     message = _PATH.sub("", message)
     names: set[str] = set()
     with suppress(ValueError):
@@ -210,7 +214,7 @@ def _errors(payload: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _name(payload: object, fields: Sequence[str], private: Sequence[str]) -> str | None:
-    """Return one of the service's own short names, if it cannot be quoted from what was sent."""
+    """Return the first of these fields with a short name as its value, unless it may be quoted from what was sent."""
     for source in _errors(payload):
         for field in fields:
             name = source.get(field)
@@ -229,12 +233,12 @@ def _quotes(code: str, secret: str) -> bool:
 
 _HIDDEN = "[...]"
 _MOST_SENT = 2**18  # characters; for a longer request no message is passed on
-_QUOTED, _QUOTED_KEY = 12, 6  # a quotation of this many characters of the request, or of the key, is hidden
+_QUOTED, _QUOTED_KEY = 12, 6  # this many characters in a row that also stand in the request, or in the key, are hidden
 _PERSONAL = re.compile(r"[^\s\"'`,;:()\[\]{}]*[\d@][^\s\"'`,;:()\[\]{}]*")  # a word that may be a number or address
 
 
 def redacted(message: str, private: str) -> str:
-    """Return the beginning of a message on one line, without keys, and without even short quotations of private JSON.
+    """Return the beginning of a message on one line, with keys and even short quotations of private JSON hidden.
 
     >>> redacted("no rubric for 'Who died?'", '["Who died?"]')
     "no rubric for '[...]'"
@@ -244,7 +248,11 @@ def redacted(message: str, private: str) -> str:
 
 
 def _redacted(message: str, private: Sequence[str]) -> str:
-    """Return the message on one line, without keys and without quotations of the texts that were sent."""
+    """Return the message on one line, with keys and quotations of the texts that were sent hidden.
+
+    Args:
+        private: the texts that were sent, then the keys.
+    """
     texts, *keys = private or ("",)
     if len(texts) > _MOST_SENT:
         return ""
@@ -270,7 +278,7 @@ def _texts(sent: str) -> Iterator[str]:
 
 
 def _strings(inner: list[Any], *, keys: bool = False) -> Iterator[str]:
-    """Yield every string within these JSON values, which are used up; with ``keys`` also those of objects."""
+    """Yield every string within these JSON values, and with ``keys`` those of objects too; empties the list."""
     while inner:
         one = inner.pop()
         if isinstance(one, str):
@@ -282,7 +290,7 @@ def _strings(inner: list[Any], *, keys: bool = False) -> Iterator[str]:
 
 
 def _without_runs(message: str, secret: str, length: int) -> str:
-    """Hide every run of ``length`` characters in the message that the secret has, too."""
+    """Hide every run of ``length`` characters in the message that is also in the secret."""
     hidden = bytearray(len(message))
     for at in range(len(message) - length + 1):
         if message[at : at + length] in secret:
@@ -292,9 +300,10 @@ def _without_runs(message: str, secret: str, length: int) -> str:
 
 
 def _retry_after(headers: Mapping[str, str], message: str) -> float | None:
-    """Return the seconds, at least 0, of ``retry-after-ms``, of ``Retry-After`` as seconds or as a date, or in words.
+    """Return the seconds, at least 0, to wait before a retry; None: the response does not say.
 
-    A date is compared with that of the response, since the two machines' clocks may differ.
+    By ``retry-after-ms``, by ``Retry-After`` (seconds, or a date, which is compared with the response's own date as the
+    two machines' clocks may differ), or by the message.
     """
     for header, unit in (("retry-after-ms", 0.001), ("Retry-After", 1.0)):
         with suppress(ValueError, KeyError):
@@ -322,7 +331,7 @@ def span_s(text: str) -> float | None:
 def _seconds_of(date: str) -> float:
     """Return the Unix time of an HTTP date; ValueError or OverflowError if it is not one."""
     found = email.utils.parsedate_to_datetime(date)
-    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()  # of the three forms, one does not name its zone
+    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()  # one of the three formats names no zone
 
 
 def unsupported(message: str) -> Feature | None:
@@ -339,7 +348,7 @@ def unsupported(message: str) -> Feature | None:
 _CREDIT = re.compile(r"insufficient|balance|credit|billing|quota|payment|spend", re.IGNORECASE)
 _WRONG_KEY = re.compile(r"api.?key|authenticat|unauthori[sz]ed|credentials", re.IGNORECASE)
 _MODEL = re.compile(r"\bmodel|deployment", re.IGNORECASE)
-#: What only the caller gives, and may name as they like: a tool may be called get_balance.
+#: Words about what the caller sent, in which any name may occur: a tool may be called get_balance.
 _CONTENT = re.compile(r"\b(?:tools?|functions?|messages|schema|images?)\b", re.IGNORECASE)
 _LONG = re.compile(
     r"context.?length|context.?window|maximum context|too long|input tokens|reduce the length", re.IGNORECASE
@@ -356,7 +365,7 @@ _REFUSES = (*REFUSING, 413)  # statuses that may refuse the request itself
 
 
 def located(failure: Failure, endpoint: Endpoint) -> Failure:
-    """Add to a failure its host, its model, what to do about it, and whether the request itself is the cause."""
+    """Add to a failure its host, its model, a hint what to do, and whether the request itself is the cause."""
     host = host_of(endpoint)
     hint = failure.hint or _hint(failure, endpoint, host or "the service")
     # Some services answer 400 where the key, the credit or the model is wrong.
@@ -371,7 +380,7 @@ def host_of(endpoint: Endpoint) -> str | None:
 
 
 def _address(endpoint: Endpoint) -> str:
-    """Return the address that the endpoint's calls go to, which may hold credentials; empty: it has none."""
+    """Return the URL that the endpoint's calls go to, which may hold credentials; empty if it has none."""
     return (endpoint.base_url if endpoint.client is None else str(endpoint.client.base_url)) or ""
 
 

@@ -1,4 +1,4 @@
-"""Decodes a streamed reply, without I/O: bytes to pieces of text and, at the end, to the whole `Completion`."""
+"""Decodes a streamed reply, without I/O: bytes into pieces of text and, at the end, the whole `Completion`."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class StreamDecoder:
-    """Decodes server-sent events to pieces of text and, at the end, to the `Completion`.
+    """Decodes server-sent events into pieces of text and, at the end, the `Completion`.
 
-    A stream is whole once every choice has its ``finish_reason``; not every server sends the ``[DONE]`` mark.
+    Call `feed` with the bytes as they arrive, then `finish`. A stream is whole once every choice has its
+    ``finish_reason``; not every server sends the ``[DONE]`` mark.
 
     Args:
         unopened: whether the text is expected to begin within the model's thinking (see `ThinkingSplitter`).
 
     Attributes:
         usage: the latest that was reported; None: none was yet.
-        done: whether the ``[DONE]`` mark has come.
-        id: the service's id of the reply; None: not known yet.
+        done: whether the ``[DONE]`` mark has arrived.
+        id: the service's id for the reply; None: not known yet.
     """
 
     def __init__(self, *, unopened: bool = False) -> None:
@@ -45,20 +46,20 @@ class StreamDecoder:
         self.usage: Usage | None = None
         self.done = False
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        self._held = ""  # a carriage return whose line feed may be yet to come
-        self._line: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
-        self._length = 0
-        self._data: list[str] = []
-        self._object: list[str] = []  # the lines of an object that came instead of events, over several lines
-        self._named_error = False  # the event is an error, as its name says
-        self._page = False  # it began as a web page
+        self._held = ""  # a carriage return that a line feed may follow
+        self._line: list[str] = []  # the pieces of a line that has not ended, joined only once
+        self._length = 0  # of that line
+        self._data: list[str] = []  # the data lines of an event that has not ended
+        self._object: list[str] = []  # the lines of a JSON object over several lines, sent instead of events
+        self._named_error = False  # whether the event's name says that it is an error
+        self._page = False  # whether the reply began as a web page
         self._bytes = 0
         self._model: str | None = None
         self.id: str | None = None
-        self._parts: dict[int, _Part] = {}
+        self._choices: dict[int, _ChoiceDecoder] = {}
 
     def feed(self, chunk: bytes) -> str:
-        """Decode bytes as they come; return the new text of the first choice (may be empty).
+        """Decode bytes as they arrive; return the new text of the first choice (may be empty).
 
         Raises:
             CallFailed: what came is not a chat completion stream.
@@ -79,9 +80,9 @@ class StreamDecoder:
             return ""
         *lines, last = ["".join(self._line), *others]
         self._line, self._length = [last], len(last)
-        return "".join([self._take(line) for line in lines])
+        return "".join([self._feed_line(line) for line in lines])
 
-    def _take(self, line: str) -> str:
+    def _feed_line(self, line: str) -> str:
         """Decode a line: data is kept until the empty line that ends its event; other fields are skipped."""
         if self._object or (line == "{" and not self.done):
             self._object.append(line)
@@ -91,17 +92,17 @@ class StreamDecoder:
         if line.startswith("data:"):
             self._data.append(line[5:].removeprefix(" "))
             return ""
-        if line.startswith("{"):  # a service that does not stream, or fails in mid-stream, sends no more than an object
+        if line.startswith("{"):  # a service that does not stream, or fails in mid-stream, may send a bare object
             self._data, line = [line], ""
         if line or not self._data:
-            self._page = self._page or (line.lstrip().startswith("<") and not self._parts)
+            self._page = self._page or (line.lstrip().startswith("<") and not self._choices)
             return ""
         data, self._data = "\n".join(self._data), []
         named_error, self._named_error = self._named_error, False
         if self.done or data.strip() == "[DONE]":
             self.done = True
             return ""
-        if not data.strip():  # a sign of life
+        if not data.strip():  # sent to keep the connection alive
             return ""
         try:
             payload = json.loads(data)
@@ -143,23 +144,23 @@ class StreamDecoder:
             raise self._failed("a stream choice has no readable text")
         self.usage = fields.usage_of(choice.get("usage")) or self.usage  # Moonshot's is there
         finished = fields.finish_of(choice, self.usage)
-        if index not in self._parts:
-            self._parts[index] = _Part(ThinkingSplitter(unopened=self._unopened))
-        text = self._parts[index].add(text, choice, delta or {}, finished)
+        if index not in self._choices:
+            self._choices[index] = _ChoiceDecoder(ThinkingSplitter(unopened=self._unopened))
+        text = self._choices[index].add(text, choice, delta or {}, finished)
         return text if index == 0 else ""
 
     @property
     def begun(self) -> bool:
-        """Whether a part of the reply has come."""
-        return bool(self._parts)
+        """Whether a part of the reply has arrived."""
+        return bool(self._choices)
 
     @property
     def whole(self) -> bool:
         """Whether every choice has ended; only the usage may follow."""
-        return self.begun and all(part.finish_reason is not None for part in self._parts.values())
+        return self.begun and all(choice.finish_reason is not None for choice in self._choices.values())
 
     def end(self) -> str:
-        """End the stream; return the new text of a last event that has no empty line after it."""
+        """End the stream; return the text of a last event without the empty line that should end it."""
         text = self.feed(b"\n\n")
         lines, self._object = self._object, []
         if lines:
@@ -173,17 +174,17 @@ class StreamDecoder:
             CallFailed: the stream was cut; ``.usage`` is what had been reported by then.
         """
         self.end()
-        parts = [self._parts[index] for index in sorted(self._parts)]
         if not self.whole:
             raise self._failed("the reply is a web page" if self._page else "the stream was cut short")
-        return Completion(tuple(part.whole() for part in parts), self.usage, self._model, self.id)
+        choices = tuple(self._choices[index].finish() for index in sorted(self._choices))
+        return Completion(choices, self.usage, self._model, self.id)
 
     def _failed(self, message: str) -> CallFailed:
         return fields.protocol_error(message, self.usage)
 
 
-class _Part:
-    """One choice of a stream while it comes in."""
+class _ChoiceDecoder:
+    """Collects the pieces of one choice of a stream."""
 
     def __init__(self, splitter: ThinkingSplitter) -> None:
         self.finish_reason: str | None = None
@@ -192,13 +193,13 @@ class _Part:
         self._thoughts: list[str] = []
         self._details: list[Mapping[str, Any]] = []
         self._texts: list[str] = []
-        self._entries: list[object] | None = []
-        self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by (index, order in which they came)
+        self._entries: list[object] | None = []  # of log-probabilities; None: some are missing
+        self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # tool calls by (index, order of arrival)
         self._places: dict[int, tuple[int, int]] = {}  # index -> the key of its latest call
         self._arguments: dict[tuple[int, int], list[str]] = {}
 
     def add(self, text: str, choice: Mapping[str, Any], delta: Mapping[str, Any], finished: str | None) -> str:
-        """Add a piece; return the part of the answer that is new."""
+        """Add a piece; return the new part of the answer."""
         answer = self._splitter.feed(text)
         self._thoughts.append(thinking_of(delta))
         self._details += objects_in(delta.get("reasoning_details"))
@@ -207,7 +208,7 @@ class _Part:
         content = as_object(choice.get("logprobs")).get("content")
         if isinstance(content, list) and self._entries is not None:
             self._entries += content
-        elif text:  # text without its log-probabilities: the rest is of no use
+        elif text:  # text without log-probabilities: those of the rest are useless
             self._entries = None
         for call in objects_in(delta.get("tool_calls")):
             self._add_call(call)
@@ -219,8 +220,9 @@ class _Part:
     def _add_call(self, call: Mapping[str, Any]) -> None:
         """Add a piece of a tool call: the first piece names the tool, the others add to the arguments.
 
-        Some services (Gemini) give no index, or all calls the same, so a new id with a name begins a new call; without
-        ids, a name after arguments that came whole. A new id alone does not, as others (vLLM) give every piece its own.
+        Some services (Gemini) give all calls the same index, or none. So a piece with a name begins a new call if its
+        id is new or, without ids, if the arguments before it are complete. A new id without a name does not, as other
+        services (vLLM) give every piece its own id.
         """
         index, function = fields.count_of(call.get("index") or 0), as_object(call.get("function"))
         if index is None:
@@ -237,7 +239,7 @@ class _Part:
         self._arguments.setdefault(place, []).append(text or "")
 
     def _ends_before(self, place: tuple[int, int], call: Mapping[str, Any]) -> bool:
-        """Whether the call begun there ended before this piece, which names a tool: by their ids, or without any."""
+        """Whether the call at this place is complete, so that this piece, which names a tool, begins another."""
         begun, new = self._calls[place].get("id"), call.get("id")
         if begun or new:
             return bool(begun and new) and begun != new
@@ -247,7 +249,8 @@ class _Part:
         except (ValueError, RecursionError):
             return False
 
-    def whole(self) -> CompletionChoice:
+    def finish(self) -> CompletionChoice:
+        """Return the choice, once the stream has ended."""
         tokens = fields.tokens_of({"content": self._entries}) if self._entries else None
         for place, call in self._calls.items():
             call["function"]["arguments"] = "".join(self._arguments[place])

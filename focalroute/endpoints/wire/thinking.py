@@ -1,13 +1,13 @@
 """Separates a model's thinking from its answer.
 
-Most services return it in a field of its own, others within the text:
+Most services return thinking in a field of its own, others within the text:
 
 - ``reasoning_content`` (DeepSeek https://api-docs.deepseek.com/guides/reasoning_model, llama.cpp, SGLang) or
   ``reasoning`` (OpenRouter https://openrouter.ai/docs/use-cases/reasoning-tokens, Groq, Ollama, vLLM
   https://docs.vllm.ai/en/latest/features/reasoning_outputs.html);
 - parts of type "thinking" (Mistral https://docs.mistral.ai/capabilities/reasoning);
-- ``<think>``, ``<thought>``, ``[THINK]``, ``<seed:think>`` (Seed-OSS) or ``◁think▷`` (Kimi-VL) tags at its start,
-  where a server does not parse them; the opening tag may be missing, as it is part of the prompt (DeepSeek-R1,
+- ``<think>``, ``<thought>``, ``[THINK]``, ``<seed:think>`` (Seed-OSS) or ``◁think▷`` (Kimi-VL) tags at the start of the
+  text, if the server does not parse them; the opening tag may be missing, as it is part of the prompt (DeepSeek-R1,
   Qwen3-Thinking https://huggingface.co/Qwen/Qwen3-30B-A3B-Thinking-2507);
 - the channels of gpt-oss, with or without their marks (https://cookbook.openai.com/articles/openai-harmony).
 """
@@ -23,8 +23,8 @@ from focalroute.core.json_values import objects_in
 from focalroute.endpoints.wire.fields import text_of
 
 _FINAL = "<|channel|>final<|message|>"
-_BARE, _BARE_FINAL = "analysis", "assistantfinal"  # what is left of the marks where a server drops special tokens
-#: Opening mark of thinking within a text -> closing mark.
+_BARE, _BARE_FINAL = "analysis", "assistantfinal"  # what is left of the marks if a server drops special tokens
+#: Opening mark of thinking -> closing mark.
 _MARKS = {
     "<think>": "</think>",
     "<thought>": "</thought>",
@@ -47,7 +47,7 @@ _FIELDS = ("reasoning_content", "reasoning")
 
 
 def thinking_of(message: Mapping[str, Any]) -> str:
-    """Return the thinking that a message, or a piece of one, has in separate fields."""
+    """Return the thinking in the separate fields of a message, or of a piece of one."""
     for name in _FIELDS:
         if text := text_of(message.get(name)):
             return text
@@ -73,7 +73,7 @@ def _flat(part: object) -> str:
 
 
 def begins_thinking(text: str) -> bool:
-    """Whether a whole text begins within the thinking: it has the closing tag but not the opening one."""
+    """Whether a whole text begins within the thinking: with a closing tag but no opening one."""
     return "</think>" in text and "<think>" not in text and _UNOPENED.search(text) is not None
 
 
@@ -92,15 +92,15 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 class ThinkingSplitter:
-    """Splits a text that comes in pieces into thinking and answer.
+    """Splits a text that arrives in pieces into thinking and answer.
 
     Args:
-        unopened: whether it begins within the thinking. If no closing mark comes, all of it is the answer.
+        unopened: whether the text begins within the thinking. If it has no closing mark, all of it is the answer.
     """
 
     def __init__(self, *, unopened: bool = False) -> None:
         self._unopened = unopened
-        self._end: str | None = "</think>" if unopened else None  # the closing mark; None: not known yet
+        self._end: str | None = "</think>" if unopened else None  # the closing mark; None: not known yet, "": none
         self._held = ""  # text that may be part of a mark
         self._thought: list[str] = []
         self._answering = self._begun = False
@@ -117,7 +117,7 @@ class ThinkingSplitter:
         return _CHANNEL_MARKS.sub("", thought) if self._end == _FINAL else thought
 
     def feed(self, piece: str) -> str:
-        """Add a piece; return the part of the answer that is now certain."""
+        """Add a piece; return the new text that certainly belongs to the answer."""
         self._held += piece
         if self._end is None:
             self._open()
@@ -141,7 +141,7 @@ class ThinkingSplitter:
             self._end, self._answering = "", True
 
     def _think(self, end: str) -> None:
-        """Move text that is surely thinking to the thoughts."""
+        """Move text that is certainly thinking from the held text to the thoughts."""
         thought, mark, rest = self._held.partition(end)
         if mark:
             self._held, self._answering = rest, True
@@ -150,13 +150,14 @@ class ThinkingSplitter:
         self._thought.append(thought)
 
     def _answered(self, text: str) -> str:
-        if self._thought and not self._begun:  # blank lines separate the two
+        """Return a piece of the answer without the blank lines between thinking and answer."""
+        if self._thought and not self._begun:
             text = text.lstrip()
         self._begun = self._begun or text != ""
         return text
 
     def finish(self, *, cut: bool = False) -> str:
-        """Return the rest of the answer once the text has ended, or was ``cut`` at the token limit."""
+        """Return the rest of the answer, once the text has ended; ``cut``: at the token limit."""
         rest, self._held = self._held, ""
         if self._answering:
             return self._answered(_CHANNEL_END.sub("", rest))

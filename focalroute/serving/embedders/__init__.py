@@ -21,7 +21,7 @@ from focalroute.core.event_loops import DaemonThreads
 from focalroute.core.files import refusing
 from focalroute.core.pool import PoolFile, endpoint_in_table
 from focalroute.core.records import F32, Failure, Usage
-from focalroute.endpoints.client import EndpointClient, HttpClients
+from focalroute.endpoints.client import EndpointClient, HttpSessions
 from focalroute.endpoints.paid_call import reserved
 from focalroute.endpoints.rate_limits import Throttle
 from focalroute.endpoints.wire import Embeddings, Request
@@ -43,7 +43,7 @@ class EmbeddingService:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._clients = HttpClients()
+        self._clients = HttpSessions()
         self._throttle = Throttle(endpoint)
         self._client = EndpointClient(endpoint, self._clients, on_headers=self._throttle.on_headers)
         self._width = 0
