@@ -1,6 +1,6 @@
 """Other draws of the pool: trained policies and published routers for a few of a log's endpoints, as a Markdown table.
 
-    python -m tests.benchmarks.draws [--whole | --cold] [--draws 12] [--data ../shared/data] [--rows 3000]
+    python -m tests.benchmarks.draws [--whole | --scores | --cold] [--draws 12] [--data ../shared/data] [--rows 3000]
 
 Of each log's training part as many queries, evenly drawn and in its order, with 3 to 6 of its endpoints: the first 80 %
 are learned from, the rest is played, each answered before its label is shown. With ``--whole`` a draw has all endpoints
@@ -11,6 +11,9 @@ which a method is above a mixture that knows the part that is played: of all mix
 asked alone, at the method's cost the one that is right the most. Bold is surely above focalroute on the same draws, ↓
 surely below: by a permutation test of the signs of the differences at 5 %, divided by the number of cells. Runs in two
 processes.
+
+With ``--scores`` policies and routers learn only how good each answer was, not what it said: no two answers can be
+compared.
 
 With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries, with no label,
 with some and with all; also where the pool states the MMLU scores of its models' makers as expected accuracies (as a
@@ -138,7 +141,16 @@ def training_part(data: Path, log: str) -> tuple[PoolFile, tuple[LoggedQuery, ..
     return load_pool(data / f"{log}.pool.toml"), queries[: int(_TRAINING * len(queries))]
 
 
-def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
+def scored(query: LoggedQuery) -> LoggedQuery:
+    """Replace the answers by their scores."""
+    outputs = {
+        name: replace(output, answer=None, probabilities=None, score=float(output.answer == query.label))
+        for name, output in query.outputs.items()
+    }
+    return replace(query, choices=None, label=None, outputs=outputs)
+
+
+def draw(data: Path, log: str, seed: int, rows: int, *, scores: bool = False) -> LogTable:
     """Some of a log's endpoints, on some of its training queries."""
     rng = random.Random(f"{log} {seed}")
     pool, training = training_part(data, log)
@@ -147,6 +159,8 @@ def draw(data: Path, log: str, seed: int, rows: int) -> LogTable:
     kept = np.linspace(0, len(training) - 1, min(len(training), rows)).astype(int).tolist()
     asked = [{name: output for name, output in training[row].outputs.items() if name in names} for row in kept]
     some = [replace(training[row], outputs=outputs) for row, outputs in zip(kept, asked, strict=True) if outputs]
+    if scores:
+        some = [scored(query) for query in some]
     return join(some, replace(pool, endpoints=tuple(endpoints)), f"{log}, draw {seed}")
 
 
@@ -168,13 +182,13 @@ def mixture(costs: F64, right: F64, cost: float) -> float:
     )
 
 
-def played(data: Path, log: str, seed: int, rows: int | None) -> dict[str, float]:
+def played(data: Path, log: str, seed: int, rows: int | None, scores: bool) -> dict[str, float]:
     """By method the points above the mixtures, in the mean of the costs held, on the end of a draw.
 
     Args:
         rows: of the draw; None: it has all endpoints, see `stretch`.
     """
-    table = stretch(data, log, seed) if rows is None else draw(data, log, seed, rows)
+    table = stretch(data, log, seed) if rows is None else draw(data, log, seed, rows, scores=scores)
     parts = split(table, per_task=False, fraction=2 / 3 if rows is None else _TRAINING)
     costs, right = table.single_cost_ratios(parts.test), table.accuracy(parts.test)
     ask_all_usd = float(table.usd[parts.test].sum())
@@ -286,18 +300,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.draws")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--whole", action="store_true")
+    which.add_argument("--scores", action="store_true")
     which.add_argument("--cold", action="store_true")
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--rows", type=int, default=3000)
     given = parser.parse_args(arguments)
-    logs = [log for log in LOGS if (given.data / f"{log}.jsonl.gz").exists()]
+    logs = [log for log in (COMPARABLE if given.scores else LOGS) if (given.data / f"{log}.jsonl.gz").exists()]
     if given.cold:
         show_untrained(given.data, logs, given.draws, given.rows)
         return
     rows = None if given.whole else given.rows
     with ProcessPoolExecutor(2) as pool:
-        runs = {log: [pool.submit(played, given.data, log, seed, rows) for seed in range(given.draws)] for log in logs}
+        runs = {
+            log: [pool.submit(played, given.data, log, seed, rows, given.scores) for seed in range(given.draws)]
+            for log in logs
+        }
         drawn = {log: [run.result() for run in each] for log, each in runs.items()}
     if given.whole:  # the same queries with another seed are no other draw
         drawn = {log: [averaged(each[first::2]) for first in range(2)] for log, each in drawn.items()}
