@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import Output
 from focalroute.evaluate.table import LogTable
-from focalroute.serving.exploration import DisputedFirst
+from focalroute.serving.labelling import DisputedFirst
 
 FeedbackKind = Literal["label", "reward", "none"]
 FeedbackBias = Literal["none", "negative", "disputed"]

@@ -1,4 +1,4 @@
-"""One ask under way: its state (what was observed, decided, replied and fused), and its rounds."""
+"""`Ask`, the state of one ask under way, and `Rounds`, which controls its rounds."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from focalroute.policy.baselines import SURE
 from focalroute.policy.decider import Eligible, decide, posterior
 from focalroute.policy.fallback import Guarded
 
-_MOST_TRIALS = 64
+_MOST_TRIALS = 64  # combinations of pending votes
 _LACKS = "takes no "
 _MOST_HINTS = 2
-_WRITTEN_AFTER = 2 / 3  # share of the time for replies; the rest is for synthesising the answer
+_SHARE_FOR_REPLIES = 2 / 3  # of the time, if the answer is then synthesised
 
 
 @dataclass(frozen=True, slots=True)
 class TimePrice:
     """The price of a second, and the latencies of the pool's endpoints.
 
-    The Decider was trained on money alone, so it is shown an effective cost of each endpoint, in USD. With c the cost
-    of a call, mu the price of a second and t the seconds that the call is expected to take, this is
+    The Decider was trained on money alone, so time is shown to it as money. Let c be the cost of a call to an endpoint,
+    mu the price of a second and t the seconds that its reply is expected to take. The Decider sees as its cost, in USD,
 
-    - c + mu t in later rounds;
-    - mu t for a member under way, whose money is spent, with t the time left: the ask stops waiting once the Decider
-      would ask none of the members under way at that cost;
-    - c in the first round, whose slow members need not be waited for. The first reply is always waited for, however: if
-      all endpoints that the Decider would ask are slower than the endpoint that is worth most alone (by accuracy, money
-      and time), the cost is c + mu (t - that endpoint's t), but at least c.
+    - in the first round c, because slow members of that round need not be waited for. There is one exception, because
+      the first reply is always waited for: the endpoint that is worth most alone (by accuracy, money and time) takes
+      t*, and all endpoints that the Decider would ask take longer. Then the cost is c + max(0, mu (t - t*)).
+    - in later rounds c + mu t.
+    - for a member under way mu t, where t is the time left, because its money is spent. Once the Decider would ask none
+      of these members at that cost, the ask stops waiting.
 
     Attributes:
         usd_per_second: mu.
@@ -61,8 +61,8 @@ class TimePrice:
         """Return the expected cost of waiting for each endpoint's reply, USD (N,); if unknown, the mean of the others.
 
         Args:
-            under_way: endpoint -> seconds that its call has been under way; other calls would begin now.
-            length: the length of this query's replies, in multiples of the usual one.
+            under_way: endpoint -> seconds since its call began; the other calls would begin now.
+            length: the expected length of this query's replies, as a multiple of the usual one.
         """
         left = [one.expected_left(under_way.get(i, 0.0), length) for i, one in enumerate(self.latencies)]
         known = [seconds for seconds in left if seconds is not None]
@@ -71,7 +71,7 @@ class TimePrice:
 
 
 class Fused(NamedTuple):
-    """The Fusion's evidence and the posterior it gives over the candidates (K,)."""
+    """The Fusion's evidence, and its posterior over the candidates (K,)."""
 
     evidence: Evidence
     posterior: list[float]
@@ -92,7 +92,7 @@ class Ask:
         unavailable: endpoint name -> why it could not be asked in some round: an open breaker, a rate limit, or a need
             of the query that it does not meet.
         cost_weight: the lambda of its latest observation.
-        alone: whether a single endpoint is asked, chosen by the text (see `decide`).
+        alone: whether only one endpoint is asked, chosen by the text (see `decide`).
         written: the synthesiser's reply; None: no synthesis was tried.
         embedding_error: why there are no features of its text; empty: there are, or it has no text.
         stream_sink: takes the pieces of the answer as they come; None: it is not streamed.
@@ -127,7 +127,7 @@ class Ask:
 
     @property
     def streaming(self) -> bool:
-        """Whether a reply is, or was, streamed and so is the answer."""
+        """Whether a reply was or is being streamed; that reply is the answer."""
         return self.stream_sink is not None and self.stream_sink.speaker is not None
 
     @property
@@ -146,7 +146,7 @@ class Ask:
         failures = {reply.endpoint: reply.error for reply in replies if reply.error}
         reasons = _reasons(failures)
         if self.stream_sink is not None and self.streaming:
-            message = f"the answer broke off ({reasons}); what was said until then is in .text"
+            message = f"the answer broke off ({reasons}); the text until then is in .text"
             return StreamBroken(message, replies, self.stream_sink.said)
         if self.late and self.ask_budget.store_late and not any(reply.sent for reply in replies):
             message = "the deadline passed before the store had reserved money, so no endpoint was asked"
@@ -158,7 +158,7 @@ class Ask:
         if not replies and len(unable) == len(self.policy.endpoints):
             reasons = ", ".join(f"{name} {self.unavailable[name]}" for name in unable)
             return PoolError(
-                f"no endpoint can be asked this ({reasons}); see Endpoint.tools, .images, "
+                f"no endpoint can take this request ({reasons}); see Endpoint.tools, .images, "
                 ".json_schema and .context_tokens"
             )
         if all(reply.error is not None and reply.error.kind == "unavailable" for reply in replies):
@@ -168,22 +168,25 @@ class Ask:
         return PoolError(f"{advice}every asked endpoint failed ({reasons})", replies)
 
     def observe(self, cost_weight: float) -> Observation:
-        """Make the observation for the next decision, at the lambda that the policy serves for this cost weight."""
+        """Make the observation for the next decision, at the lambda that the policy uses for this cost weight."""
         self.cost_weight, self.alone = self.policy.served(cost_weight)
         self.policy.set_query(self.query.id, self.view.features, cost_weight)
         if self.fused is not None:  # only now: after the last round it would not be used
             self.view.see(self.fused.posterior)
         if self.time_price is None:
-            return self._seen()
+            return self._observation()
         waits = self.time_price.waits({}, self.view.length_ratio)
         if self.rounds:
-            return self._seen(waits)
-        seen = self._seen()
-        logits, best = self.policy.decider_logits(seen), self.view.best_alone(self.cost_weight, waits)
-        first = min(waits[i] for i in [int(logits.argmax()), *np.flatnonzero(logits > 0)])
-        return seen if first <= waits[best] else self._seen(np.maximum(waits - waits[best], 0))
+            return self._observation(waits)
+        timeless = self._observation()
+        logits = self.policy.decider_logits(timeless)
+        to_ask = [int(logits.argmax()), *np.flatnonzero(logits > 0)]  # the first round asks at least one endpoint
+        best_alone_waits = waits[self.view.best_alone(self.cost_weight, waits)]
+        if waits[to_ask].min() <= best_alone_waits:
+            return timeless
+        return self._observation(np.maximum(waits - best_alone_waits, 0))
 
-    def _seen(self, waits: F64 | None = None) -> Observation:
+    def _observation(self, waits: F64 | None = None) -> Observation:
         return self.view.observe(
             round=len(self.rounds) + 1,
             cost_weight=self.cost_weight,
@@ -194,18 +197,17 @@ class Ask:
     def decide(self, observation: Observation, *, order: Sequence[int], eligible: Eligible, explore: bool) -> Decision:
         """Pick the endpoints to ask next, of those eligible and not asked yet, visited in this order (see `decide`).
 
-        With a learned policy, some decisions are made without its networks and without chance: at the highest cost
-        weight the cheapest endpoint is asked alone, at the lowest all endpoints at once, and where training chose so
-        (see `PolicyGradient.curve`), the one endpoint that is worth most by the query's text.
+        A learned policy makes some decisions without its networks and without chance. At the highest cost weight it
+        asks only the cheapest endpoint, at the lowest all endpoints at once. Where training found that best (see
+        `PolicyGradient.curve`), it asks only the endpoint that is worth most by the query's text.
         """
-        asked = self.view.asked
         logits = self.policy.decider_logits(observation)
-        order = [endpoint for endpoint in order if endpoint not in asked]
+        order = [endpoint for endpoint in order if endpoint not in self.view.asked]
         must_pick, one = not self.view.backs, self.query.combine == "pick"
-        lone = self._lone() if self.policy.learnable else None
-        if lone is not None:
-            could = (i for i in lone if i in order and eligible(i, ()))
-            order = [*itertools.islice(could, int(must_pick or one))]
+        ranking = self._single_ranking() if self.policy.learnable else None
+        if ranking is not None:
+            can_ask = [i for i in ranking if i in order and eligible(i, ())]
+            order = can_ask[:1] if must_pick or one else []
         elif self.policy.learnable and self.cost_weight <= LOWEST_WEIGHT and not one:
             logits, explore = np.full_like(logits, SURE), False
         return decide(
@@ -219,8 +221,8 @@ class Ask:
             one=one,
         )
 
-    def _lone(self) -> tuple[int, ...] | None:
-        """Return the endpoints, best first, if a single one is to be asked; None: the networks decide."""
+    def _single_ranking(self) -> tuple[int, ...] | None:
+        """Return the endpoints, best first, if only one is to be asked; None: the networks decide."""
         if self.cost_weight >= HIGHEST_WEIGHT:
             return self.view.by_price
         if not self.alone:
@@ -229,7 +231,7 @@ class Ask:
         return self.view.by_text(self.cost_weight, waits)
 
     def note_unavailable(self, available: Sequence[bool], broken: Sequence[bool], lacks: Sequence[str | None]) -> None:
-        """Note why endpoints are not available now: a lacking feature, an open breaker, or a rate limit."""
+        """Note why endpoints are not available now: a missing feature, an open breaker, or a rate limit."""
         for name, free, breaker_open, lack in zip(self.policy.endpoints, available, broken, lacks, strict=True):
             if lack is not None:
                 self.unavailable[name] = f"{_LACKS}{lack}"
@@ -239,23 +241,22 @@ class Ask:
                 self.unavailable[name] = "rate limited"
 
     def settled(self, replies: Sequence[Reply], pending: Sequence[int]) -> bool:
-        """Return whether these replies of the round under way settle the answer, whatever the pending endpoints vote.
+        """Return whether these replies of the round under way settle the answer, whatever the pending endpoints reply.
 
-        All combinations of their votes are tried: none, any candidate or, for a free-form question, a new one; with
-        choices or several samples, also with all of the mass. If there are too many, the answer is not settled. Nor is
-        open text, to which every further reply counts, or a structured answer, whose fields are elected one by one.
+        All combinations of their possible votes are tried: no vote, any candidate, and for a free-form question a new
+        candidate; with choices or several samples, also votes of full certainty. If there are more than 64, the answer
+        counts as not settled. So do open text, where every reply matters, and structured answers, whose fields are
+        elected one by one.
         """
         if self.view.agreement is not None or isinstance(self.query.answer, Structure):
             return False
-        trial = self._with(replies)
+        trial = self._view_with(replies)
         options = len(trial.candidates) + (not self.query.choices)
         if not trial.backs or (options + 1) ** len(pending) > _MOST_TRIALS:
             return False
         best = self._likeliest(trial.evidence())
-        certainties = [False]
-        if self.query.choices or (self.query.samples or 1) > 1:
-            certainties.append(True)
-        for sure in certainties:
+        may_be_certain = self.query.choices or (self.query.samples or 1) > 1
+        for sure in (False, True) if may_be_certain else (False,):
             for votes in itertools.product((None, *range(options)), repeat=len(pending)):
                 evidence = trial.supposing(zip(pending, votes, strict=True), len(self.rounds) + 1, sure=sure)
                 if self._likeliest(evidence) != best:
@@ -263,17 +264,17 @@ class Ask:
         return True
 
     def worth_waiting(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Return whether the answer may gain more from the pending members than waiting for them costs.
+        """Return whether waiting for the pending members may improve the answer by more than it costs.
 
-        That is, whether the Decider, given these replies of the round under way, would ask any pending member at the
-        price of the time alone. Open text is always waited for, as its replies are compared together.
+        That is so if the Decider, given these replies of the round under way, would ask any pending member at the cost
+        of waiting alone. Open text is always waited for, as its replies are compared together.
 
         Args:
-            pending: endpoint -> seconds that its call has been under way.
+            pending: endpoint -> seconds since its call began.
         """
         if self.time_price is None or self.view.agreement is not None:
             return True
-        trial = self._with(replies)
+        trial = self._view_with(replies)
         if not trial.backs:
             return True
         trial.see(self._fused_posterior(trial.evidence()))
@@ -287,7 +288,7 @@ class Ask:
         logits = self.policy.decider_logits(seen)
         return any(logits[i] > 0 for i in pending)
 
-    def _with(self, replies: Sequence[Reply]) -> AskView:
+    def _view_with(self, replies: Sequence[Reply]) -> AskView:
         """Return a view that includes these replies of the round under way."""
         trial = self.view.fork()
         for reply in replies:
@@ -295,20 +296,20 @@ class Ask:
         return trial
 
     def _fused_posterior(self, evidence: Evidence) -> list[float]:
-        """Return the Fusion's posterior; a single candidate has all the mass."""
+        """Return the Fusion's posterior; a single candidate has probability 1."""
         if len(evidence.candidates) == 1:
             return [1.0]
         return posterior(self.policy.fusion_logits(evidence).tolist())
 
     def _likeliest(self, evidence: Evidence) -> int:
-        """Return the candidate with the most posterior mass, the first among equals."""
+        """Return the candidate with the highest posterior probability, the first among equals."""
         probabilities = self._fused_posterior(evidence)
         return probabilities.index(max(probabilities))
 
     def done(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
-        """Return whether the round under way may end, by `worth_waiting` or by `settled`.
+        """Return whether the round under way may end: waiting is not worth it, or the answer is settled.
 
-        If waiting costs, hardly known endpoints are still waited for, as a cancelled call teaches nothing.
+        With a price on time, hardly known endpoints are always waited for, as a cancelled call teaches nothing.
         """
         if self.time_price is not None and self.view.hardly_known(pending):
             return False
@@ -343,7 +344,7 @@ class Ask:
         return self.view.backs.get(endpoint)
 
     def ranked(self) -> list[str]:
-        """Return the candidates, by falling posterior mass."""
+        """Return the candidates, the most probable first."""
         if self.fused is None:
             return []
         probabilities = self.fused.posterior
@@ -352,15 +353,15 @@ class Ask:
 
 
 class Rounds:
-    """Controls the rounds of one ask: prepares each, and steers its calls.
+    """Controls the rounds of one ask: prepares each, and answers the questions of its calls (`RoundController`).
 
     Args:
         max_rounds: most rounds; with ``combine="pick"`` there is one.
 
     Attributes:
-        order: every endpoint's index, in the order in which the Decider visits them.
-        calls: what all calls of the ask share.
-        decision: that of the round under way.
+        order: the indices of all endpoints, in the order in which the Decider visits them.
+        calls: the context that all calls of the ask share.
+        decision: the decision of the round under way.
     """
 
     decision: Decision
@@ -371,7 +372,7 @@ class Rounds:
         self._max_rounds = 1 if ask.query.combine == "pick" else max_rounds
         self.order = ask.view.order
         now = asyncio.get_running_loop().time()
-        share = _WRITTEN_AFTER if ask.query.combine == "synthesise" else 1.0
+        share = _SHARE_FOR_REPLIES if ask.query.combine == "synthesise" else 1.0
         self._deadline = now + share * (ask.deadline - now)
         self.calls = pool.call_context(ask.query, ask.ask_budget, self._deadline, ask.stream_sink)
         self._needs = Needs(ask.query)
@@ -379,7 +380,7 @@ class Rounds:
         self._available: Sequence[bool] = ()
 
     async def prepare(self) -> bool:
-        """Find which endpoints can be asked in the next round, and the costs; False if the time ran out meanwhile."""
+        """Find which endpoints can be asked in the next round, and at what cost; False if time ran out meanwhile."""
         if self._ask.ask_budget.limited and not await self._bound_costs():
             return False
         self.calls.query = self._ask.next_query
@@ -395,7 +396,7 @@ class Rounds:
         return not self._ask.late and self._ask.goes_on(max_rounds=self._max_rounds, askable=len(self.order))
 
     async def _bound_costs(self) -> bool:
-        """Find the most that a call to each endpoint can cost, which may need the store; False if time ran out."""
+        """Bound the cost of a call to each endpoint, which may need the store; False if time ran out meanwhile."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 self._bounds = await self._pool.upper_bounds(self._ask.next_query, self._ask.ask_budget)
@@ -404,9 +405,10 @@ class Rounds:
         return not self._ask.late
 
     def _note_unavailable(self) -> None:
-        """Leave out endpoints that cannot be asked now, except those over a rate limit if no other is left to answer.
+        """Rule out endpoints that cannot be asked now, and note why.
 
-        Endpoints that lack what the query needs are never asked.
+        Endpoints that lack a feature that the query needs are never asked. If there is no reply yet and no endpoint is
+        left, those over a rate limit are asked all the same, and if there are none, those with an open breaker.
         """
         ask, broken, lacks = self._ask, self._pool.out(), self._pool.lacking(self._needs)
         able = tuple([lack is None for lack in lacks])
@@ -433,7 +435,10 @@ class Rounds:
         return bool(self._ask.view.backs)
 
     def spare(self, asked: Sequence[int]) -> int | None:
-        """Return the likeliest endpoint not asked yet that can be asked now, else one that is out of use."""
+        """Return one more endpoint to ask, or None: an affordable one that was not asked yet.
+
+        Endpoints available now come first, then those whose breaker is closed, then the most probable.
+        """
         probabilities = self.decision.probabilities
         now, unpaused, broken = self._pool.available(), self._pool.unpaused(), self._pool.out()
         lacks = self._pool.lacking(self._needs)
@@ -450,7 +455,7 @@ class Rounds:
 
     @property
     def hurries(self) -> bool:
-        """Whether waiting costs."""
+        """Whether time has a price."""
         return self._ask.time_price is not None
 
     def settled(self, replies: Sequence[Reply], pending: Mapping[int, float]) -> bool:
@@ -459,7 +464,7 @@ class Rounds:
 
 
 def _reasons(failures: Mapping[str, Failure]) -> str:
-    """Say why each endpoint failed, giving a shared reason once."""
+    """Say why each endpoint failed, each reason once."""
     alike: dict[tuple[str, str], list[str]] = {}
     for name, error in failures.items():
         alike.setdefault((error.kind, error.message), []).append(name)

@@ -1,4 +1,4 @@
-"""Caches answers to identical questions, for a time, in this process."""
+"""Caches answers to identical questions in this process, for a limited time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from focalroute.core.receipts import Answer
 from focalroute.core.records import Query
 
 _MOST_CHARACTERS = 50_000_000  # of the cached replies
-_MOST_IN_VAIN = 2  # identical asks waited for without an answer; else all would fail one after another
+_MOST_FAILED_WAITS = 2  # for identical asks; without a limit, waiting asks would fail one after another
 
 
 class AnswerCache:
     """Keeps whole answers; the least recently used are dropped first. Safe to use from several threads.
 
-    Questions with the same arguments, except limits, the price of time and metadata, are identical; so if tags name
-    customers, none gets another's answer. An answer of a callable that cannot be hashed is not cached.
+    Questions are identical if all their arguments are, tags included; limits, the price of time and metadata do not
+    count. So customers with different tags never get each other's answers. A question whose ``answer`` cannot be hashed
+    is not cached.
 
     Args:
         ttl_s: how long an answer is reused, seconds; None: never.
-        deadline_s: of a query that has none of its own.
+        deadline_s: the deadline of a query without one of its own.
     """
 
     def __init__(self, ttl_s: float | None, deadline_s: float) -> None:
@@ -40,11 +41,11 @@ class AnswerCache:
         self._lock = threading.Lock()
 
     async def ask(self, query: Query, answer: Callable[[Query], Awaitable[Answer]]) -> Answer:
-        """Return the cached answer to an identical question, at no cost; else answer this one.
+        """Return the cached answer to an identical question, at no cost; else ask this one.
 
-        If an identical question is under way in this event loop, its answer is waited for. If that ask is cancelled,
-        fails or is not cached, the first of the waiting asks is answered, within the rest of its deadline, and the
-        others wait for it; after two such asks that were not cancelled, they wait no longer.
+        If an identical question is under way in this event loop, this one waits for its answer. If none comes (that ask
+        failed, was cancelled, or is not cached), the first of the waiting asks is asked, within the rest of its
+        deadline, and the others wait for it. After two asks that failed or were not cached, they wait no longer.
 
         Raises:
             DeadlineExceeded: no time is left. Else what ``answer`` raises.
@@ -55,8 +56,8 @@ class AnswerCache:
         if (known := self._find(key, query)) is not None:
             return known
         loop = asyncio.get_running_loop()
-        in_vain = 0
-        while in_vain < _MOST_IN_VAIN and (other := self._under_way.get((loop, key))) is not None:
+        failed_waits = 0
+        while failed_waits < _MOST_FAILED_WAITS and (other := self._under_way.get((loop, key))) is not None:
             deadline_s = self._deadline_s if query.deadline_s is None else query.deadline_s
             began = loop.time()
             await asyncio.wait([other], timeout=deadline_s)
@@ -66,7 +67,7 @@ class AnswerCache:
             if left_s <= 0:
                 raise DeadlineExceeded("the deadline passed before an identical ask had ended; raise deadline_s")
             query = replace(query, deadline_s=left_s)
-            in_vain += not other.cancelled()
+            failed_waits += not other.cancelled()
         ended = self._under_way[loop, key] = loop.create_future()
         try:
             made = await answer(query)
@@ -114,12 +115,12 @@ class AnswerCache:
 
 def _key(query: Query) -> Hashable:
     asked = [query.choices, query.samples, query.combine, query.task, query.tags, query.params]
-    meant = tuple([(type(value), value) for value in query.values or ()])  # 42 and "42" look alike
-    return json.dumps([query.messages, *asked], default=dict), meant, query.answer
+    values = tuple([(type(value), value) for value in query.values or ()])  # 42 and "42" look alike
+    return json.dumps([query.messages, *asked], default=dict), values, query.answer
 
 
 def _hashable(kind: object) -> bool:
-    """Whether a kind of answer can be part of a key; a callable that compares equal by value may not."""
+    """Whether a kind of answer can be part of a key."""
     try:
         hash(kind)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Closes an ensemble's resources, also those of an ensemble that was dropped open."""
+"""Closes the resources of an ensemble, even if the ensemble was dropped without being closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from focalroute.core.event_loops import Background, PerLoop, wait_until
 from focalroute.serving.concurrency import StartGate
 from focalroute.store.base import Store
 
-_CLOSING_S = 5.0  # for asks under way
+_CLOSING_S = 5.0  # to wait for asks under way
 
 _dropped = Background()  # what is being closed in loops that still run
 
@@ -23,8 +23,8 @@ class Resources:
     """The open resources of an ensemble. They do not refer to the ensemble, which may be dropped.
 
     Attributes:
-        closers: close all but the store, in this order; what one of them returns is awaited.
-        gates: those of the asks, which are then waited for.
+        closers: functions that close all but the store, called in this order and awaited if they return an awaitable.
+        gates: count the asks under way, which are waited for afterwards.
     """
 
     closers: Sequence[Callable[[], Awaitable[None] | None]]
@@ -44,7 +44,7 @@ class Resources:
 
 
 def warn_unclosed(name: str, remedy: str) -> None:
-    """Warn that an ensemble was dropped open."""
+    """Warn that an ensemble was dropped without being closed."""
     warnings.warn(f"an {name} was never closed; use {remedy}", ResourceWarning, stacklevel=2)
 
 

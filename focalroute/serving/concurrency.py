@@ -1,6 +1,7 @@
-"""Runs many asks at once: `ask_many` is bounded and in order, and the asks of an event loop begin and write in turns.
+"""Runs many asks at once.
 
-`StartGate` admits a few per event-loop iteration; `WriteBatcher` commits together what they write in one.
+`ask_all` does the work of `ask_many`. `StartGate` limits how many asks begin in one event-loop iteration, and
+`WriteBatcher` commits together what they write in one.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Item = Prompt | Mapping[str, Any]
 
 _Waiters = list[asyncio.Future[None]]
 
-#: Asks admitted in one event-loop iteration. With more, they wait longer for each other; with fewer, every step of an
-#: ask runs with cold caches.
+#: Asks admitted in one event-loop iteration. More would wait longer for each other; with fewer, every step of an ask
+#: would run with cold CPU caches.
 MOST_ADMITTED = 8
-#: Workers at a time. A million of them take a minute and a gigabyte before any asks.
+#: Workers at a time. Starting a million of them would take a minute and a gigabyte.
 _MOST_WORKERS = 10_000
 
 
 class StartGate:
     """Admits at most 8 asks per event-loop iteration, first in, first out.
 
-    Asks that began in one iteration would all send their calls late, and then all wait for the services, leaving the
-    loop without work. An ask is running while it is within the gate's ``with``.
+    If hundreds began in one iteration, their calls would be sent only when all of them were prepared. An ask is running
+    while it is within the gate's ``with``.
     """
 
     def __init__(self) -> None:
@@ -52,9 +53,9 @@ class StartGate:
         self.running -= 1
 
     def enter(self) -> asyncio.Future[None] | None:
-        """Return what to wait for before beginning; None: begin at once."""
+        """Return a future to wait for before beginning; None: begin at once."""
         if not self._admitted:
-            self._loop.call_soon(self._next)
+            self._loop.call_soon(self._next_iteration)
         self._admitted += 1
         if self._admitted <= MOST_ADMITTED:
             return None
@@ -62,7 +63,7 @@ class StartGate:
         self._waiting.append(waiter)
         return waiter
 
-    def _next(self) -> None:
+    def _next_iteration(self) -> None:
         self._admitted = 0
         while self._waiting and self._admitted < MOST_ADMITTED:
             waiter = self._waiting.popleft()
@@ -71,14 +72,15 @@ class StartGate:
                 self._admitted += 1
         if self._admitted:
             self._admitted = MOST_ADMITTED  # asks that come in this iteration must not overtake them
-            self._loop.call_soon(self._next)
+            self._loop.call_soon(self._next_iteration)
 
 
 class WriteBatcher:
     """Batches the writes that an ensemble's asks make in one event loop.
 
-    Those of an iteration are committed together at its end. While iterations have one write each, it is committed at
-    once: in the loop's thread if the store can, else in the store's.
+    All writes of an iteration are committed together at its end. If the last iteration with writes had only
+    one, the first write of the next one is committed at once: on the loop's thread if the store can do that, else on
+    the store's.
     """
 
     def __init__(self, store: Store) -> None:
@@ -176,7 +178,7 @@ async def ask_all(
 
 
 def check_concurrency(concurrency: object) -> None:
-    """ConfigError unless it is a number of workers that `run_together` can start."""
+    """Raise ConfigError unless this is a number of workers that `run_together` can start."""
     if type(concurrency) is not int or not 1 <= concurrency <= _MOST_WORKERS:
         raise ConfigError(f"concurrency: give a whole number from 1 to {_MOST_WORKERS}, got {concurrency!r}")
 

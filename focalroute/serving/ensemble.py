@@ -1,4 +1,4 @@
-"""`AsyncEnsemble`, the story of an ask: observe, decide, ask, fuse, repeat, record; and learn from feedback."""
+"""`AsyncEnsemble`: answers queries (observe, decide, ask, fuse, repeat, record) and learns from feedback."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Seconds of the deadline kept for fusing and storing; at most a hundredth of it.
-_LAST_S = 0.02
+_RESERVED_S = 0.02
 
 _log = logging.getLogger("focalroute")
 
@@ -124,7 +124,7 @@ class AsyncEnsemble:
         warn_if_stale(self.endpoints + judging)
         self._names = tuple(endpoint.name for endpoint in self.endpoints)
         self._asks = itertools.count()
-        self._chance = random.Random()  # noqa: S311 - exploration, no secret
+        self._unseeded_rng = random.Random()  # noqa: S311 - exploration, no secret
         self._gates = PerLoop(StartGate)
         self._cache = AnswerCache(settings.cache_ttl_s, settings.deadline_s)
         self._warm_caches = WarmCaches(self.endpoints)
@@ -158,8 +158,10 @@ class AsyncEnsemble:
         past = self._slot.current.experience
         self._observer.adopt(past)  # before the store's outcomes, which are later
         if past is not None and (new := [name for name in self._names if name not in past.names]):
-            said = "the policy was trained without %s, of which it knows nothing: keep endpoints' names, or train again"
-            _log.warning(said, ", ".join(new))
+            message = (
+                "the policy was not trained on %s and knows nothing about it; keep endpoints' names, or train again"
+            )
+            _log.warning(message, ", ".join(new))
         self._updater = Updater(store, self._slot, policy, every=settings.update_every, seed=settings.seed)
         on_feedback = None if self._recorder is None else self._recorder.on_feedback
         self._feedback = FeedbackHandler(
@@ -325,9 +327,10 @@ class AsyncEnsemble:
         self.check_open()  # it may have been closed since a stream was made, or while the cache had this ask wait
         ask = await self._begin(query, stream_sink)
         cost_weight, usd_per_second = self._pacer.begin(), self._time_pacer.begin()
-        own = query.usd_per_second
-        if usd := usd_per_second if own is None else own:
-            ask.price_time(TimePrice(usd, self._pool.latencies))
+        if query.usd_per_second is not None:
+            usd_per_second = query.usd_per_second
+        if usd_per_second:
+            ask.price_time(TimePrice(usd_per_second, self._pool.latencies))
         try:
             rounds = Rounds(ask, self._pool, max_rounds=self._settings.max_rounds)
             while await rounds.prepare():
@@ -348,30 +351,27 @@ class AsyncEnsemble:
             await self._synthesiser.write(ask)
             answer, row = make_answer(ask, store_text=self._settings.store_text)
             self._warm_caches.learn(query, ask.replies)
-        except BaseException as error:  # whatever ended it, its costs go into the ledger
-            if isinstance(error, FocalrouteError):
-                error.answer_id = query.id
-            ask.ask_budget.write()
-            if self._recorder is not None:
-                self._recorder.failed(ask, error)
+        except BaseException as error:
+            self._on_failure(ask, error)
             raise
         finally:
             called = bool(ask.ask_budget.bills)
+            paced = called and query.usd_per_second is None
             self._pacer.end(ask.ask_budget.spent if called else None)
-            self._time_pacer.end(time.perf_counter() - ask.started if called and own is None else None)
+            self._time_pacer.end(time.perf_counter() - ask.started if paced else None)
         if stream_sink is not None and not ask.streaming and answer.text:
             stream_sink.say(ask, answer.text)
         return await self._record(ask, answer, row)
 
     async def _begin(self, query: Query, stream_sink: StreamSink | None) -> Ask:
-        """Open an ask, with the policy that serves now, its budget and deadline, and the features of its text."""
+        """Open an ask: draw its policy, set its budget and deadline, wait for its turn, and embed its text."""
         settings = self._settings
         deadline_s = settings.deadline_s if query.deadline_s is None else query.deadline_s
         self._slot.refresh_soon()
         self._observer.adopt(self._slot.current.experience)
         ask_budget = self._guard.ask_budget(query.max_usd, query.id, query.tags, deadline_s)
         due = asyncio.get_running_loop().time() + deadline_s
-        deadline = due - min(_LAST_S, deadline_s / 100)
+        deadline = due - min(_RESERVED_S, deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
         policy, rival = drawn(self._slot.current, self._slot.challenger, rng)
         if (turn := self._gates.here().enter()) is not None:
@@ -397,20 +397,28 @@ class AsyncEnsemble:
             stream_sink=stream_sink if query.open and query.combine != "synthesise" else None,
         )
 
+    def _on_failure(self, ask: Ask, error: BaseException) -> None:
+        """Write the costs of an ask that ended without an answer, and record it."""
+        if isinstance(error, FocalrouteError):
+            error.answer_id = ask.query.id
+        ask.ask_budget.write()
+        if self._recorder is not None:
+            self._recorder.failed(ask, error)
+
     def _explores(self) -> bool:
-        """Whether decisions are sampled; by default if something learns from that, see `Settings`."""
+        """Whether decisions are sampled; see ``explore`` of `Settings`."""
         if self._settings.explore is not None:
             return self._settings.explore
         return self._settings.update_every is not None or not self._slot.current.knows_pool
 
     def _rng(self) -> random.Random:
-        """Return one ask's random generator; with a seed it depends on the ask's number alone, not on other asks."""
+        """Return the random generator of one ask; with a seed it depends only on the number of the ask."""
         if self._settings.seed is None:
-            return self._chance
+            return self._unseeded_rng
         return random.Random(f"{self._settings.seed} {next(self._asks)}")  # noqa: S311 - no secret
 
     async def _record(self, ask: Ask, answer: Answer, row: StoredAnswer) -> Answer:
-        """Commit an answer before it is due; if the store fails or takes longer, the answer is not durable."""
+        """Commit an answer. If that fails or is not done when the answer is due, return it marked as not durable."""
         bills = ask.ask_budget.unwritten
         self._feedback.remember(row)
         written = self._batchers.here().write((row, *bills))
@@ -419,7 +427,7 @@ class AsyncEnsemble:
             if not written.done():
                 await asyncio.wait([written], timeout=max(0.0, ask.due - asyncio.get_running_loop().time()))
         finally:
-            if late := not written.done():  # it is due, or its caller was cancelled
+            if late := not written.done():  # the answer is due, or its caller was cancelled
                 written.add_done_callback(on_written)
         if late:
             _log.warning("an answer was due before it was stored; is the store locked, or its disk too slow?")
@@ -509,7 +517,7 @@ class AsyncEnsemble:
         score: float | None = None,
         source: str = USER,
     ) -> None:
-        """Say how good an answer was; returns once that is committed.
+        """Store how good an answer was, and learn from it; returns once that is committed.
 
         Later feedback of a source on the same answer replaces its earlier one; the store keeps 100 of each source. An
         identical repeat is a no-op, so a lost acknowledgement may be retried.
@@ -518,8 +526,8 @@ class AsyncEnsemble:
             answer: the answer, its id, or the id of its chat completion; it may come from another process on the same
                 store.
             reward: in [-1, 1], or whether it was right.
-            label: the right answer: one of the choices, a free-form answer (already in normal form, if a callable makes
-                that), a structured answer with all of its fields, or tool calls (each with its name and arguments).
+            label: the right answer: one of the choices, a free-form answer (in normal form, if ``answer`` was a
+                callable), a structured answer with all of its fields, or tool calls (each with its name and arguments).
                 Teaches more than a reward.
             label_index: the right choice by its index.
             preferred: the better of two candidates, given like a label. If it is not the answer, it was better than the
@@ -549,14 +557,14 @@ class AsyncEnsemble:
     async def update(self) -> UpdateReport:
         """Judge the challenger on the feedback in the store; without one, train one and put it on trial.
 
-        It runs in a process of its own, or, if the store is a fleet's or no Python can be started, on a thread that
-        shares the interpreter with asks.
+        It runs in a process of its own. If the store is a fleet's, or no Python can be started, it runs on a thread,
+        which slows asks down meanwhile.
 
         A challenger decides half of the asks. It serves once it is shown to be better, and is dropped once that is
         unlikely.
 
         Raises:
-            ConfigError: there is no policy folder to publish to: none, or a named policy, was given.
+            ConfigError: there is no policy folder to publish to (``policy`` is None or a name).
             PolicyError: the current bundle is damaged, or the new one cannot be written.
         """
         self.check_open()
@@ -583,7 +591,7 @@ class AsyncEnsemble:
         """Raise EnsembleClosed if it was closed, or made before a fork."""
         if self._closed:
             raise EnsembleClosed(CLOSED)
-        if self._process != os.getpid():  # the store's thread stayed in the parent: no ledger would have asks made here
+        if self._process != os.getpid():  # the store's thread runs in the parent only: no ledger would have these asks
             raise EnsembleClosed(FORKED, forked=True)
 
     def limit_tags(self, usd_per_tag: Mapping[str, Amount | Mapping[str, Amount]]) -> None:
@@ -594,15 +602,15 @@ class AsyncEnsemble:
         self.budget = budget
 
     def join_trace(self, headers: Mapping[str, str]) -> None:
-        """Attach the telemetry of this task's asks to the trace that a request's headers name (W3C's traceparent).
+        """Attach the telemetry of this task's asks to the trace in a request's headers (W3C's traceparent).
 
-        A span that is current already takes precedence.
+        The current span, if there is one, takes precedence.
         """
         if self._recorder is not None:
             self._recorder.join(headers)
 
     def stats(self) -> Stats:
-        """Return what was asked, paid and learned so far, by endpoint. Waits for the store."""
+        """Return the statistics of asks, costs and endpoints so far. Waits for the store."""
         self.check_open()
         version, name = self._slot.current.version, self._slot.name
         health, judge = self._pool.health(), self._judge.stats

@@ -32,9 +32,9 @@ class FeedbackHandler:
     """Commits feedback, and passes committed feedback on to the observer, the policy and the updater.
 
     Args:
-        window: the observer's number of past outcomes; that many of the store's latest are learned at once.
+        window: how many outcomes the observer keeps; that many of the store's latest answers are learned from at once.
         learn_from_agreement: whether answers without feedback teach, too.
-        on_feedback: called with each feedback given here, once it is committed.
+        on_feedback: called with each feedback that this process has committed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FeedbackHandler:
         self._learn_from_agreement = learn_from_agreement
         self._on_feedback = on_feedback
         self._sources: OrderedDict[str, str] = OrderedDict()
-        self._started = False  # feedback from before is learned, but not news
+        self._started = False  # feedback from before the start is learned from, but starts no update
         learn_stored(store, observer, self._on_commit, window=window, learn_from_agreement=learn_from_agreement)
         self._started = True
 
@@ -86,12 +86,12 @@ class FeedbackHandler:
             return self._store.answer(answer_id)
 
     def remember(self, answer: StoredAnswer) -> None:
-        """Keep what feedback on an answer is checked against: it need not be read from the store, nor be there yet."""
+        """Keep the parts of an answer that feedback is checked against, so that it need not be read from the store."""
         self._answers[answer.id] = StoredAnswer(
             answer.id, answer.created_at, answer.keys, answer.kind, answer.answered, answer.probabilities, {}, None, ""
         )
         if len(self._answers) > _REMEMBERED:
-            self._answers.popitem(last=False)  # atomic, as threads of several loops may be here
+            self._answers.popitem(last=False)  # atomic: several event loops may do this at once
 
     def learn_agreement(self, answer: StoredAnswer, *, new: New = "answer") -> None:
         """Learn from the agreement of an answer's members, until feedback replaces that; see `Observer.agree`."""
@@ -99,12 +99,12 @@ class FeedbackHandler:
             self._observer.agree(*unjudged(answer), new=new)
 
     def _on_commit(self, rows: Sequence[tuple[StoredAnswer, Feedback]]) -> None:
-        """Learn from feedback that was committed, here or by another process."""
+        """Learn from feedback that this or another process has committed."""
         news = 0
         for stored, feedback in rows:
             known = self._sources.get(stored.id)
             if known is None or outranks(feedback.source, known):
-                if stored.id not in self._answers:  # so that the label shows how far agreement was off
+                if stored.id not in self._answers:  # so that the label shows how wrong agreement was
                     self.learn_agreement(stored, new="nothing")
                 changes = self._observer.learn(credit(stored, feedback), feedback.created_at)
                 if known != feedback.source and self._slot.name is not None:
@@ -130,10 +130,10 @@ def learn_stored(
     window: int,
     learn_from_agreement: bool,
 ) -> None:
-    """Learn the latest ``window`` answers of a store: from their feedback, then from agreement on the others.
+    """Learn from the latest ``window`` answers of a store: by feedback, then by agreement on those without.
 
     Args:
-        on_commit: called with the feedback on them now, and with what is committed later.
+        on_commit: called now with the feedback on these answers, and later with each commit.
     """
     latest = [unjudged(answer) for answer, _ in store.recent(window)] if learn_from_agreement else []
     observer.recount_pairs(latest)  # how often members differ tells how much a label counts

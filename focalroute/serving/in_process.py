@@ -1,4 +1,4 @@
-"""Makes real OpenAI clients whose requests an ensemble answers in this process, by a transport of our own."""
+"""Makes real OpenAI clients whose HTTP transport is an ensemble in this process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunAsync(Protocol):
 def openai_client(
     ensemble: EnsembleLike, run: Run, close: Callable[[Callable[[], Awaitable[None]]], None]
 ) -> openai.OpenAI:
-    """Make a client for code without ``await``; ``close`` runs the closing of a stream, and may be called anywhere."""
+    """Make a client for code without ``await``; ``close`` runs the closing of a stream, on any thread."""
     import openai
 
     httpx = _http_library()

@@ -104,7 +104,7 @@ class AskManyArguments(AskArguments, total=False):
     progress: bool
 
 
-#: What others call an argument -> its name here, or what to do.
+#: Another name of an argument -> its name here, or what to do.
 INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("prompt", "question", "input", "text", "content"), "query"),
     **dict.fromkeys(("options", "labels", "candidates", "choice"), "choices"),
@@ -210,7 +210,9 @@ def make_query(
     given = locals()
     params = _merged(params, {name: given[name] for name in _MODEL_PARAMS if given[name] is not None})
     if choices is not None and answer is not None:
-        raise ConfigError("choices, answer: a closed question has choices, a free-form one a kind; give one of them")
+        raise ConfigError(
+            "choices, answer: give choices for a closed question, or answer for a free-form one, not both"
+        )
     if answer is not None:
         choices, answer = _wanted(answer)
     if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
@@ -264,7 +266,7 @@ ARGUMENTS = tuple(inspect.signature(make_query).parameters)
 
 
 def takes_arguments(method: F) -> F:
-    """Show every option of an ask in a method's signature, and explain calls that do not fit it."""
+    """Show all options of an ask in a method's signature, and advise on calls that do not fit it."""
     signature = inspect.signature(method)
     *own, _ = signature.parameters.values()
     asked = inspect.signature(make_query).parameters.values()
@@ -277,7 +279,7 @@ def takes_arguments(method: F) -> F:
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
-    """Return an Enum's or a Literal's members as choices, else the kind of answer or its `Structure`."""
+    """Return (choices, None) for an Enum or a Literal, else (None, the kind of answer or its `Structure`)."""
     while isinstance(answer, NewType):  # which is callable, and would return the text unchanged
         answer = answer.__supertype__
     members = members_of(answer)
@@ -306,7 +308,7 @@ def _merged(params: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[
         raise ConfigError("response_format: to have a model filled in, give answer=Model instead")
     doubled = sorted(given.keys() & set(params or ()))
     if doubled:
-        raise ConfigError(f"{doubled[0]}: is in params, too; give it once")
+        raise ConfigError(f"{doubled[0]}: is also in params; give it once")
     try:
         merged = check_params(merged)
         if merged.get("extra_headers") is not None:
@@ -330,7 +332,9 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
             raise ConfigError('query: give a string, or a list of messages such as {"role": "user", "content": "..."}')
         for number, message in enumerate(messages, 1):
             if not _is_message(message):
-                wanted = "give a role, and as content text or a list of parts, not empty; write a tool's result as JSON"
+                wanted = (
+                    "give a role, and content that is text or a list of parts, not empty; write a tool's result as JSON"
+                )
                 raise ConfigError(f"query: message {number}: {wanted}")
         messages = tuple(_copied("query", [dict(message) for message in messages]))
     if system is None:
@@ -338,12 +342,12 @@ def _messages(prompt: object, system: str | None) -> tuple[Mapping[str, Any], ..
     if not isinstance(system, str) or not system.strip():
         raise ConfigError("system: give the instruction as text, or leave it out")
     if messages[0]["role"] in ("system", "developer"):
-        raise ConfigError("system: the messages begin with one already; give it once")
+        raise ConfigError("system: the messages already begin with one; give it once")
     return ({"role": "system", "content": system}, *messages)
 
 
 def _copied(what: str, value: T) -> T:
-    """Check that a value can be written as JSON, and copy it, as the caller may edit the original during the ask.
+    """Check that a value can be written as JSON, and copy it, because the caller may edit it during the ask.
 
     Raises:
         ConfigError: it cannot, or it is nested too deeply.
@@ -363,7 +367,7 @@ def _check_counts(params: Mapping[str, Any]) -> None:
 
 
 def _check_tools(tools: object) -> None:
-    """Refuse tools whose calls cannot be made or read; those that run at a service are left to it to check."""
+    """Check that calls of these tools can be made and read; the service checks tools that it runs itself."""
     form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ConfigError(f"tools: give a list of {form}")
@@ -383,19 +387,19 @@ def _check_tools(tools: object) -> None:
 
 
 def _check_tool_choice(params: Mapping[str, Any]) -> None:
-    """Refuse a tool choice that no reply can satisfy: each member would be paid for an unusable reply."""
+    """Check that a reply can satisfy the tool choice; else each member would be paid for an unusable reply."""
     if params.get("tool_choice") is None:
         return
     offer = ToolOffer.of(params)
     if offer.required and not params.get("tools"):
-        raise ConfigError("tool_choice: requires a call, and there are no tools; give tools, or leave it out")
+        raise ConfigError("tool_choice: requires a call, but there are no tools; give tools, or leave it out")
     name = as_object(as_object(params["tool_choice"]).get("function")).get("name")
     if isinstance(name, str) and offer.names is not None and name not in offer.names:
         raise ConfigError("tool_choice: names a function that is not among the tools; name one that is")
 
 
 def _as_mapping(message: object) -> object:
-    """Return a message of the openai library as it sends it, but without null fields, which some services refuse."""
+    """Return a message of the openai library as plain JSON values, without null fields, which some services refuse."""
     if not isinstance(message, BaseModel):
         return message
     plain = message.model_dump(mode="json", exclude_unset=True, exclude={"parsed"})
@@ -423,12 +427,12 @@ def checked_tags(tags: Sequence[str], most: int = MAX_TAGS) -> tuple[str, ...]:
     try:
         "".join(listed).encode()
     except UnicodeEncodeError:
-        raise ConfigError("tags: hold a lone surrogate, which no text has; decode them properly") from None
+        raise ConfigError("tags: hold a lone surrogate, which is not valid text; decode them properly") from None
     return listed
 
 
 def _choices(offered: Iterable[object]) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    """Return the choices as texts, and the values that they stand for."""
+    """Return the choices as texts, and their values."""
     several = isinstance(offered, Iterable) and not isinstance(offered, str | bytes | Mapping)
     if not several or getattr(offered, "ndim", 1) != 1:  # which arrays and tables have
         raise ConfigError(f'choices: give a list such as ["Jupiter", "Saturn"], got {type(offered).__name__}')

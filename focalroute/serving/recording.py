@@ -1,4 +1,4 @@
-"""Makes the records of a finished ask: the answer, its receipt, and its row in the store."""
+"""Makes the records of a finished ask: the answer, its receipt, and its row for the store."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_answer(ask: Ask, *, store_text: bool) -> tuple[Answer, StoredAnswer]:
 
 
 def select_answer(ask: Ask, posterior: list[float]) -> Selection:
-    """Select the synthesised answer, else the candidate with the most posterior mass, the first among equals.
+    """Select the synthesised answer, else the candidate with the highest posterior probability, the first among equals.
 
     The fields of a structured answer are elected one by one.
     """
@@ -97,7 +97,7 @@ def select_answer(ask: Ask, posterior: list[float]) -> Selection:
 
 
 def _value(query: Query, best: int, text: str, form: str) -> Any:
-    """Return the answer's value: what the choice stands for, or the value of its kind or type."""
+    """Return the answer's value: that of the choice, or of its kind or type."""
     if query.values is not None:
         return query.values[best]
     if query.open:
@@ -161,7 +161,7 @@ def _receipt(ask: Ask, selection: Selection) -> Receipt:
 
 
 def _since(started: float, moment: float | None) -> float | None:
-    """Return the seconds from the ask's start to a moment of `time.perf_counter`; to the microsecond."""
+    """Return the seconds from the ask's start to another `time.perf_counter`, cut to microseconds."""
     return None if moment is None else int((moment - started) * 1e6) / 1e6
 
 
@@ -209,7 +209,7 @@ def _evidence(ask: Ask, index: int) -> float | None:
 
 
 def _saved(ask: Ask, index: int, reply: Reply) -> Decimal | None:
-    """Estimate what a cancelled call would have gone on to cost, if costs accrue evenly over a call's usual time."""
+    """Estimate the cost that cancelling a call saved, as if costs accrued evenly over a call's usual time."""
     if reply.error is None or reply.error.kind != "cancelled":
         return None
     usd, usual_s = ask.view.usual(index)
@@ -223,6 +223,7 @@ def _saved(ask: Ask, index: int, reply: Reply) -> Decimal | None:
 
 
 def _shortfalls(ask: Ask) -> list[str]:
+    """List what the answer lacked, as its ``degraded`` tells."""
     found = []
     if ask.policy.failed:
         found.append("fallback policy: plurality of the cheapest endpoints")
@@ -253,14 +254,15 @@ def _unavailable(ask: Ask) -> list[str]:
     return [f"{reason}: {', '.join(names[reason])} could not be asked" for reason in sorted(names)]
 
 
-# -- what the store keeps ----------------------------------------------------------------------------------------------
+# -- its row for the store ---------------------------------------------------------------------------------------------
 
 
 def _stored_answer(ask: Ask, answer: Answer, selection: Selection, texts: str | None) -> StoredAnswer:
-    keys, some = tuple(map(candidate_key, ask.view.forms)), 1 - ask.view.none_of_these()
-    probabilities = tuple([some * p for p in answer.probabilities])
+    keys = tuple(map(candidate_key, ask.view.forms))
+    any_right = 1 - ask.view.none_of_these()
+    probabilities = tuple([any_right * p for p in answer.probabilities])
     answered = selection.candidate
-    if answered is None:  # no member gave it as a whole
+    if answered is None:  # no member gave the whole answer
         answered = len(keys)
         keys, probabilities = (*keys, candidate_key(selection.form)), (*probabilities, 0.0)
     return StoredAnswer(

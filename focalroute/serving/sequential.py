@@ -39,7 +39,7 @@ _PROMPT = (
 )
 
 _ACCURACY, _PRICE = (slices(ENDPOINT)[name].start for name in ("accuracy", "price"))
-_LEAD = 1e-6  # by which the last answer leads, where another one had as much mass
+_LEAD = 1e-6  # relative lead of the last answer, where another one was as probable
 
 
 def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) -> Ask:
@@ -47,7 +47,7 @@ def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) ->
 
     Args:
         max_rounds: of a sequential ask.
-        state: as for `Ask`. A sequential ask is not streamed, as only its last reply is the answer.
+        state: the other arguments of `Ask`. A sequential ask is not streamed, as only its last reply is the answer.
     """
     if policy.sequential:
         return SequentialAsk(query, policy, max_rounds=max_rounds, **{**state, "stream_sink": None})
@@ -58,14 +58,14 @@ def open_ask(query: Query, *, policy: Guarded, max_rounds: int, **state: Any) ->
 class SequentialAsk(Ask):
     """The state of a sequential ask. A round is one step; the last usable reply is the answer.
 
-    An endpoint may be asked again, unless it failed. The Fusion's evidence, the window and the trajectory hold only its
-    latest reply; the receipt has every step. The answer's probabilities are the mean of the replies' own, where a reply
-    without any counts as certain; the last answer is raised to the top if needed.
+    An endpoint may be asked again, unless it failed. The receipt has every step; the Fusion's evidence, the window and
+    the trajectory have only the latest reply of each endpoint. The answer's probabilities are the mean of the replies'
+    own, where a reply without any counts as certain. If the last answer is not the most probable, it is raised to be.
 
     Attributes:
         max_rounds: T_max.
-        steps: (endpoint, candidate, mass on each candidate or None) of each usable reply, in order.
-        failed: pool indices of endpoints with an unusable reply, which are not asked again.
+        steps: (endpoint, candidate, probability of each candidate or None) of each usable reply, in order.
+        failed: indices of endpoints with an unusable reply, which are not asked again.
     """
 
     max_rounds: int = 1
@@ -130,7 +130,7 @@ class SequentialAsk(Ask):
             index = self.policy.endpoints.index(reply.endpoint)
             candidate = self.view.add(reply, len(self.rounds))
             if candidate is None:
-                if reply.error is None or reply.error.kind != "cancelled":  # the loser of a race may be asked again
+                if reply.error is None or reply.error.kind != "cancelled":  # a cancelled endpoint may be asked again
                     self.failed.add(index)
                 continue
             self.steps.append((index, candidate, reply.probabilities))
@@ -166,7 +166,7 @@ class SequentialAsk(Ask):
 
 
 def transfer(query: Query, reply: Reply) -> Query:
-    """Return the query for the next endpoint, which shows it this usable reply.
+    """Return the query for the next endpoint, with this usable reply shown.
 
     >>> query = Query("q", ({"role": "user", "content": "What is 6 * 7?"},))
     >>> shown = transfer(query, Reply("a", text="It is 42.")).messages[0]["content"]
@@ -177,12 +177,12 @@ def transfer(query: Query, reply: Reply) -> Query:
 
 
 def show_answer(query: Query, answer: str) -> Query:
-    """Return the query with an answer from `format_answer` shown."""
+    """Return the query with an answer shown, which `format_answer` made."""
     return replace(query, messages=append_text(query.messages, _PROMPT.format(answer=answer)))
 
 
 def format_answer(query: Query, reply: Reply) -> str:
-    """Format a usable reply to be shown; for a closed question with the choice's text, as a letter says nothing."""
+    """Format a usable reply to be shown; in a closed question with the text of its choice, as a letter says nothing."""
     text = _bounded(_ANY_TAG.sub("[", reply.text or "").encode(errors="replace").decode()).strip()
     if query.choices is None or reply.choice is None:
         return text

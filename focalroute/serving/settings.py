@@ -30,7 +30,7 @@ from focalroute.serving.judge import Judge, judge_from_pool_file
 from focalroute.serving.query import LONGEST_DEADLINE_S, MOST_USD_PER_SECOND
 from focalroute.serving.telemetry import Telemetry
 
-#: Settings that a pool file's [ensemble] cannot have: they have tables of their own, or are code.
+#: Settings that a pool file's [ensemble] cannot have, as they are code or have tables of their own.
 _NO_FILE_KEYS = {"endpoints", "http_client", "budget", "embedder", "judge"}
 
 P = ParamSpec("P")
@@ -52,14 +52,14 @@ class Settings:
             (``client``, ``http_client``, ``verify``, ``cert``, ``proxy``); used as it is, and yours to close. None: our
             own connections.
         budget: limits on spending; None: no limit. With a budget every endpoint needs a price.
-        embedder: computes the features of a query's text, and those that compare replies in open text: an endpoint
-            with embeddings, an `OnnxEmbedder`, or any function of a text that returns a vector or an awaitable of one;
-            None: the built-in hashed n-grams. Give the one that the policy was trained with. If it fails, or takes
-            longer than a tenth of the deadline, an ask goes on without it, and says so in ``degraded``.
+        embedder: embeds queries, and replies in open text to compare them: an endpoint with embeddings, an
+            `OnnxEmbedder`, or any function of a text that returns a vector or an awaitable of one; None: the built-in
+            hashed n-grams. Give the one that the policy was trained with. If it fails, or takes longer than a tenth of
+            the deadline, the ask goes on without it, and ``degraded`` says so.
         max_rounds: how often the Decider may ask before it has to stop.
-        explore: sample decisions from the policy, as updates of the Decider and `focalroute policy compare` need,
-            instead of taking the most probable. None: sample with ``update_every``, and from a policy that was not
-            trained on a log of the pool, to get to know it.
+        explore: whether decisions are sampled from the policy (as updates of the Decider and `focalroute policy
+            compare` need) instead of the most probable ones taken. None: they are sampled with ``update_every``, and
+            from a policy that was not trained on a log of the pool, to get to know it.
         cost_weight: lambda, the cost of asking the whole pool once, in units of reward (1 for a right answer, -1 for a
             wrong one); the Decider sees it. With ``Budget(usd_per_query=...)`` it is only the initial weight on a new
             store.
@@ -70,20 +70,21 @@ class Settings:
         deadline_s: for one whole ask, all rounds.
         attempts: most calls to one member, retries included; all members of an ask together have ``attempts - 1``
             retries.
-        hedge_after: a member that takes longer than this quantile of its own latencies (such as 0.95) is raced by the
-            next best endpoint, as one of those retries; None: only silent members are (`docs/reliability.md`).
+        hedge_after: if a member takes longer than this quantile of its own latencies (such as 0.95), the next best
+            endpoint is asked as well, as one of those retries. None: only if a member is silent
+            (`docs/reliability.md`).
         early_stop: cancel members whose replies can no longer change the answer; see `docs/reliability.md` for when
             not to.
-        cache_ttl_s: how long `ask` gives identical questions the same answer (see `focalroute.serving.cache`), which is
-            then ``cached``, costs nothing and teaches nothing. The cache is this process's, and not used by streams.
-            None: no cache.
+        cache_ttl_s: how long `ask` answers identical questions from a cache in this process (see
+            `focalroute.serving.cache`). Such an answer is ``cached``, costs nothing and teaches nothing. Streams do
+            not use the cache. None: no cache.
         samples: how many samples to draw from an endpoint without log-probabilities.
         update_every: how much feedback starts a background update, which trains or judges a challenger in the folder
             ``policy``; None: only by `update`. If several processes share a store, set it in one.
-        probe_share: long-run cost of exploration (calls to endpoints that an ask left out), as a share of the asks'
-            cost; more at first without feedback, and after an endpoint changed (see `focalroute.serving.exploration`).
-            They run in the background, and teach by the answer's feedback or by agreement. A named policy does not
-            explore.
+        probe_share: long-run cost of exploration (background calls to endpoints that an ask left out), as a share of
+            the asks' cost; more at first without feedback, and after an endpoint changed (see
+            `focalroute.serving.exploration`). These calls teach by the answer's feedback or by agreement. A named
+            policy does not explore.
         learn_from_agreement: learn which endpoints are good from how far an answer's members agree, until feedback on
             it comes (see `focalroute.observe.referees`).
         synthesiser: the name of the pool's endpoint that writes the answers of ``ask(combine="synthesise")``.
@@ -187,7 +188,7 @@ def make_settings(endpoints: Iterable[Endpoint] | str | Path | None = None, *mor
 
 @contextmanager
 def naming_pool_file(endpoints: object, overrides: Mapping[str, Any]) -> Iterator[None]:
-    """Name the pool file in the error of one of its settings that is found wrong only where it is used."""
+    """Name the pool file in errors of its settings, also in those that are found only where a setting is used."""
     try:
         yield
     except ConfigError as error:
@@ -200,7 +201,7 @@ def naming_pool_file(endpoints: object, overrides: Mapping[str, Any]) -> Iterato
 
 
 def pool_settings(path: str | Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an ensemble from a pool file, with ``overrides`` over them.
+    """Return the arguments of an ensemble from a pool file, where ``overrides`` take precedence.
 
     Raises:
         ConfigError: the file is wrong, or has an unknown setting.

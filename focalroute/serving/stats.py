@@ -1,4 +1,4 @@
-"""`Stats`: what an ensemble has asked, paid and learned so far."""
+"""`Stats`: an ensemble's asks, costs and endpoints so far."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class EndpointStats:
     Attributes:
         calls: calls on the store's ledger, retries and exploration included; ``unpriced`` of them have no known cost.
         cost: USD of the calls with a known cost; None where there are calls and none has one.
-        seen: answers in the window that tell whether it was right; ``labelled`` of them by feedback, the others by
-            agreement.
-        accuracy: its share of right answers among them, shrunk towards its long-run share, else the pool's mean.
+        seen: answers in the window for which it is known whether the endpoint was right; for ``labelled`` of them
+            from feedback, for the others from agreement.
+        accuracy: share of right answers among them, shrunk towards the endpoint's long-run share, if known, else
+            towards the pool's mean.
         accuracy_interval: the 95 % interval of ``accuracy``.
-        latency_s: its mean latency among them; None if there are none.
+        latency_s: mean latency over the window; None without an answer in it.
         breaker: "closed", "open" or "half-open".
         health: its health now.
         change: the latest detected change of its share of right answers (see `focalroute.observe.drift`), or None.
@@ -54,7 +55,7 @@ class Stats:
     """The statistics of an ensemble at one moment.
 
     Attributes:
-        policy_version: the version that serves now: 0 the shipped one, -1 the fallback, -2 a named policy.
+        policy_version: the version that serves now; 0: the shipped one, -1: the fallback, -2: a named policy.
         cost: USD of all calls with a known cost; None where there are calls and none has one.
         endpoints: by name, in pool order.
         asks: the number of asks.
@@ -63,7 +64,7 @@ class Stats:
         if_best_single: estimated USD if each ask had called only ``best_single``, likewise.
         best_single: the endpoint with the highest windowed accuracy, the first among equals.
         saved: the savings against both, in that order.
-        judge: what the judge did and spent, part of ``cost``; None without one.
+        judge: the judge's statistics, whose cost is part of ``cost``; None without a judge.
         policy: the name of the serving policy; None if it has none.
     """
 

@@ -1,4 +1,4 @@
-"""Streams an answer: its text piece by piece and, at the end, the whole `Answer`."""
+"""Streams an answer: its text piece by piece, then the whole `Answer`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from focalroute.core.receipts import Answer
 from focalroute.endpoints.calls import StreamSink
 
 _UNFINISHED = "the answer is available once the stream has been read to its end"
-_GIVEN_UP = "the stream was cancelled, as its ensemble was closed; close the ensemble after the last answer"
+_CLOSED = "the stream was cancelled because its ensemble was closed; close the ensemble after the last answer"
 
 #: Writes one answer: passes its pieces to the sink, and returns it at the end.
 Writer = Callable[[StreamSink], Awaitable[Answer]]
 
 
 class _Flow:
-    """The state shared by the writing task and the reader. It does not refer to the reader, which may be dropped."""
+    """The state that the writing task and the reader share. It does not refer to the reader, which may be dropped."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
@@ -76,16 +76,17 @@ class AsyncAnswerStream:
         """
         if self._ended:
             return None
-        flow = self._begun()
+        flow = self._start()
         piece = await flow.pieces.get()
         if piece is None:
-            flow.pieces.put_nowait(None)  # else another task that reads it would wait for ever
+            flow.pieces.put_nowait(None)  # else another task that reads would wait for ever
             given_up, self._ended = self._ended, True
             if flow.answer is None and not given_up:
-                raise flow.error or EnsembleClosed(_GIVEN_UP)
+                raise flow.error or EnsembleClosed(_CLOSED)
         return piece
 
-    def _begun(self) -> _Flow:
+    def _start(self) -> _Flow:
+        """Start the writing task on first use."""
         if self._flow is None:
             self._flow = _Flow()
             self._task = self._background.start(self._flow.write(self._writer))
@@ -93,7 +94,7 @@ class AsyncAnswerStream:
         return self._flow
 
     def stop(self) -> bool:
-        """Stop reading; return whether the answer is still under way, to be given up."""
+        """Stop reading; return whether the answer is still being written, so that `aclose` has to cancel it."""
         self._ended = True
         return self._task is not None and not self._task.done()
 
@@ -113,7 +114,7 @@ class AsyncAnswerStream:
         return piece
 
     async def __aenter__(self) -> Self:
-        self._begun()
+        self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""`Ensemble`, the synchronous interface of `AsyncEnsemble`, whose methods it runs on an event loop in a thread."""
+"""`Ensemble`, the synchronous interface: it runs the methods of an `AsyncEnsemble` on an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Failed:
 
 
 async def _outcome(work: Callable[[], Awaitable[R]]) -> R | _Failed:
-    """Return failures as values: the portal and what it raises would keep each other until garbage collection."""
+    """Return an exception as a value: if the portal raised it, both would be in a reference cycle."""
     try:
         return await work()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again by `_result`
@@ -113,18 +113,18 @@ def _result(outcome: R | _Failed) -> R:
 
 
 class _Loop:
-    """An event loop in a daemon thread: started on first use, it never keeps the interpreter from ending.
+    """An event loop in a daemon thread, started on first use.
 
     Args:
-        last: runs on the loop before it ends.
+        on_end: runs on the loop before it ends.
     """
 
-    def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, on_end: Callable[[], Awaitable[None]]) -> None:
         import anyio._backends._asyncio  # noqa: F401 - else the first ask would wait while anyio loads it
         from anyio.from_thread import BlockingPortal
 
         self._make_portal = BlockingPortal
-        self._last = last
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -174,7 +174,7 @@ class _Loop:
         return threading.current_thread() is self._thread
 
     async def awaited(self, work: Callable[[], Awaitable[R]], /) -> R:
-        """Return the coroutine's result, for a caller in another event loop."""
+        """Run the coroutine and return its result, for a caller in another event loop."""
         return _result(await asyncio.wrap_future(self._send(work)))
 
     def _send(self, work: Callable[[], Awaitable[R]]) -> Future[R | _Failed]:
@@ -191,16 +191,16 @@ class _Loop:
             async with self._make_portal() as portal:
                 self._portal.set_result(portal)
                 await asyncio.wrap_future(self._ending)
-                await last()
+                await on_end()
 
-        async def last() -> None:
-            await self._last()
+        async def on_end() -> None:
+            await self._on_end()
 
         try:
             try:
                 asyncio.run(serve())
             except (SystemExit, KeyboardInterrupt):  # of the caller's own function, which gets to the caller
-                asyncio.run(last())
+                asyncio.run(on_end())
         except BaseException as error:  # noqa: BLE001 - `finish` raises it
             self._ended.set_exception(error)
         else:
@@ -209,17 +209,17 @@ class _Loop:
             atexit.unregister(self.finish)
 
     def end(self) -> None:
-        """Tell the thread to run ``last`` and end, without waiting for it."""
+        """Tell the thread to run ``on_end`` and end, without waiting for it."""
         self._start()
         with suppress(InvalidStateError):  # it is ending already
             self._ending.set_result(None)
 
     def finish(self) -> None:
-        """Run ``last``, end the thread and wait for it; after a fork only the parent has one to end."""
+        """Run ``on_end``, end the thread and wait for it; after a fork only the parent has a thread to end."""
         if self.gone:
             return
         self.end()
-        if self.here:  # called from an ask's function, the thread would wait for itself
+        if self.here:  # a caller's function closes the ensemble: the thread would wait for itself
             return
         self._ended.result()
         if self._thread is not None:
@@ -363,7 +363,7 @@ class Ensemble:
         self._async.limit_tags(usd_per_tag)
 
     def stats(self) -> Stats:
-        """Return what was asked, paid and learned so far, by endpoint."""
+        """Return the statistics of asks, costs and endpoints so far."""
         return self._async.stats()
 
     def close(self) -> None:

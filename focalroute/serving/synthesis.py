@@ -48,18 +48,19 @@ class Synthesiser:
         self._writer = None if writer is None else endpoints.index(writer)
 
     def check(self, query: Query) -> None:
-        """Check that an answer can be synthesised, if the query wants that.
+        """Check that the answer can be synthesised, if the query asks for that.
 
         Raises:
             ConfigError: there is no endpoint to synthesise it.
         """
         if query.combine == "synthesise" and self._writer is None:
             raise ConfigError(
-                'combine: "synthesise" needs an endpoint that writes; name it with synthesiser=', private=True
+                'combine: "synthesise" needs an endpoint that writes the answer; name one with synthesiser=',
+                private=True,
             )
 
     async def write(self, ask: Ask) -> None:
-        """Synthesise the answer, as ``ask.written``, if that is wanted and a member has replied.
+        """Synthesise the answer into ``ask.written``, if the query asks for that and a member has replied.
 
         The call is paid from the ask's budget and retried like any other.
         """
@@ -69,8 +70,8 @@ class Synthesiser:
         if why is not None:
             ask.written = Reply(ask.policy.endpoints[self._writer], error=Failure("unavailable", why))
             return
-        terms = self._pool.call_context(_with_replies(ask), ask.ask_budget, ask.deadline)
-        (ask.written,) = await self._pool.ask((self._writer,), terms)
+        context = self._pool.call_context(_with_replies(ask), ask.ask_budget, ask.deadline)
+        (ask.written,) = await self._pool.ask((self._writer,), context)
 
     def _unable(self, writer: int, query: Query) -> str | None:
         """Return why the writer cannot be asked now; None: it can."""
@@ -81,7 +82,7 @@ class Synthesiser:
 
 
 def _with_replies(ask: Ask) -> Query:
-    """Return the request with the replies to it."""
+    """Return the request with the members' replies added."""
     drafts = json.dumps([{"reply": text[:_MOST_CHARACTERS]} for text in ask.ranked()], ensure_ascii=False)
     messages = append_text(ask.query.messages, _ASKED.format(drafts=drafts))
     return Query(ask.query.id, messages, params=ask.query.params)

@@ -1,4 +1,4 @@
-"""Updates the policies of a serving ensemble: on demand, or in the background after enough feedback."""
+"""Updates the policies of a serving ensemble, on demand or in the background after enough feedback."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def learned_folder(policy: str | Path | Baseline | None, setting: str = "policy"
 class Updater:
     """Trains on the store, publishes to the policy folder, and refreshes the slot. One update at a time.
 
-    It trains in a process of its own, on the store's file or a copy of an in-memory store; on a thread if no Python can
-    be started. On a fleet's store it is instead a candidate for the fleet's learner, which publishes to all workers.
+    It trains in a process of its own, on the store's file or a copy of an in-memory store, or on a thread if no Python
+    can be started. On a fleet's store it is a candidate for the fleet's learner, which publishes to all workers.
 
     Args:
         policy: the policy folder. None or a named policy: there is nowhere to publish, so nothing is updated.
-        every: feedbacks between two updates in the background; None: only on demand.
-        seed: seeds each update, along with its number; None: random.
+        every: how much feedback starts an update in the background; None: only on demand.
+        seed: with the number of the update its seed; None: random.
 
     Raises:
         ConfigError: ``every`` is given without a folder to publish to.
@@ -128,9 +128,9 @@ class Updater:
         return self._learner
 
     def on_feedback(self, feedbacks: int) -> None:
-        """Count committed feedback; an update that is due runs on the updater's own thread.
+        """Count committed feedback; run an update that is due on the updater's own thread.
 
-        While an update waits for the one before, no further one is queued, as it will train on all feedback.
+        At most one update waits for the one before, as it will train on all feedback.
         """
         if self._every is None:
             return
@@ -234,7 +234,7 @@ def update_in_subprocess(
 
 @contextmanager
 def _sigterm_blocked() -> Iterator[None]:
-    """Keep SIGTERM from processes started within: systemd sends it to all of a service, which ends its own updates."""
+    """Block SIGTERM in processes started within: systemd sends it to all, but an ensemble ends its updates itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         yield

@@ -154,7 +154,7 @@ def test_a_long_prompt_goes_to_endpoints_that_take_it_or_is_refused_before_anyth
     with Ensemble([short]) as ensemble, pytest.raises(PoolError) as caught:
         ensemble.ask(prompt)
     assert str(caught.value) == (
-        "no endpoint can be asked this (blunt takes no prompt of 2,505 words); "
+        "no endpoint can take this request (blunt takes no prompt of 2,505 words); "
         "see Endpoint.tools, .images, .json_schema and .context_tokens"
     )
     assert pool.stats()["blunt"].calls == before

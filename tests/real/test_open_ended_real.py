@@ -132,5 +132,5 @@ def test_a_server_that_sees_nothing_is_not_shown_a_second_image(llama_server: Ca
     with Ensemble([member(llama_server(0))], attempts=1) as ensemble:
         with pytest.raises(PoolError, match=r"HTTP 500 .takes no images"):
             ensemble.ask(look)
-        with pytest.raises(PoolError, match="no endpoint can be asked this"):
+        with pytest.raises(PoolError, match="no endpoint can take this request"):
             ensemble.ask(look)

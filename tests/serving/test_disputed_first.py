@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from focalroute.serving.exploration import DisputedFirst
+from focalroute.serving.labelling import DisputedFirst
 
 
 def probabilities(share: float, disputed: float, after: int = 3000) -> tuple[float, float]:

@@ -717,7 +717,7 @@ def test_endpoints_that_a_trained_policy_does_not_know_are_named(
     assert not caplog.records
     Ensemble([*pool.endpoints[:2], replace(pool.endpoints[2], name="renamed")], policy=policy).close()
     assert [record.getMessage() for record in caplog.records] == [
-        "the policy was trained without renamed, of which it knows nothing: keep endpoints' names, or train again"
+        "the policy was not trained on renamed and knows nothing about it; keep endpoints' names, or train again"
     ]
 
 

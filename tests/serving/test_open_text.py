@@ -469,9 +469,9 @@ def test_a_request_that_cannot_be_synthesised_is_refused_before_any_endpoint_is_
 ) -> None:
     nobody = {**three, "synthesiser": None}
     with Ensemble(**nobody) as ensemble:
-        with pytest.raises(ConfigError, match="name it with synthesiser="):
+        with pytest.raises(ConfigError, match="name one with synthesiser="):
             ensemble.ask("?", combine="synthesise")
-        with pytest.raises(ConfigError, match="name it with synthesiser="):
+        with pytest.raises(ConfigError, match="name one with synthesiser="):
             ensemble.stream("?", combine="synthesise")
         with pytest.raises(ConfigError, match="combine: unknown mode 'vote'"):
             ensemble.ask("?", combine="vote")  # type: ignore[call-overload]

@@ -117,7 +117,7 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"stream": True}, "call stream() instead of ask()"),
         ({"qqq": 1}, "use one of answer, choices, "),
         ({"response_format": Person}, "give answer=Model instead"),
-        ({"temperature": 0, "params": {"temperature": 1}}, "temperature: is in params, too"),
+        ({"temperature": 0, "params": {"temperature": 1}}, "temperature: is also in params"),
         ({"system": ""}, "system: give the instruction as text"),
         ({"messages": [{"role": "user", "content": "?"}]}, "query: give either the question as text or messages="),
         ({"answer": "nubmer"}, "did you mean 'number'?"),
@@ -162,12 +162,14 @@ def test_an_ask_of_nothing_says_what_it_takes(ensemble: Ensemble) -> None:
         ensemble.ask()
     with pytest.raises(ConfigError, match=r"query: give a string, or a list of messages"):
         ensemble.ask({"role": "user", "content": QUESTION})  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="the messages begin with one already"):
+    with pytest.raises(ConfigError, match="the messages already begin with one"):
         ensemble.ask([{"role": "system", "content": "a"}, {"role": "user", "content": "?"}], system="b")
     with pytest.raises(ConfigError, match=r"query: is a list of questions; give them to ask_many\(\)"):
         ensemble.ask(["What is 2 + 2?", "What is 3 + 3?"])  # type: ignore[list-item]
     for wrong in ({"role": "tool", "content": {"sum": 42}}, {"role": "user", "content": ""}, {"content": "42"}):
-        with pytest.raises(ConfigError, match="query: message 2: give a role, and as content text or a list of parts"):
+        with pytest.raises(
+            ConfigError, match="query: message 2: give a role, and content that is text or a list of parts"
+        ):
             ensemble.ask([{"role": "user", "content": QUESTION}, wrong])
 
 

@@ -1,4 +1,4 @@
-"""The sources of text vectors: a service's /embeddings, a sentence encoder on this machine, or a function of the user.
+"""Sources of text vectors: a service's /embeddings, a sentence encoder on this machine, or the user's function.
 
 The only module that imports tokenizers.
 """
@@ -36,9 +36,9 @@ TextEmbedder = Endpoint | Callable[[str], ArrayLike | Awaitable[ArrayLike]]
 
 
 class EmbeddingService:
-    """An endpoint's /embeddings: each call is reserved, settled and rate-limited like any other.
+    """An endpoint's /embeddings. Each call is reserved, settled and rate-limited like any other.
 
-    Vectors of another length than the first ones are a failed call, as the service has changed.
+    If vectors have another length than the first ones, the service has changed, and the call counts as failed.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -49,7 +49,7 @@ class EmbeddingService:
         self._width = 0
 
     def prepare(self) -> None:
-        """Load what the first call needs, outside any time limit. Quick from then on."""
+        """Load the libraries for the first call, outside any time limit. Quick from then on."""
         self._client.prepare()
 
     async def vectors(self, texts: Sequence[str], ask_budget: AskBudget, left_s: float) -> list[F32]:
@@ -88,7 +88,7 @@ class EmbeddingService:
             raise protocol_error(str(error)) from None
         self._width = self._width or found[0].size
         if found[0].size != self._width:
-            raise protocol_error(f"its vectors have {found[0].size} numbers now, and had {self._width}")
+            raise protocol_error(f"its vectors now have {found[0].size} numbers, but had {self._width}")
         return found
 
     async def aclose(self) -> None:
@@ -97,9 +97,9 @@ class EmbeddingService:
 
 
 class EmbeddingFunction:
-    """A function of the user. An exception, or a vector of another length than before, is a failed call.
+    """The user's function. An exception, or a vector of another length than before, counts as a failed call.
 
-    If its first result is not a vector, it is not an embedder, which is a ConfigError.
+    If its very first result is not a vector, a ConfigError is raised.
 
     A plain function runs on a thread of its own, one text at a time, as it may be slow and not thread-safe. An
     awaitable that it returns is awaited on the loop that asks.
@@ -119,7 +119,7 @@ class EmbeddingFunction:
 
         Raises:
             CallFailed: the function fails now.
-            ConfigError: it does not give vectors, and never will.
+            ConfigError: its first result is not a vector.
         """
         return [await self._vector(text) for text in texts]
 
@@ -141,7 +141,7 @@ class EmbeddingFunction:
     def _checked(self, found: Any) -> F32:
         vector = unit_vector(found)
         if self._width and vector.size != self._width:
-            raise ValueError(f"gave {vector.size} numbers for a text, and {self._width} for one before")
+            raise ValueError(f"gave {vector.size} numbers for a text, but {self._width} for an earlier one")
         self._width = vector.size
         return vector
 
@@ -158,7 +158,7 @@ class EmbeddingFunction:
             self._worker.shutdown()
 
 
-#: What makes the vectors.
+#: The forms of an embedder that make vectors.
 VectorSource = EmbeddingService | EmbeddingFunction
 
 

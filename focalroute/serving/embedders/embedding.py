@@ -1,4 +1,4 @@
-"""Computes the features of texts while an ensemble serves, within a time limit and once for each text."""
+"""Embeds texts while an ensemble serves: each text once, and within a time limit."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _log = logging.getLogger("focalroute")
 _SHARE = 0.1  # of the time an ask has left
 _KEPT = 1024  # texts whose vectors are kept
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # after a failure, and while failures follow each other
-_EVIDENCE_S = 0.5  # an embedder that was given less time has not failed
+_LEAST_S = 0.5  # with less time, a timeout does not count as a failure of the embedder
 
 
 class EmbeddedText(NamedTuple):
-    """The embedding of a text: its features (empty: none), and why there are none, in words."""
+    """A text's features, and if they are empty, the reason in words."""
 
     features: F32
     missing: str = ""
@@ -49,7 +49,7 @@ _NOTHING = EmbeddedText(np.zeros(0, np.float32))
 
 
 class TextEmbedding:
-    """Computes the features of queries, and of replies to compare. Safe to use from several event loops.
+    """Embeds queries, and replies to compare. Safe to use from several event loops.
 
     After a failure the embedder is not asked for a while, so that an outage does not make every ask wait.
 
@@ -58,7 +58,7 @@ class TextEmbedding:
 
     Attributes:
         name: the name under which features are kept.
-        services: the embedder, if it is an endpoint, which has to be paid.
+        services: the embedder if it is an endpoint, whose calls cost money; else empty.
 
     Raises:
         ConfigError: it is not an embedder.
@@ -75,7 +75,7 @@ class TextEmbedding:
         self._paused_until = 0.0
 
     async def read(self, text: str, ask_budget: AskBudget, deadline: float) -> EmbeddedText:
-        """Return the features of a text; none, with the reason, if the embedder does not give them in time.
+        """Return the features of a text; if the embedder does not give them in time, none, with the reason.
 
         Args:
             ask_budget: pays for it.
@@ -92,14 +92,14 @@ class TextEmbedding:
             raise
 
     def reader(self, ask_budget: AskBudget, deadline: float) -> Reader | None:
-        """Return a function that reads several texts at once, as `read` does; None: the built-in features suffice.
+        """Return a function that embeds several texts at once; None with the built-in features, which need no call.
 
         If the function raises, the ask has to write its bills.
         """
         return None if self._source is None else partial(self._read_all, ask_budget=ask_budget, deadline=deadline)
 
     async def _read_all(self, texts: Sequence[str], ask_budget: AskBudget, deadline: float) -> list[EmbeddedText]:
-        """Read all texts; when it returns or raises, all reads have ended and have their bills."""
+        """Embed all texts; when this returns or raises, all calls have ended and have their bills."""
         made = await asyncio.gather(*(self._read(one, ask_budget, deadline) for one in texts), return_exceptions=True)
         failed = next((one for one in made if isinstance(one, BaseException)), None)
         if failed is not None:
@@ -122,19 +122,19 @@ class TextEmbedding:
         left_s = max(0.0, _SHARE * (deadline - loop.time()))
         try:
             async with asyncio.timeout(left_s), self._locks.setdefault((loop, key), asyncio.Lock()):
-                return EmbeddedText(await self._made(source, key, text, ask_budget, left_s))
+                return EmbeddedText(await self._vector(source, key, text, ask_budget, left_s))
         except CallFailed as error:
-            return self._without(error.failure)
+            return self._missing(error.failure)
         except TimeoutError:
-            return self._without(Failure("timeout", f"no vector within {left_s:.2g} s"), failed=left_s >= _EVIDENCE_S)
+            return self._missing(Failure("timeout", f"no vector within {left_s:.2g} s"), failed=left_s >= _LEAST_S)
 
-    async def _made(self, source: VectorSource, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
-        """Return a text's vector: the first of several asks with that text makes it, and the others find it."""
+    async def _vector(self, source: VectorSource, key: bytes, text: str, ask_budget: AskBudget, left_s: float) -> F32:
+        """Return a text's vector; of several asks with that text, the first makes it and the others find it."""
         found = self._known(key)
         if found is not None:
             return found
         if time.monotonic() < self._paused_until:
-            raise CallFailed(Failure("unavailable", "it failed lately"))
+            raise CallFailed(Failure("unavailable", "it failed a moment ago"))
         (made,) = await source.vectors((text,), ask_budget, left_s)
         self._pause_s = 0.0
         with self._lock:
@@ -150,12 +150,13 @@ class TextEmbedding:
                 self._kept.move_to_end(key)
         return found
 
-    def _without(self, failure: Failure, *, failed: bool = True) -> EmbeddedText:
+    def _missing(self, failure: Failure, *, failed: bool = True) -> EmbeddedText:
+        """Return no features, with the reason; after a failure of the embedder, do not ask it for a while."""
         now = time.monotonic()
         if failed and failure.kind not in ("unavailable", "limited") and now >= self._paused_until:
             self._pause_s = min(max(_FIRST_PAUSE_S, 2 * self._pause_s), _LONGEST_PAUSE_S)
             self._paused_until = now + self._pause_s
-            _log.warning("the embedder failed, asks go without features of their texts: %s", failure.advised)
+            _log.warning("the embedder failed, so asks go on without features of their texts: %s", failure.advised)
         return EmbeddedText(_NOTHING.features, f"embedder {self.name}: {failure.brief}")
 
     async def aclose(self) -> None:
@@ -171,7 +172,7 @@ _ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class StoredVectors:
-    """An embedder that looks up vectors made before.
+    """An embedder that looks up vectors that were made before.
 
     Attributes:
         name: the name of the embedder that made them.
@@ -191,7 +192,7 @@ class StoredVectors:
 def embed_log(
     texts: Iterable[str], embedder: TextEmbedder, advance: Callable[[int], object] = lambda _: None
 ) -> StoredVectors:
-    """Return the vectors of some texts, each different one made once. It also works inside a running event loop.
+    """Embed texts, each distinct one once. Also works inside a running event loop.
 
     Args:
         advance: called with the number of texts done.

@@ -7,10 +7,10 @@ _PREFIX = "chatcmpl-"
 
 
 def completion_id(answer_id: str) -> str:
-    """Return the id of the reply with this answer."""
+    """Return the id of the chat completion with this answer."""
     return f"{_PREFIX}{answer_id}"
 
 
-def answer_id_of(name: str) -> str:
-    """Return an answer's id, given that id or its reply's."""
-    return name.removeprefix(_PREFIX)
+def answer_id_of(given_id: str) -> str:
+    """Return an answer's id, given that id or the id of its chat completion."""
+    return given_id.removeprefix(_PREFIX)

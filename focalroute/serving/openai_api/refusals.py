@@ -14,7 +14,7 @@ from focalroute.core import errors
 from focalroute.core.records import Reply
 
 _OWN = ("choices", "answer", "samples", "combine", "task", "tags", "max_usd", "deadline_s")
-#: Arguments of ``ask`` that a request gives, and their names there.
+#: Argument of ``ask`` that comes from a request -> the field's name there.
 _REQUEST_NAMES = {
     "query": "messages",
     "feedback": None,
@@ -25,9 +25,9 @@ _REQUEST_NAMES = {
 _OWN_LIMITS = ("max_usd", "usd_per_tag.key:")
 _RETRY_AFTER_S = 1
 _MOST_REASONS = 2  # reasons of a failed ask
-#: Parts of a provider's message that tell an account, or where it is managed.
+#: Parts of a provider's message that name an account, or where it is managed.
 _ACCOUNT = re.compile(r"https?://\S+|\b(?:org|organization|proj|project|acct|user)[-_]\w+")
-#: Messages for strangers, by the code of the refusal.
+#: Code of a refusal -> message for callers who may not see details of the pool.
 _PUBLIC = {
     "no_endpoint_takes_this": "no endpoint takes this request; leave out tools, images or a schema, or shorten it",
     "pool_busy": "every endpoint is busy, or at its rate limit; try again later",
@@ -45,7 +45,7 @@ class Refused(Exception):
     Attributes:
         param: the field it is about.
         retry_after_s: seconds until a retry may succeed; None: unknown.
-        again: whether a client may retry by itself; None: the status tells.
+        again: whether a client may retry automatically; None: clients go by the status.
     """
 
     status: int
@@ -97,7 +97,7 @@ def refusal_of(error: errors.FocalrouteError) -> Refused:
 
 
 def public_refusal_of(error: errors.FocalrouteError) -> Refused:
-    """Map an error to the response that a stranger gets: without endpoints, addresses, accounts, keys and files."""
+    """Map an error to a response for outside callers: without endpoints, addresses, accounts, keys and files."""
     refused = refusal_of(error)
     reasons = _reasons(error.replies) if isinstance(error, errors.PoolError) else ""
     if isinstance(error, errors.StreamBroken):
@@ -113,27 +113,29 @@ def public_refusal_of(error: errors.FocalrouteError) -> Refused:
 
 
 def is_own(error: errors.BudgetExceeded) -> bool:
-    """Whether the limit that was hit is one of the request or its key."""
+    """Whether the exceeded limit belongs to the request or its key."""
     return error.name.startswith(_OWN_LIMITS)
 
 
 def internal_error() -> Refused:
-    """Make the response for an error that is not of the library."""
+    """Make the response to an exception that is not one of the library's."""
     return Refused(500, _PUBLIC["internal_error"], "server_error", code="internal_error")
 
 
 def _reasons(replies: Sequence[Reply]) -> str:
-    """Say why replies were unusable or the request refused, which a caller can change; empty: for other reasons."""
+    """Say why replies were unusable or the request was refused, which the caller can change; "" for other reasons."""
     failures = [reply.error for reply in replies if reply.error is not None]
     failures = [one for one in failures if one.kind == "unusable" or one.of_request]
     hints = Counter(one.hint for one in failures if one.hint)
     reasons = Counter(_ACCOUNT.sub("[...]", one.message) for one in failures)
     advice = "".join(f"{hint}; " for hint, _ in hints.most_common(_MOST_REASONS))
-    return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_REASONS)))})" if reasons else ""
+    if not reasons:
+        return ""
+    return f"{advice}no endpoint answered ({'; '.join(dict(reasons.most_common(_MOST_REASONS)))})"
 
 
 def _invalid(message: str) -> Refused:
-    """Return a 400 with the field that the message names, by its name in the request."""
+    """Return a 400 for the field that the message names, under its name in the request."""
     message = message.removeprefix("params: ")
     field = errors.field_of(message)
     if field == "query":
@@ -142,7 +144,7 @@ def _invalid(message: str) -> Refused:
 
 
 def _over_budget(error: errors.BudgetExceeded) -> Refused:
-    """Return a 429 if waiting helps, else a 402."""
+    """Return a 429 if the limit resets at some time, else a 402."""
     if error.resets_at is None:
         return Refused(402, str(error), "insufficient_quota", code="budget_exceeded", again=False)
     left_s = error.resets_at.timestamp() - time.time()
@@ -152,7 +154,7 @@ def _over_budget(error: errors.BudgetExceeded) -> Refused:
 
 
 def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
-    """Return the refusal if no endpoint answered: 400 because of the request, 503 if all were busy, else 502."""
+    """Return the refusal if no endpoint answered: 400 if the request is the reason, 503 if all were busy, else 502."""
     failures = [reply.error for reply in replies if reply.error is not None]
     if all(failure.of_request for failure in failures):
         return Refused(400, message, code="no_endpoint_takes_this")
@@ -160,7 +162,7 @@ def _no_reply(message: str, replies: Sequence[Reply]) -> Refused:
         waits = [failure.retry_after_s for failure in failures if failure.retry_after_s is not None]
         wait_s = min(waits, default=_RETRY_AFTER_S)
         return Refused(503, message, "server_error", code="pool_busy", retry_after_s=wait_s)
-    paid = any(reply.usage is not None for reply in replies)  # and would be paid again
+    paid = any(reply.usage is not None for reply in replies)  # a retry would cost as much again
     hopeless = all(failure.kind == "status" and not failure.retryable for failure in failures)
     again = False if paid or hopeless else None
     return Refused(502, message, "server_error", code="pool_failed", again=again)

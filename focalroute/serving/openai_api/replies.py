@@ -20,7 +20,7 @@ _CUT = ("length", "content_filter")
 
 
 def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    """Return a whole reply."""
+    """Return an answer as a chat completion."""
     content = None if answer.tool_calls and not answer.text else request.content_of(answer.text)
     message = {**answer.message, "content": content, "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason_of(answer)}
@@ -36,7 +36,7 @@ def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
 
 
 def model_list(created: int) -> dict[str, Any]:
-    """Return the list of models, which has one; ``created`` is Unix time."""
+    """Return the list of models, which holds only ours; ``created`` is Unix time."""
     return {"object": "list", "data": [model(MODEL, created)]}
 
 
@@ -61,7 +61,7 @@ DONE = "[DONE]"
 
 
 async def events(request: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
-    """Yield all events of a streamed reply, each a line of JSON but the last.
+    """Yield the events of a streamed reply: lines of JSON, then `DONE`.
 
     Args:
         first: the answer's first piece; None: it has no text.
@@ -101,7 +101,7 @@ def finish_reason_of(answer: Answer) -> str:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Add up the usage and cost of all calls; the cost as with OpenRouter: in USD, null if unknown."""
+    """Add up the usage and cost of all calls; as with OpenRouter, ``cost`` is in USD, null if unknown."""
     usage = answer.usage or Usage(0, 0)
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -36,10 +36,10 @@ _PASSED_ON = (
     "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
 
-_NO_LOGPROBS = "leave it out: a fused answer has no tokens of its own; focalroute.probabilities are those of choices"
+_NO_LOGPROBS = "leave it out: a fused answer has no tokens; focalroute.probabilities has those of the choices"
 #: What to do about fields of OpenAI's API that are not supported.
 _INSTEAD = {
-    "n": "give 1, or leave it out: the answer is one, fused from several replies",
+    "n": "give 1, or leave it out: one answer is fused from several replies",
     "logprobs": _NO_LOGPROBS,
     "top_logprobs": _NO_LOGPROBS,
     "functions": "give tools instead",
@@ -156,7 +156,7 @@ class FeedbackRequest(BaseModel):
 
     @property
     def said(self) -> dict[str, Any]:
-        """The other arguments of ``feedback``."""
+        """The arguments of ``feedback`` but the id."""
         return self.model_dump(exclude={"id"})
 
 
@@ -167,8 +167,8 @@ class ChatRequest:
     Attributes:
         query: the messages.
         options: the other arguments of ``ask`` and ``stream``.
-        field_name: the reply is a JSON object with this one field, whose value is the choice; empty: the reply is the
-            choice as a JSON string; None: the reply is the answer's text.
+        field_name: name of the only field of the reply, a JSON object whose value there is the choice; empty: the reply
+            is the choice as a JSON string; None: the reply is the answer's text.
         include_usage: whether a stream is to end with the usage.
         receipt: whether the reply is to have the receipt.
     """
@@ -202,12 +202,12 @@ def parse_json(body: bytes) -> object:
         message = f"the body has more than {MOST_VALUES} values (commas and brackets, in texts, too); send less"
         raise Refused(400, message, code="too_many_values")
     try:
-        value = json.loads(body, parse_int=_integer, parse_float=_float, parse_constant=_no_number)
+        value = json.loads(body, parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant)
         too_deep = openings > _DEEPEST and _deeper_than(_DEEPEST, value)
     except RecursionError:
         too_deep = True
     except UnicodeDecodeError:
-        raise Refused(400, "the body is not UTF-8; encode it so", code="invalid_json") from None
+        raise Refused(400, "the body is not UTF-8; encode it as UTF-8", code="invalid_json") from None
     except ValueError as error:
         where = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise Refused(400, f"the body is not valid JSON: {where}", code="invalid_json") from None
@@ -243,7 +243,7 @@ def _float(digits: str) -> float:
     return float(digits)
 
 
-def _no_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -262,17 +262,17 @@ def read_chat(body: object, tags: Sequence[str] | None) -> ChatRequest:
         raise Refused(404, message, param="model", code="model_not_found")
     extras = chat.focalroute or _Extras()
     if extras.tags is not None and tags is not None:
-        message = "focalroute.tags: come with your key; leave them out"
+        message = "focalroute.tags: are set by your key; leave them out"
         raise Refused(400, message, param="focalroute.tags")
     messages: Sequence[Mapping[str, Any]] = [_without_null(message) for message in raw["messages"]]
     for i, one in enumerate(chat.messages):
         if one.role == "user" and not one.content:
             param = f"messages.{i}.content"
-            raise Refused(400, f"{param}: is empty; say something", param=param)
+            raise Refused(400, f"{param}: is empty; give text or parts", param=param)
     params = {name: raw[name] for name in _PASSED_ON if raw.get(name) is not None}
     answer_format = read_format(chat.response_format, tools=bool(params.get("tools")))
     if answer_format.specified and (extras.choices is not None or extras.answer is not None):
-        message = "response_format: focalroute.choices and focalroute.answer say what is wanted already; give one"
+        message = "response_format: leave it out, or leave out focalroute.choices and focalroute.answer"
         raise Refused(400, message, param="response_format")
     options: dict[str, Any] = {
         "choices": extras.choices if answer_format.choices is None else answer_format.choices,
@@ -311,12 +311,12 @@ def read_feedback(body: object) -> FeedbackRequest:
 
 
 def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
-    """Return the body as a model and as it came, without unknown fields that are null, as clients send unset ones."""
+    """Return the body as a model and as received, without the unknown null fields that some clients send."""
     if not isinstance(body, dict):
         raise Refused(400, "the body must be a JSON object")
     body = {name: value for name, value in body.items() if value is not None or name in model.model_fields}
     unknown = next((name for name in body if name not in model.model_fields), None)
-    if unknown is not None:  # the first will do: pydantic would describe each of 100,000
+    if unknown is not None:  # named here, as pydantic would describe up to 100,000 of them
         unknown = unknown[:_LONGEST_NAME]
         why = _INSTEAD.get(unknown) or _unknown(unknown, model)
         raise Refused(400, f"{unknown}: {why}", param=unknown)
@@ -367,10 +367,10 @@ class AnswerFormat:
     answers.
 
     Attributes:
-        choices: those of a closed question.
+        choices: the choices of a closed question.
         field_name: the name of the choice's field in an object; empty: the choice stands alone; None: no choice.
         meaning: description of what is to be chosen; empty: unknown.
-        structure: of a structured answer.
+        structure: the structure of a structured answer.
         params: passed on to the endpoints.
     """
 
@@ -382,7 +382,7 @@ class AnswerFormat:
 
     @property
     def specified(self) -> bool:
-        """Whether it specifies a kind of answer."""
+        """Whether it asks for choices or a structured answer."""
         return self.choices is not None or self.structure is not None
 
 
@@ -417,7 +417,7 @@ def read_format(response_format: Mapping[str, Any] | None, *, tools: bool) -> An
 
 
 def _closed_format(schema: Mapping[str, Any]) -> AnswerFormat | None:
-    """Read the closed question that a schema makes; None: it does not make one."""
+    """Read a schema that allows only a choice as a closed question; None for any other schema."""
     choices = _enum_choices(schema)
     if choices is not None:
         return AnswerFormat(choices, "", _meaning("", schema))

@@ -48,7 +48,7 @@ _FIELDS = {
     "logger_provider": LoggerProvider,
     "content": bool,
 }
-_QUOTED = 8  # characters; a shorter prompt may be part of a name by chance
+_SHORTEST_QUOTE = 8  # characters; a shorter prompt may be part of a name by chance
 #: A service -> its name in the conventions; the others keep our name.
 _PROVIDERS = {
     "azure": "azure.ai.openai",
@@ -57,7 +57,7 @@ _PROVIDERS = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-# The bounds that the conventions advise for the buckets of histograms.
+# The bucket bounds of histograms that the conventions advise.
 _SECONDS_BOUNDS = tuple(0.01 * 2**i for i in range(14))
 _TOKENS_BOUNDS = tuple(float(4**i) for i in range(14))
 
@@ -99,7 +99,7 @@ class Recorder:
     """Records the asks of an ensemble. Safe to use from several event loops.
 
     Args:
-        endpoints: the pool; attributes that are not known of an endpoint are left out.
+        endpoints: the pool; unknown attributes of an endpoint are left out.
 
     Raises:
         ConfigError: a field of the telemetry is of another type.
@@ -131,7 +131,7 @@ class Recorder:
 
     @_harmless
     def answered(self, ask: Ask, answer: Answer) -> None:
-        """Record an ask that was answered."""
+        """Record an ask with its answer."""
         receipt = answer.receipt
         about: Attributes = {
             "focalroute.rounds": receipt.rounds,
@@ -164,7 +164,7 @@ class Recorder:
         self._logger.emit(LogRecord(timestamp=at, event_name="gen_ai.evaluation.result", attributes=attributes))
 
     def join(self, headers: Mapping[str, str]) -> None:
-        """Let this task's asks belong to the trace that a request's headers name, unless a span is current already."""
+        """Make this task's asks part of the trace in a request's headers, unless there is a current span."""
         if not trace.get_current_span().get_span_context().is_valid:
             attach(_W3C.extract(headers))
 
@@ -265,7 +265,7 @@ class Recorder:
         span.end(clock.ns(reply.started + reply.latency_s))
 
     def _named(self, ask: Ask, reply: Reply) -> Attributes:
-        """Return the service's names of its model and reply, unless they may repeat the request."""
+        """Return the model and reply id as the service names them, unless they may repeat the request."""
         endpoint = self._endpoints[reply.endpoint]
         key, texts = _key(endpoint), _texts(ask.query)
         named: Attributes = {}
@@ -351,7 +351,7 @@ def _texts(query: Query) -> list[str]:
 
 def _quotes(name: str, text: str) -> bool:
     """Whether a name is part of the text, or the text part of the name."""
-    return name in text or (len(text) >= _QUOTED and text in name)
+    return name in text or (len(text) >= _SHORTEST_QUOTE and text in name)
 
 
 def _mark(span: Span, failure: Failure | None) -> None:

@@ -267,9 +267,12 @@ def test_after_a_failure_it_is_left_alone_for_a_while(sim: SimulatedPool, caplog
     with Ensemble(members(sim), embedder=sim.endpoints[2], **PATIENT) as ensemble:
         assert "HTTP 503" in ensemble.ask(QUESTION, choices=CHOICES).degraded[0]
         ensemble._async._embedding._paused_until = time.monotonic() + 60
-        assert "it failed lately" in ensemble.ask(QUESTION, choices=CHOICES).degraded[0]
+        assert "it failed a moment ago" in ensemble.ask(QUESTION, choices=CHOICES).degraded[0]
         assert sim.stats()["encoder"].calls == 1
-        assert caplog.text.count("the embedder failed, asks go without features of their texts: try again later") == 1
+        assert (
+            caplog.text.count("the embedder failed, so asks go on without features of their texts: try again later")
+            == 1
+        )
         sim.set("encoder", faults=())
         ensemble._async._embedding._paused_until = time.monotonic()
         answer = ensemble.ask(QUESTION, choices=CHOICES)
@@ -371,7 +374,7 @@ def test_a_function_that_gives_no_vector_is_wrong(sim: SimulatedPool, given: Any
 
 
 @pytest.mark.parametrize(
-    ("later", "said"), [([1.0] * 17, "gave 17 numbers for a text, and 16 for one before"), ([math.nan], "finite")]
+    ("later", "said"), [([1.0] * 17, "gave 17 numbers for a text, but 16 for an earlier one"), ([math.nan], "finite")]
 )
 def test_a_function_that_gives_no_such_vector_any_more_has_failed(
     sim: SimulatedPool, later: list[float], said: str
@@ -389,7 +392,7 @@ def test_a_service_whose_vectors_change_their_length_has_failed(sim: SimulatedPo
 
     with serving(handler) as server, Ensemble(members(sim), embedder=embedder(server.url), **PATIENT) as ensemble:
         assert ensemble.ask(QUESTION, choices=CHOICES).degraded == ()
-        assert "17 numbers now, and had 16" in ensemble.ask(QUESTION + "?", choices=CHOICES).degraded[0]
+        assert "now have 17 numbers, but had 16" in ensemble.ask(QUESTION + "?", choices=CHOICES).degraded[0]
 
 
 def test_a_message_without_text_is_not_read(sim: SimulatedPool) -> None:
