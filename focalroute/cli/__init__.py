@@ -38,25 +38,31 @@ EngineOption = Annotated[
 
 
 def named_folder(text: str) -> Path:
-    """Read the name of a folder to publish to; an empty one, as of an unset variable, would be the current folder."""
+    """Parse the name of a folder to publish to; an empty one (an unset variable) would be the current folder."""
     if not text:
         raise typer.BadParameter("is empty; give a folder of policy bundles, or the name of a new one")
     return Path(text)
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Replace the characters that would control the terminal, but those to keep."""
+    """Replace characters that are not printable, and so may control the terminal, except those to keep."""
     return "".join(c if c.isprintable() or c in keep else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def given(**settings: Any) -> dict[str, Any]:
-    """Return only the settings that were given; the pool file has the others."""
+    """Return only the settings that were given; the others come from the pool file."""
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def was_given(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was given on the command line."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 @contextlib.contextmanager
 def resumable() -> Iterator[None]:
-    """Around work that --resume continues: say so if it is interrupted."""
+    """Tell the user, if the work within is interrupted, that --resume continues it."""
     try:
         yield
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption, named_folder
+from focalroute.cli import EngineOption, JsonOption, SkipBadRowsOption, named_folder, was_given
 from focalroute.cli.batch import batch
 from focalroute.cli.collect import collect, import_
 from focalroute.cli.console import ask, chat
@@ -30,18 +30,18 @@ from focalroute.core.errors import ConfigError, FocalrouteError
 
 _MAX_BYTES = 64 * 1024
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-#: Variables taken from an .env file: keys and our own settings. A stranger's folder must not set a proxy, a certificate
-#: or a file (SSLKEYLOGFILE) that would expose keys.
+#: Variables taken from an .env file: keys and our own settings. In a folder of someone else, it must not set a proxy, a
+#: certificate or a file (SSLKEYLOGFILE) that would expose keys.
 _TAKEN = re.compile(r"FOCALROUTE_.*|.*(?:KEY|TOKEN|SECRET|PASSWORD)S?\d*(?:_.*)?", re.IGNORECASE)
 
 
 def read_env_file(path: Path) -> None:
-    """Set the file's variables that hold keys or are ours, unless set already; do nothing without a file.
+    """Set the variables of an .env file that hold keys or are ours, unless set already; do nothing without a file.
 
     Raises:
         ConfigError: the file cannot be read, is larger than 64 KiB, or has a line that is not ``NAME=value``.
     """
-    if not (os.path.lexists(path) and path.is_file()):  # the former is False also if the folder may not be entered
+    if not (os.path.lexists(path) and path.is_file()):  # lexists is also False if the folder may not be entered
         return
     try:
         with path.open("rb") as file:
@@ -90,11 +90,11 @@ def common(
 
     Exit code 0: done; 1: failed; 2: something to correct, which the message names.
     """
-    if "--help" not in sys.argv:  # help must work even if the file is invalid
+    if "--help" not in sys.argv:  # help has to work even if the file is invalid
         read_env_file(Path(".env"))
 
 
-#: Parameters of eval that count only with --live, and those that count with and without it.
+#: Parameters of eval that apply only with --live, and those that apply with and without it.
 _LIVE_ONLY = frozenset({"queries", "answer", "quality", "max_rounds", "out"})
 _LIVE_TOO = frozenset({"live", "train_fraction", "seed", "seeds", "json_file"})
 
@@ -111,7 +111,7 @@ def evaluate(
     ] = "stream",
     train_fraction: Annotated[float, typer.Option(help="Share of the log, from its start, used for training.")] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same report.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How often to train and replay everything, one seed each.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to train and replay with.")] = 1,
     operating_points: Annotated[
         str, typer.Option(help="Target cost ratios, separated by commas; 1 is the cost of asking every endpoint.")
     ] = "",
@@ -162,35 +162,37 @@ def evaluate(
 
     With --live and --queries, ask a pool instead: single endpoints, chains that improve an answer in steps, and DER.
     """
-    beside = "without --live" if live else "with --live"
-    for one in context.command.params:
-        told = context.get_parameter_source(one.name or "")
-        unused = one.name not in _LIVE_TOO and (one.name in _LIVE_ONLY) != bool(live)
-        if told is not None and told.name == "COMMANDLINE" and unused:
-            raise ConfigError(f"eval: {one.opts[0]} counts only {beside}; leave it out")
+    _check_eval_parameters(context, live=bool(live))
     if live:
         from focalroute.evaluate.live import LiveOptions, live_command
 
-        how = LiveOptions(answer, quality, train_fraction, seed, seeds, max_steps=max_rounds, publish_to=out)
-        return live_command(live, queries, how, json_file=json_file)
+        live_options = LiveOptions(answer, quality, train_fraction, seed, seeds, max_steps=max_rounds, publish_to=out)
+        return live_command(live, queries, live_options, json_file=json_file)
     if log is None or pool is None:
         raise ConfigError("eval: give a log and its --pool, or --live and --queries")
     from focalroute.evaluate.eval_result import ReplayOptions
     from focalroute.evaluate.report import EvalOptions, cost_ratios, evaluate_command
     from focalroute.policy.references import load_reference
 
-    served = None
-    if policy:
-        served = load_reference(policy)
     options = EvalOptions(
         **{field.name: context.params[field.name] for field in fields(ReplayOptions)},
         split_by=split,
         operating_points=cost_ratios(operating_points),
-        policy=served,
+        policy=load_reference(policy) if policy else None,
         presets=preset or (),
         skip_bad_rows=skip_bad_rows,
     )
     evaluate_command(log, pool, options, engine=engine, json_file=json_file, html_file=html_file)
+
+
+def _check_eval_parameters(context: typer.Context, *, live: bool) -> None:
+    """Raise ConfigError if a parameter was given that does not apply with, or without, --live."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        applies = name in _LIVE_TOO or (name in _LIVE_ONLY) == live
+        if not applies and was_given(context, name):
+            where = "without --live" if live else "with --live"
+            raise ConfigError(f"eval: {parameter.opts[0]} applies only {where}; leave it out")
 
 
 @app.command()
@@ -199,16 +201,17 @@ def report(
         Path | None, typer.Argument(metavar="EVAL.json", help="A report written by focalroute eval --json.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Instead: a SQLite file, or redis:// address, with answers and their feedback.")
+        str | None,
+        typer.Option(help="Instead of a report: a SQLite file, or redis:// address, with answers and feedback."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Folder of policy bundles, to show the effect of its updates as well.")
+        str | None, typer.Option(help="Folder of policy bundles, to also show the effect of its updates.")
     ] = None,
     last: Annotated[
         int | None, typer.Option(min=1, help="With --store: how many of the latest answers; default: 10,000.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The page to write; - prints it, and nothing else.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(help="Folder to write every drawing to as PNG, as well.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Folder to also write the plots to, as PNG files.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained page about a store or an evaluation: cost, quality, and which endpoints are asked when.
@@ -222,7 +225,7 @@ def report(
 
 def main() -> None:
     """Run the command line: exit code 2 for errors that the user can correct, 1 for other failures."""
-    if sys.stderr is None:  # it was closed; notes would otherwise go to standard output
+    if sys.stderr is None:  # it was closed; messages would go to standard output
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
     logging.basicConfig(format="%(levelname)s: %(message)s")  # warnings, on standard error
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -237,13 +240,13 @@ def main() -> None:
         if isinstance(error, ConfigError):
             sys.exit(2)
         sys.exit(1)
-    except OSError as error:  # such as a full disk; trouble with a setting is a ConfigError
+    except OSError as error:  # such as a full disk; errors with a setting are ConfigErrors
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
 
 
 def _with_bare_json(arguments: list[str]) -> list[str]:
-    """Let ``eval --json`` print if no file follows, as the option has no value in other commands."""
+    """Let ``eval --json`` without a file print the report, as --json does in other commands."""
     if arguments[1:2] != ["eval"] or "--json" not in arguments:
         return arguments
     after = arguments.index("--json") + 1

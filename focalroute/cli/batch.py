@@ -1,4 +1,4 @@
-"""``focalroute batch``: answers a file of questions into a file of answers; an interrupted run can be resumed."""
+"""``focalroute batch``: asks a file of questions and writes a file of answers; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch(
     questions: Annotated[
         Path,
         typer.Argument(
-            help="A .jsonl or .jsonl.gz file with a question on each line: a text, or an object of ask's arguments."
+            help="A .jsonl or .jsonl.gz file, each line a question as JSON: a text, or an object of ask's arguments."
         ),
     ],
     out: Annotated[Path, typer.Argument(help="The .jsonl file of answers to write.")],
@@ -47,7 +47,7 @@ def batch(
     policy: PolicyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a pool a file of questions; write answers as they come, each with its question's index.
+    """Ask a pool a file of questions; write each answer, with its question's index, as it comes.
 
     Exit code 1 if a question failed; --resume asks it again.
     """
@@ -57,27 +57,25 @@ def batch(
 
     check_concurrency(concurrency)
     pool = pool or find_pool()
-    asked = _read(questions)
-    with _Answers(out, [one.digest for one in asked], resume=resume) as answers:
+    lines = _read(questions)
+    with _Answers(out, [line.digest for line in lines], resume=resume) as answers:
         settings = given(store=store, policy=policy)
         before, tag = len(answers.done), f"batch-{secrets.token_hex(8)}"
         if max_usd is not None:
             left = parse_usd(max_usd, "max_usd") - answers.usd
             if left <= 0:
-                raise ConfigError(f"max_usd: {out} has cost {dollars(answers.usd)} already; allow more")
+                raise ConfigError(f"max_usd: {out} has already cost {dollars(answers.usd)}; allow more")
             settings["budget"] = _with_limit(load_pool(pool).budget, tag, left)
-        to_ask = [one for one in asked if one.index not in answers.done]
+        to_ask = [line for line in lines if line.index not in answers.done]
         with resumable(), progress_bar("asking", len(to_ask), shown=not as_json) as advance:
-            failed = asyncio.run(_ask(pool, settings, to_ask, answers, advance, (concurrency, tag)))
+            failed = asyncio.run(_ask(pool, settings, to_ask, answers, advance, concurrency=concurrency, tag=tag))
     result = {"out": str(out), "before": before, "asked": len(to_ask), "failed": len(failed)}
     usd = None if answers.unpriced else answers.usd
     if as_json:
         print(json.dumps({**result, "usd": usd}, default=str))
     else:
-        there = ""
-        if before:
-            there = f" ({before} were there)"
-        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {dollars(usd)} in all; {out}{there}")
+        earlier = f" ({before} from before)" if before else ""
+        print(f"{len(to_ask) - len(failed)} answered, {len(failed)} failed, {dollars(usd)} in all; {out}{earlier}")
         for message in sorted(set(failed))[:3]:
             print(f"  {message}")
     if failed:
@@ -124,7 +122,7 @@ def _read(path: Path) -> list[_Line]:
 
 
 def _with_limit(budget: Budget | None, tag: str, usd: Decimal) -> Budget:
-    """The pool file's budget with a limit for this run's tag added."""
+    """Return the pool file's budget with a limit for this run's tag added."""
     from focalroute.core.config import Budget
 
     budget = budget or Budget()
@@ -136,7 +134,7 @@ class _Answers:
 
     Attributes:
         done: the indices of the answered questions.
-        usd: USD of all asks, including failed ones; ``unpriced`` asks have an unknown cost.
+        usd: known cost of all asks in USD, failed ones included; ``unpriced`` asks have an unknown cost.
 
     Raises:
         ConfigError: the file exists without ``resume``, answers other questions, or cannot be written now.
@@ -151,7 +149,7 @@ class _Answers:
         self.done: set[int] = set()
         self.usd, self.unpriced = Decimal(0), 0
         self._failed_usd: dict[int, Decimal] = {}  # USD of failed asks, by question index
-        self._failed: dict[int, bytes] = {}  # earlier runs' error lines, of questions not asked again yet
+        self._failed: dict[int, bytes] = {}  # error lines of earlier runs, for questions not asked again yet
         with contextlib.ExitStack() as opened:
             with refusing(path, "written"):
                 hold_file(opened.enter_context(path.open("ab")), path)
@@ -165,21 +163,22 @@ class _Answers:
             self._opened = opened.pop_all()
 
     def _kept(self) -> list[bytes]:
+        """Return the lines with answers of an earlier run, and count them and its failed questions."""
         kept = []
         for line in self._path.read_bytes().splitlines(keepends=True):
-            told = _row(line)
-            if told is None:
+            row = _row(line)
+            if row is None:
                 if line.endswith(b"\n"):
                     raise ConfigError(f"{self._path}: is not a file of answers; give another name")
                 continue  # a process that died may have left half a line
-            if told["question"] not in self._digests[told["index"] : told["index"] + 1]:
+            if row["question"] not in self._digests[row["index"] : row["index"] + 1]:
                 raise ConfigError(f"{self._path}: answers another file of questions; give another name")
-            self._count_failed(told["index"], Decimal(told.get("failed_usd", 0)))
-            if "error" in told:
-                self._failed[told["index"]] = line
+            self._count_failed(row["index"], Decimal(row.get("failed_usd", 0)))
+            if "error" in row:
+                self._failed[row["index"]] = line
             else:
                 kept.append(line)
-                self._count(told["index"], told["cost"])
+                self._count(row["index"], row["cost"])
         return kept
 
     def _count(self, index: int, cost: str | None) -> None:
@@ -195,17 +194,17 @@ class _Answers:
         self.unpriced += usd is None
 
     def put(self, line: _Line, answer: Answer) -> None:
-        told = answer.to_dict()
-        self._write(line, told)
-        self._count(line.index, told["cost"])
+        fields = answer.to_dict()
+        self._write(line, fields)
+        self._count(line.index, fields["cost"])
 
-    def put_failed(self, line: _Line, error: FocalrouteError, told: str) -> None:
+    def put_failed(self, line: _Line, error: FocalrouteError, message: str) -> None:
         costs = [reply.cost for reply in error.replies] if isinstance(error, PoolError) else []
         self._count_failed(line.index, None if None in costs else sum(filter(None, costs), Decimal(0)))
-        self._write(line, {"error": told})
+        self._write(line, {"error": message})
 
-    def _write(self, line: _Line, told: Mapping[str, Any]) -> None:
-        row = {"index": line.index, "question": line.digest, **told}
+    def _write(self, line: _Line, fields: Mapping[str, Any]) -> None:
+        row = {"index": line.index, "question": line.digest, **fields}
         if failed_usd := self._failed_usd.get(line.index):
             row["failed_usd"] = f"{failed_usd:f}"
         with naming(self._path):
@@ -227,12 +226,12 @@ class _Answers:
 def _row(line: bytes) -> dict[str, Any] | None:
     """Parse a line of a file of answers; None if it is not one."""
     with contextlib.suppress(ValueError, RecursionError):
-        told = json.loads(line)
-        if isinstance(told, dict) and type(told.get("index")) is int and told["index"] >= 0 and "question" in told:
-            cost = "0" if "error" in told else told.get("cost", False)
-            amounts = [told.get("failed_usd", "0"), "0" if cost is None else cost]
+        row = json.loads(line)
+        if isinstance(row, dict) and type(row.get("index")) is int and row["index"] >= 0 and "question" in row:
+            cost = "0" if "error" in row else row.get("cost", False)
+            amounts = [row.get("failed_usd", "0"), "0" if cost is None else cost]
             if all(isinstance(amount, str) and _COST.fullmatch(amount) for amount in amounts):
-                return told
+                return row
     return None
 
 
@@ -242,13 +241,14 @@ async def _ask(
     lines: list[_Line],
     answers: _Answers,
     advance: Callable[[int], object],
-    how: tuple[int, str],
+    *,
+    concurrency: int,
+    tag: str,
 ) -> list[str]:
-    """Ask all questions; return the errors of those that failed."""
+    """Ask all questions; return the error messages of those that failed."""
     from focalroute.serving.concurrency import run_together
     from focalroute.serving.ensemble import AsyncEnsemble
 
-    concurrency, tag = how
     waiting, failed = iter(lines), list[str]()
 
     async def work() -> None:
@@ -258,9 +258,9 @@ async def _ask(
                 answer: Answer = await ensemble.ask(**{**line.arguments, "tags": tags})
                 answers.put(line, answer)
             except FocalrouteError as error:
-                told = error_text(error).replace(f"usd_per_tag.{tag}", "max_usd")  # as the caller named it
-                failed.append(told)
-                answers.put_failed(line, error, told)
+                message = error_text(error).replace(f"usd_per_tag.{tag}", "max_usd")  # as the caller named it
+                failed.append(message)
+                answers.put_failed(line, error, message)
             advance(1)
 
     async with AsyncEnsemble.from_toml(pool, **settings) as ensemble:

@@ -1,4 +1,4 @@
-"""``focalroute collect`` and ``import``: make an outcome log, by asking or from what leaderboards publish."""
+"""``focalroute collect`` and ``import``: make an outcome log, by asking a pool or from data of leaderboards."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def collect(
             }
             for name in names
         ]
-        about = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
-        about["unpriced"] = sorted(collected.unpriced)
-        print(json.dumps({"log": str(out), **about, "endpoints": counts}, indent=2, default=str))
+        summary = {what: getattr(collected, what) for what in ("before", "asked", "usd", "stopped")}
+        summary["unpriced"] = sorted(collected.unpriced)
+        print(json.dumps({"log": str(out), **summary, "endpoints": counts}, indent=2, default=str))
     else:
         _show(collected, out, names)
     if collected.stopped is not None or (collected.asked and not collected.answered):
@@ -89,9 +89,7 @@ def import_(
         return
     for name, answered in found.answered.items():
         print(f"{name}: {counted(answered, 'question')}, {_share_right(found.right[name], answered)} right")
-    left_out = ""
-    if found.bad_rows:
-        left_out = f", {counted(found.bad_rows, 'bad row')} left out"
+    left_out = f", {counted(found.bad_rows, 'bad row')} left out" if found.bad_rows else ""
     print(f"{counted(found.questions, 'question')}{left_out}; {out}")
 
 
@@ -122,15 +120,13 @@ def _show(collected: Collected, out: Path, names: Sequence[str]) -> None:
     show_table(("endpoint", "answered", "right", "failed"), rows, left=("endpoint",))
     for name, error in collected.error.items():
         print(f"{name}: {error}")
-    there = ""
-    if collected.before:
-        there = f" ({collected.before} were there)"
-    print(f"{counted(collected.asked, 'question')} asked for ${collected.usd:f}; {out}{there}")
+    earlier = f" ({collected.before} from before)" if collected.before else ""
+    print(f"{counted(collected.asked, 'question')} asked for ${collected.usd:f}; {out}{earlier}")
     never = [name for name in names if collected.answered[name] >= SUSPICIOUS and not collected.right[name]]
     for sentence in log_problems(0, sorted(collected.unpriced), never):
         print(sentence)
     if collected.stopped is not None:
-        print(f"stopped: {collected.stopped}; --resume goes on from here")
+        print(f"stopped: {collected.stopped}; --resume continues from here")
 
 
 def _share_right(right: int, answered: int) -> str:

@@ -71,7 +71,7 @@ def ask(
         print(json.dumps(fused.to_dict(), indent=2))
         return
     print(_reply_text(str(fused.value)))
-    _note(_line(fused))
+    _note(_summary(fused))
     if verbose:
         for call in fused.receipt.calls:
             said, cost = _said(fused, call), dollars(call.cost)
@@ -128,14 +128,15 @@ def _next_line(prompt: str) -> str | None:
 
 @dataclass(slots=True)
 class _Chat:
-    """A conversation under way.
+    """A conversation and its state.
 
     Attributes:
         system: the system message, if there is one.
-        params: passed on to the endpoints.
+        params: parameters that are passed on to the endpoints.
         messages: the conversation so far, in OpenAI's form.
         last: the last answer.
-        paid: USD of all answers; None once the cost of one is unknown.
+        paid: cost of all answers in USD; None once the cost of one is unknown.
+        all_answered: False once a question or feedback has failed.
     """
 
     ensemble: Ensemble
@@ -149,7 +150,7 @@ class _Chat:
     all_answered: bool = True
 
     def take(self, line: str) -> bool:
-        """Carry out a line; return whether to go on."""
+        """Run a command, or ask a question; return whether to go on."""
         command, _, rest = line.partition(" ")
         match command:
             case "":
@@ -176,10 +177,10 @@ class _Chat:
         try:
             answer = self._stream(asked)
         except KeyboardInterrupt:
-            _note("\ngiven up; the conversation is as before")
+            _note("\ncancelled; the conversation is as before")
             return
         except FocalrouteError as error:
-            self._failed(error)
+            self._report(error)
             return
         self.messages = [*asked, answer.message]
         self.last = answer
@@ -187,7 +188,7 @@ class _Chat:
         if self.as_json:
             self._print_json({**answer.to_dict(), "total_cost_usd": self.paid})
         else:
-            _note(f"{_line(answer)}; paid {dollars(self.paid)} so far")
+            _note(f"{_summary(answer)}; paid {dollars(self.paid)} so far")
 
     def _stream(self, asked: list[dict[str, Any]]) -> Answer:
         stream = self.ensemble.stream(asked, system=self.system, max_usd=self.max_usd, params=self.params)
@@ -210,13 +211,13 @@ class _Chat:
         try:
             self.ensemble.feedback(self.last, reward=_REWARDS[word])
         except FocalrouteError as error:
-            self._failed(error)
+            self._report(error)
             return
         if self.as_json:
             self._print_json({"feedback": self.last.id, "reward": _REWARDS[word]})
         _note(f"noted: {word}")
 
-    def _failed(self, error: FocalrouteError) -> None:
+    def _report(self, error: FocalrouteError) -> None:
         self.all_answered = False
         if self.as_json:
             self._print_json({"error": str(error)})
@@ -227,10 +228,10 @@ class _Chat:
 
 
 def _params(given: list[str] | None) -> dict[str, Any]:
-    """Parse NAME=VALUE parameters; a value that is not JSON is text.
+    """Parse NAME=VALUE parameters; a value that is not JSON is taken as text.
 
     Raises:
-        ConfigError: a parameter has another form.
+        ConfigError: a parameter is not of this form.
     """
     params: dict[str, Any] = {}
     for text in given or ():
@@ -250,12 +251,13 @@ def _said(answer: Answer, call: Call) -> str:
     return " ".join(_reply_text(answer.candidates[call.candidate]).split())
 
 
-def _line(answer: Answer) -> str:
+def _summary(answer: Answer) -> str:
     asked = ", ".join(call.endpoint for call in answer.receipt.calls)
     return f"confidence {answer.confidence:.2f}, cost {dollars(answer.cost)}, asked {asked}"
 
 
 def _note(text: str) -> None:
+    """Print to standard error, so that standard output has only answers."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""``focalroute demo``: plays a drifting stream of questions on a simulated pool over real HTTP, beside baselines.
+"""``focalroute demo``: asks a simulated pool a drifting stream of questions over real HTTP, and compares baselines.
 
 It uses only the public API. Each question is answered before its label is given as feedback.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from focalroute.core.receipts import Answer
     from focalroute.sim import Question, SimulatedPool
 
-_AT_A_TIME = 8
-_UPDATE_EVERY = 13 * _AT_A_TIME
+_BATCH = 8  # questions asked at the same time
+_UPDATE_EVERY = 13 * _BATCH
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """One method. Accuracies are shares in [0, 1]; ``margin`` is half the 95 % interval of ``accuracy``."""
+    """The result of one method. Accuracies are in [0, 1]; ``margin`` is half the 95 % interval of ``accuracy``."""
 
     method: str
     accuracy: float
@@ -42,7 +42,7 @@ class DemoRow:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """The result of a demo. ``policy_version``: the last one served; 0 is the cold start, each update adds 1."""
+    """The result of a demo. ``policy_version`` is the last that served: 0 is the cold start, each update adds 1."""
 
     queries: int
     seed: int
@@ -81,6 +81,7 @@ def run(queries: int, *, seed: int, progress: bool) -> DemoResult:
 async def _play(
     questions: Sequence[Question], pool: SimulatedPool, seed: int, advance: Callable[[int], object]
 ) -> DemoResult:
+    """Ask every question of focalroute with feedback, of focalroute without, and of each endpoint alone."""
     import asyncio
     from contextlib import AsyncExitStack
     from tempfile import TemporaryDirectory
@@ -91,35 +92,35 @@ async def _play(
         return list(await asyncio.gather(*(ensemble.ask(q.text, choices=q.choices) for q in batch)))
 
     ours: list[Answer] = []
-    untold: list[Answer] = []
+    no_feedback: list[Answer] = []
     singles: list[list[Answer]] = []
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         ensemble = await stack.enter_async_context(AsyncEnsemble(pool.endpoints, policy=folder, seed=seed))
         without = await stack.enter_async_context(AsyncEnsemble(pool.endpoints, seed=seed))
         alone = [await stack.enter_async_context(AsyncEnsemble([endpoint])) for endpoint in pool.endpoints]
-        for start in range(0, len(questions), _AT_A_TIME):
-            if start <= len(questions) // 2 < start + _AT_A_TIME:
+        for start in range(0, len(questions), _BATCH):
+            if start <= len(questions) // 2 < start + _BATCH:
                 pool.drift()
-            batch = questions[start : start + _AT_A_TIME]
+            batch = questions[start : start + _BATCH]
             answers = await ask(ensemble, batch)
             for answer, question in zip(answers, batch, strict=True):
                 await ensemble.feedback(answer, label=question.answer)
             ours += answers
-            untold += await ask(without, batch)
+            no_feedback += await ask(without, batch)
             members = await asyncio.gather(*(ask(member, batch) for member in alone))
             singles += [list(replies) for replies in zip(*members, strict=True)]
             if len(ours) % _UPDATE_EVERY == 0:
                 await ensemble.update()
             advance(len(batch))
         version = ensemble.stats().policy_version
-    return DemoResult(len(questions), seed, version, tuple(_rows(questions, ours, untold, singles, pool)))
+    return DemoResult(len(questions), seed, version, tuple(_rows(questions, ours, no_feedback, singles, pool)))
 
 
 def _rows(
     questions: Sequence[Question],
     ours: Sequence[Answer],
-    untold: Sequence[Answer],
+    no_feedback: Sequence[Answer],
     singles: Sequence[Sequence[Answer]],
     pool: SimulatedPool,
 ) -> Iterator[DemoRow]:
@@ -128,7 +129,7 @@ def _rows(
         right = [float(choice == q.label) for choice, q in zip(choices, questions, strict=True)]
         return _row(method, right, _usd(answers), sum(len(answer.replies) for answer in answers))
 
-    for method, answers in (("focalroute", ours), ("focalroute, no feedback", untold)):
+    for method, answers in (("focalroute", ours), ("focalroute, no feedback", no_feedback)):
         yield scored(method, [answer.choice for answer in answers], answers)
     columns = list(zip(*singles, strict=True))
     alone = [scored("", [answer.choice for answer in column], column) for column in columns]
@@ -142,7 +143,7 @@ def _rows(
 
 
 def _plurality(answers: Sequence[Answer]) -> int | None:
-    """The choice of most endpoints; among equals the first in pool order."""
+    """Return the choice of most endpoints; in a tie, the one of the first endpoint in pool order."""
     return Counter(answer.choice for answer in answers).most_common(1)[0][0]
 
 
@@ -159,7 +160,7 @@ def _row(method: str, right: Sequence[float], usd: Decimal, calls: int) -> DemoR
 
 
 def show(result: DemoResult) -> None:
-    """Print the table."""
+    """Print the result as a table."""
     from focalroute.core.spelling import counted
     from focalroute.evaluate import output
 

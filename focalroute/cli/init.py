@@ -22,11 +22,11 @@ _MOST_LOCAL = 8
 _QUESTION = "What is 17 + 25?"
 #: Without a store, the record of learning and spending ends with the program.
 _STORE = '[ensemble]\nstore = "focalroute.db" # relative to the folder the program runs in\n'
-#: Only differences count, so that one endpoint alone needs none.
+#: Only differences between endpoints count, so a single endpoint needs none.
 _EXPECTED = (
     "# To each endpoint add how often it is right, such as its score on a public benchmark: expected_accuracy = 0.8\n\n"
 )
-#: Services whose keys are looked for, with a few models each to start with; models that a service does not list are
+#: Services whose keys are looked for, with a few models of each to start with. Models that a service does not list are
 #: left out.
 _MODELS: Mapping[str, tuple[str, ...]] = {
     "openai": ("gpt-4o-mini", "gpt-4o"),
@@ -49,7 +49,7 @@ def init(
 ) -> None:
     """Write a first pool file from the keys in the environment, check it, and ask it a first question.
 
-    In a terminal it prompts for what is not given: models, your own server, a budget.
+    In a terminal it prompts for models, your own server and a budget, unless they are given.
     """
     from focalroute.cli.pool_check import check_pool
     from focalroute.core.pool import load_pool
@@ -58,7 +58,7 @@ def init(
     if pool.exists():
         raise ConfigError(f"{pool}: already exists; give another path with --pool")
     if not os.access(pool.parent, os.W_OK):
-        raise ConfigError(f"{pool}: cannot be written; give --pool a file in a folder that you may write to")
+        raise ConfigError(f"{pool}: cannot be written; give --pool a path in a folder that you may write to")
     found = [name for name in _MODELS if os.environ.get(SERVICES[name].api_key_env or "")]
     if sys.stdin.isatty() and not as_json:
         model, local, usd_total = _questions(found, model, local, usd_total)
@@ -105,7 +105,7 @@ def _questions(
 
 
 def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, str]]:
-    """Yield the endpoints of hosted services: the wanted ones, else for each key that is set its listed `_MODELS`."""
+    """Yield tables for endpoints of hosted services: the wanted ones, else the `_MODELS` of each service with a key."""
     from focalroute.money.prices import NotListed
 
     if wanted is None:
@@ -132,7 +132,7 @@ def _hosted(found: list[str], wanted: list[str] | None) -> Iterator[dict[str, st
 
 
 def _local(base_url: str | None) -> Iterator[dict[str, str]]:
-    """Yield the models that the user's own server lists."""
+    """Yield tables for the models that the user's own server lists."""
     from focalroute.money.prices import NotListed
 
     if base_url is None:
@@ -153,7 +153,7 @@ def _local(base_url: str | None) -> Iterator[dict[str, str]]:
 
 
 def _listed(name: str, table: Mapping[str, str]) -> list[str]:
-    """The models that a service lists, without unprintable names; NotListed if it gives no list."""
+    """Return the models that a service lists, without unprintable names; raise NotListed if it gives no list."""
     from focalroute.core.config import Endpoint
     from focalroute.money.prices import fetch_models, listed_models
 
@@ -163,9 +163,9 @@ def _listed(name: str, table: Mapping[str, str]) -> list[str]:
 
 
 def _write(pool: Path, tables: list[dict[str, str]], usd_total: str | None) -> list[str]:
-    """Write the pool file, with listed prices; return the endpoints without one, if there is a budget.
+    """Write the pool file with listed prices; if there is a budget, return the endpoints without a price.
 
-    Only models of the user's own server are taken for free.
+    Only the models of the user's own server get a price of 0.
     """
     from focalroute.core.dollars import parse_usd
     from focalroute.core.pool import load_pool

@@ -1,4 +1,4 @@
-"""``focalroute ledger``: sums of the store's ledger, and the savings."""
+"""``focalroute ledger``: sums up the store's ledger, estimates savings, and checks the balances of budgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from focalroute.cli import printable
+from focalroute.cli import printable, was_given
 from focalroute.core.errors import ConfigError
 from focalroute.core.spelling import counted
 
@@ -35,32 +35,32 @@ def ledger(
     saved: Annotated[
         Path | None,
         typer.Option(
-            "--saved", help="Show the savings against asking all, or only the best, of this pool file's pool."
+            "--saved", help="Estimate what was saved against asking all endpoints of this pool file, or only the best."
         ),
     ] = None,
     reconcile: Annotated[
         bool,
         typer.Option(
-            "--reconcile", help="Compare the running balances of limits with the ledger; exit code 1 if they differ."
+            "--reconcile", help="Compare the running balances of budgets with the ledger; exit code 1 if they differ."
         ),
     ] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Set those balances to the ledger's sums.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Sum calls and their cost, including failed and cancelled calls; or with --saved show the savings.
+    """Sum up calls and their cost, failed and cancelled calls included.
 
-    Or compare the running balances of budgets with the ledger, and correct them.
+    With --saved, estimate savings instead. With --reconcile or --repair, compare the running balances of budgets with
+    the ledger, or correct them.
     """
     from focalroute.store import open_store, require_existing
 
     if as_csv and as_json:
         raise ConfigError("--csv, --json: give one of them")
     if saved is not None and (reconcile or repair):
-        raise ConfigError("--saved: does not go with --reconcile or --repair; leave one out")
-    grouped = context.get_parameter_source("by")
-    if grouped is not None and grouped.name == "COMMANDLINE" and (saved is not None or reconcile or repair):
-        raise ConfigError("--by: does not go with --saved, --reconcile or --repair; leave it out")
+        raise ConfigError("--saved: cannot be combined with --reconcile or --repair; leave one out")
+    if was_given(context, "by") and (saved is not None or reconcile or repair):
+        raise ConfigError("--by: cannot be combined with --saved, --reconcile or --repair; leave it out")
     form: Form = "text"
     if as_csv:
         form = "csv"
@@ -129,7 +129,7 @@ _DIFFERENCE = ("tag", "period_s", "spent", "reserved", "ledger_spent", "ledger_r
 
 
 def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
-    """Format differences as a table, CSV, or a JSON list; USD exact, as a difference may be small; null: damaged."""
+    """Format differences as a table, as CSV, or as a JSON list, with exact USD; null: a damaged balance."""
     rows = []
     for one in found:
         kept = (None, None) if one.kept is None else (one.kept.spent, one.kept.reserved)
@@ -151,14 +151,14 @@ def show_differences(found: Sequence[BalanceDifference], form: Form) -> str:
 
 
 def read_settings(pool: Path) -> Settings:
-    """Return the settings of an ensemble of this pool file, without its judge and embedder."""
+    """Return the settings of an ensemble from this pool file, without its judge and embedder."""
     from focalroute.serving.settings import Settings, pool_settings
 
     return Settings(**pool_settings(pool, {"embedder": None, "judge": None}))
 
 
 def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
-    """Estimate savings from the store's ledger; the best single endpoint is that of an ensemble which starts now."""
+    """Estimate savings from the store's ledger; the best single endpoint is what an ensemble starting now would see."""
     from focalroute.core.pool import validate_pool
     from focalroute.learn.reward import credit, outranks, unjudged
     from focalroute.money.cost import savings
@@ -184,7 +184,7 @@ def read_savings(settings: Settings, store: Store) -> tuple[Saving, ...]:
 
 
 def show_savings(saved: Sequence[Saving], form: Form) -> str:
-    """Format savings as a table, as CSV, or as a JSON list; USD exact, the counterfactuals to 12 places."""
+    """Format savings as a table, as CSV, or as a JSON list; paid USD are exact, estimates have 12 places."""
     rounded = [replace(one, otherwise=_rounded(one.otherwise), saved=_rounded(one.saved)) for one in saved]
     if form != "text":
         from focalroute.money.cost import Saving
@@ -194,7 +194,7 @@ def show_savings(saved: Sequence[Saving], form: Form) -> str:
     for one in rounded:
         amounts = map(_dollars, (one.cost, one.otherwise, one.saved))
         lines.append(_line(one.against, (one.asks, *amounts)))
-    return "\n".join([*lines, "would cost: estimated by the mean cost of an endpoint's calls so far"])
+    return "\n".join([*lines, "would cost: estimated from the mean cost of an endpoint's calls so far"])
 
 
 def _rounded(usd: Decimal | None) -> Decimal | None:

@@ -42,17 +42,17 @@ def show_policy(
     policy: Annotated[str, typer.Argument(help="A folder, folder@version, or cold for the shipped one.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show the versions in a folder, and the origin of one of them (default: the one that serves)."""
+    """Show the versions in a folder, and details of one of them (default: the one that serves)."""
     shown = describe(policy)
     if as_json:
         print(json.dumps(shown, indent=2))
         return
     for line in _described(shown):
-        print(printable(line))
+        print(printable(line))  # a bundle made elsewhere may hold any text
 
 
 def _described(shown: Mapping[str, Any]) -> Iterator[str]:
-    """Write what `describe` found as lines; a bundle made elsewhere may hold any text."""
+    """Format the result of `describe` as lines."""
     if "folder" in shown:
         roles = {shown["challenger"]: " (on trial)", shown["current"]: " (serves)"}
         kept = ", ".join(f"{version}{roles.get(version, '')}" for version in shown["versions"])
@@ -66,14 +66,15 @@ def _described(shown: Mapping[str, Any]) -> Iterator[str]:
     for part in ("hyperparameters", "metrics"):
         yield f"{part}:" if shown[part] else f"{part}: none"
         for key, value in shown[part].items():
-            several = isinstance(value, list)
-            yield f"  {key}:" if several else f"  {key}: {json.dumps(value)}"
-            for one in value if several else ():
-                yield f"    {json.dumps(one)}"
+            if isinstance(value, list):
+                yield f"  {key}:"
+                yield from (f"    {json.dumps(one)}" for one in value)
+            else:
+                yield f"  {key}: {json.dumps(value)}"
 
 
 def describe(reference: str) -> dict[str, Any]:
-    """Return a policy and the folder it is in, as plain values.
+    """Return details of a policy, and of its folder, as plain values.
 
     Raises:
         ConfigError: there is no such folder or version.
@@ -119,10 +120,10 @@ def roll_back(
 
 
 def roll_back_folder(folder: Path, version: int | None) -> int:
-    """Make a version of a folder serve again (None: the parent of the current one), and return it.
+    """Make a version of a folder serve again and return it; None: the parent of the current version.
 
     Raises:
-        ConfigError: there is no such folder or version, or none to go back to.
+        ConfigError: there is no such folder or version, or no version to go back to.
         PolicyError: the policy does not pass its checks; the current one stays.
     """
     from focalroute.policy.bundle import versions
@@ -140,8 +141,8 @@ def roll_back_folder(folder: Path, version: int | None) -> int:
         version = current.parent
         if not version:
             raise ConfigError(
-                f"{folder}: version {current.version} was learned from no version in this folder; name a version to go "
-                "back to, or serve without a policy folder"
+                f"{folder}: version {current.version} has no parent in this folder; name a version to go back to, or "
+                "serve without a policy folder"
             )
         check_folder(folder, version)
     return make_current(folder, version)

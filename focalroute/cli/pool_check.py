@@ -1,4 +1,4 @@
-"""``focalroute pool check`` and ``pool measure``: whether a pool can be asked, and what its endpoints can do."""
+"""``focalroute pool check`` and ``pool measure``: check that a pool can be asked, and what its endpoints can do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Service:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The check of one endpoint, which was not asked anything.
+    """The result of checking one endpoint without asking it.
 
     Attributes:
         state: "ok" (no problem was found); "key" (its variable is not set, or holds no key); "refused" (the service
@@ -72,8 +72,8 @@ class Checked:
         key: the variable of its key; None: it needs none.
         listed: whether the service lists the model; None: it gives no list.
         priced: whether its price is known.
-        capabilities: None: not known yet; `pool measure` finds out.
-        source: where ``capabilities`` is from: "pool file", "store", or "".
+        capabilities: None: not known yet; `pool measure` finds them out.
+        source: where ``capabilities`` comes from: "pool file", "store", or "" if unknown.
         reachable: whether the service responds; None: it was not called.
         accepted: whether the service accepts the key; None: it does not say, or there is none.
         remedy: what to do next, in one sentence; empty: nothing.
@@ -95,14 +95,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurement of one endpoint: a tiny question, then a check of its capabilities.
+    """The result of measuring one endpoint with a tiny question and a check of its capabilities.
 
     Attributes:
         state: "ok" or "failed".
         detail: why it failed.
-        latency_s: that of the tiny question.
+        latency_s: latency of the tiny question.
         capabilities: None if it failed.
-        cost: USD of all these calls, None if unknown.
+        cost: cost of all these calls in USD; None if unknown.
     """
 
     endpoint: str
@@ -119,7 +119,7 @@ class Measured:
 def check_command(pool: Path, store: str | None = None, *, as_json: bool = False) -> bool:
     """Check a pool file, and print the result; return whether every endpoint can be asked.
 
-    If all endpoints have an address and key, also make an ensemble, without asking it, to check the settings.
+    If all endpoints have an address and a key, an ensemble is made, too, to check the settings. It is not asked.
 
     Args:
         store: the store with earlier measurements; None: the pool file's, if it has one.
@@ -148,7 +148,7 @@ def check_command(pool: Path, store: str | None = None, *, as_json: bool = False
 
 
 def check_pool(endpoints: Sequence[Endpoint], store: Store | None = None) -> list[Checked]:
-    """Check endpoints by their services' lists of models, which are free, fetched concurrently."""
+    """Check endpoints by their services' lists of models, which are free and fetched concurrently."""
     places = {_place(one): one for one in endpoints if _unusable(one) is None}
     with DaemonThreads(16, "focalroute-check") as workers:
         services = dict(zip(places, workers.map(_service, places.values()), strict=True))
@@ -160,7 +160,7 @@ def _place(endpoint: Endpoint) -> tuple[str | None, str | None]:
 
 
 def _unusable(endpoint: Endpoint) -> _Service | None:
-    """The reason why an endpoint cannot be asked, whatever its service says; None: there is none."""
+    """Return why an endpoint cannot be asked, whatever its service says; None if nothing prevents it."""
     if endpoint.base_url is None:
         return _Service("no address", "it can be replayed, not asked", "give it a base_url")
     try:
@@ -198,7 +198,7 @@ def _hint(endpoint: Endpoint, status: int | None) -> str:
 
 
 def _lists_for_key_only(endpoint: Endpoint) -> bool:
-    """Whether the list is refused without the key: only then does getting it show that the key is accepted."""
+    """Whether the list is refused without the key. Only then does getting it show that the key is accepted."""
     if endpoint.key() is None:
         return False
     try:
@@ -230,7 +230,7 @@ def _check(endpoint: Endpoint, service: _Service | None, store: Store | None) ->
 
 
 def _is_listed(endpoint: Endpoint, service: _Service) -> bool | None:
-    """Whether the service lists the model, under any of its names there; None if it gives no complete list."""
+    """Whether the service lists the model under any of its names; None if it gives no complete list."""
     model = endpoint.model
     names = {model, f"models/{model}", f"{model}:latest"}  # Gemini's and Ollama's forms
     if endpoint.spoken == "openrouter":
@@ -274,7 +274,7 @@ def measure_command(pool: Path, store: str | None = None, *, as_json: bool = Fal
 
 
 async def measure_pool(endpoints: Sequence[Endpoint], store: Store) -> list[Measured]:
-    """Ask each endpoint a tiny question, then check its capabilities (two to seven tiny calls), all concurrently.
+    """Ask all endpoints concurrently: a tiny question, then two to seven tiny calls that check their capabilities.
 
     Results and cost are written to the store, so that an ensemble on it need not check again for a week.
     """
@@ -301,7 +301,7 @@ async def _measure(endpoint: Endpoint, clients: HttpSessions, store: Store) -> M
             if not error.failure.cut:
                 raise
             bills.append(bill_of(endpoint, error.usage, None))
-            check = capabilities.CapabilityCheck(client)  # with room for its thinking
+            check = capabilities.CapabilityCheck(client)  # now with room for the model's thinking
             measured = await check.run()
         bills.append(bill_of(endpoint, check.usage, None))
     except ConfigError as error:
@@ -368,7 +368,7 @@ def _can(able: Capabilities | None) -> str:
 
 
 def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table that folds its last column to fit; if that is not enough, it is wider than the terminal."""
+    """Print a table whose last column is folded to fit; if that is not enough, it exceeds the terminal's width."""
     from rich.box import SIMPLE
     from rich.cells import cell_len
     from rich.measure import measure_renderables
@@ -383,7 +383,7 @@ def _show(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     grid.add_column(folded[0])
     for row in rows:
         grid.add_row(*row)
-    there = console()
-    least = measure_renderables(there, there.options.update(max_width=_WIDEST), [grid]).minimum
-    there.width = max(there.width, least)
-    there.print(grid)
+    out = console()
+    least = measure_renderables(out, out.options.update(max_width=_WIDEST), [grid]).minimum
+    out.width = max(out.width, least)
+    out.print(grid)

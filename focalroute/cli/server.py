@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from focalroute.server.connections import BoundedServer
 
 _BACKLOG = 2048
-_FILES = 4096  # open files needed for the most connections
+_FILES = 4096  # open files needed for the maximum of connections
 
 
 def serve(
@@ -37,7 +37,7 @@ def serve(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; one that other machines can reach needs keys.")
+        str, typer.Option(help="Address to listen on; keys are needed if other machines can reach it.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     keys: Annotated[
@@ -98,11 +98,11 @@ async def _serve(
 
 
 def _handle_signals(server: BoundedServer) -> None:
-    """Shut down gracefully on SIGINT, SIGTERM or an unignored SIGHUP; a second SIGINT does not wait.
+    """Shut down gracefully on SIGINT, SIGTERM and SIGHUP, unless SIGHUP is ignored; a second SIGINT does not wait.
 
-    Uvicorn by default raises the signals again when it ends, before the ensemble is closed.
+    Uvicorn's own handler would raise the signals again before the ensemble is closed.
     """
-    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -110,8 +110,8 @@ def _handle_signals(server: BoundedServer) -> None:
             loop.add_signal_handler(number, server.handle_exit, number, None)
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Filter out tracebacks of asks that shutdown cancels, as that is intended."""
+def _is_not_cancellation(record: logging.LogRecord) -> bool:
+    """Filter out tracebacks of asks that the shutdown has cancelled."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
@@ -123,12 +123,12 @@ def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json
         print(json.dumps({"url": url, "endpoints": endpoints, "keys": keys}), flush=True)
         return
     who = "anyone on this machine" if keys is None else f"{keys} key(s)"
-    with contextlib.suppress(OSError):  # a full disk with the log, or a reader that is gone, does not stop a server
+    with contextlib.suppress(OSError):  # such as a full disk or a closed pipe, which should not stop a server
         print(f"{endpoints} endpoints as the model focalroute on {url} for {who}", file=sys.stderr, flush=True)
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on this address.
+    """Open a socket that listens on this address.
 
     Raises:
         ConfigError: it cannot listen there.

@@ -1,4 +1,4 @@
-"""``focalroute train``: trains a policy on each of some outcome logs, and publishes it."""
+"""``focalroute train``: trains a policy on each of the given outcome logs, and publishes it."""
 
 from __future__ import annotations
 
@@ -70,37 +70,36 @@ def train(
         raise ConfigError("iterations and seeds: must be at least 1")
     opened_backend, keep = open_backend(backend, device), shares_files(engine)
     if resume and not keep:
-        raise ConfigError("resume: nothing is kept of a training on other machines; leave it out")
-    every, folders = range(seed, seed + seeds), _folders(out, log)
+        raise ConfigError("resume: a training on other machines keeps nothing to resume from; leave it out")
+    folders = _folders(out, log)
     tables, jobs = [], []
     with open_engine(engine) as opened:
-        for one, its_pool, folder in zip(log, _each(pool, log), folders, strict=True):
-            table = read_table(one, its_pool, skip_bad_rows=skip_bad_rows, shown=not as_json)
+        for log_file, pool_file, folder in zip(log, _pool_files(pool, log), folders, strict=True):
+            table = read_table(log_file, pool_file, skip_bad_rows=skip_bad_rows, shown=not as_json)
             rows = learning_order(table, np.arange(len(table.queries)), split)
             data = recorded(table, rows, show_task=show_task)
             tables.append(table)
             jobs.append(TrainingJob(data, settings, opened_backend, folder.absolute() if keep else None, resume))
         bar = progress_bar("training", len(jobs) * seeds * settings.steps, shown=not as_json)
         with resumable() if keep else contextlib.nullcontext(), bar as advance:
-            found = train_each(jobs, every, engine=opened, advance=advance)
+            found = train_each(jobs, range(seed, seed + seeds), engine=opened, advance=advance)
     published = list(map(publish_best, jobs, tables, folders, found))
     if not as_json:
-        for each in zip(jobs, tables, folders, found, published, strict=True):
-            _show(*each)
+        for results in zip(jobs, tables, folders, found, published, strict=True):
+            _show(*results)
         return
-    said = published if len(jobs) > 1 else published[0]
-    print(json.dumps(said, indent=2, allow_nan=False))
+    print(json.dumps(published if len(jobs) > 1 else published[0], indent=2, allow_nan=False))
 
 
-def _each(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
-    """The pool file of each log."""
+def _pool_files(pools: Sequence[Path], logs: Sequence[Path]) -> Sequence[Path]:
+    """Return the pool file of each log."""
     if len(pools) not in (1, len(logs)):
         raise ConfigError(f"pool: give one for all {len(logs)} logs, or one for each, not {len(pools)}")
     return list(pools) * (len(logs) // len(pools))
 
 
 def _folders(out: Path, logs: Sequence[Path]) -> Sequence[Path]:
-    """The folder of each log's policies."""
+    """Return the folder to publish the policy of each log to."""
     from focalroute.evaluate.output import check_folder
 
     check_folder(out)

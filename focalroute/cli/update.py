@@ -1,4 +1,4 @@
-"""``focalroute update``: learns from a store's feedback, for a single file or a fleet."""
+"""``focalroute update``: learns from the feedback in a store, of a single process or a fleet."""
 
 from __future__ import annotations
 
@@ -73,31 +73,31 @@ def update(
 
 
 def _step_on_file(store: Store, folder: str | Path, every: int, seed: int | None) -> Callable[[], UpdateReport | None]:
-    """Make a step that updates the policy once enough feedback has come into the file."""
+    """Make a function that updates the policy if enough feedback has come into the file since its last update."""
     from focalroute.learn.online import update_policy
 
     received = 0
-    following = seed
+    next_seed = seed
 
     def on_feedback(rows: Any) -> None:
         nonlocal received
         received += len(rows)
 
     def step() -> UpdateReport | None:
-        nonlocal received, following
+        nonlocal received, next_seed
         if received < every:
             return None
-        received, used = 0, following
-        if following is not None:
-            following += 1
-        return update_policy(store, folder, seed=used)
+        received, used_seed = 0, next_seed
+        if next_seed is not None:
+            next_seed += 1
+        return update_policy(store, folder, seed=used_seed)
 
     store.subscribe(on_feedback, last=0)
     return step
 
 
 def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
-    """Run steps until the process is told to end; a failed step is logged."""
+    """Run the step repeatedly until the process is told to end; a failed step is logged."""
     with _end_signal() as end:
         while not end.wait(_PAUSE_S):
             try:
@@ -111,7 +111,7 @@ def _follow(step: Callable[[], UpdateReport | None], as_json: bool) -> None:
 
 @contextmanager
 def _end_signal() -> Iterator[threading.Event]:
-    """Yield an event that is set when the process is interrupted or terminated; the current step is finished."""
+    """Yield an event that is set on SIGINT and SIGTERM, so that the current step can be finished."""
     end = threading.Event()
     before = {number: signal.signal(number, lambda *_: end.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

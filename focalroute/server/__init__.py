@@ -22,19 +22,19 @@ NEEDED = "the server needs starlette, uvicorn and prometheus-client", "server"
 
 
 def create_app(ensemble: AsyncEnsemble, *, callers: Callers | None = None, local_only: bool = False) -> Starlette:
-    """An OpenAI-compatible server in front of an ensemble, as an ASGI application.
+    """Make an ASGI application: an OpenAI-compatible server in front of an ensemble.
 
-    Run on its own (``uvicorn module:app``), it closes the ensemble on shutdown; mounted in another application, it
-    leaves that to its maker.
+    Run on its own (``uvicorn module:app``), it closes the ensemble on shutdown. If you mount it in another application,
+    close the ensemble yourself.
 
     Args:
         callers: who may ask; their limits must be in the ensemble's budget (`Callers.within`). None: anyone who can
             reach the server.
-        local_only: whether to answer only requests that address localhost or a loopback address, which a web page
-            cannot make its visitor's browser send.
+        local_only: whether to answer only requests whose Host header names localhost or a loopback address. This keeps
+            out web pages that reach the server through a visitor's browser (DNS rebinding).
 
     Raises:
-        ConfigError: it is not an AsyncEnsemble, does not keep a caller's limit, or the extra ``server`` is missing.
+        ConfigError: it is not an AsyncEnsemble, does not enforce a caller's limit, or the extra ``server`` is missing.
     """
     if not isinstance(ensemble, AsyncEnsemble):
         raise ConfigError(f"ensemble: give an AsyncEnsemble, got {type(ensemble).__name__}")

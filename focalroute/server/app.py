@@ -1,4 +1,4 @@
-"""The server's HTTP side: routes, callers, bodies and streams. The ensemble does everything about answers.
+"""The HTTP side of the server: routes, callers, bodies and streams. The ensemble makes the answers.
 
 POST /v1/chat/completions    POST /v1/feedback    GET /v1/models[/{model}]    GET /healthz    GET /metrics
 """
@@ -47,10 +47,10 @@ MAX_BODY_BYTES = 16 * 2**20
 _SMALL_BODY_BYTES = 64 * 1024  # up to this size a body is parsed on the event loop, in 2 ms at most
 _MOST_BODY_BYTES = 256 * 2**20  # for all requests under way; parsing takes several times as much memory
 _BODY_S = 30.0  # for a body to arrive
-_PIECE_S = 60.0  # for a client to take a piece of a stream
+_PIECE_S = 60.0  # for a client to accept a piece of a stream
 _MOST_ASKS = 1000  # under way at a time; more are refused
-_GONE = 499  # the client went away; only metrics see it
-_BY_CALLERS = (ConfigError, FeedbackError)
+_GONE = 499  # the client disconnected; only seen in metrics
+_CALLER_ERRORS = (ConfigError, FeedbackError)
 
 _log = logging.getLogger("focalroute.server")
 
@@ -113,7 +113,7 @@ class Service:
     # -- around every request ----------------------------------------------------------------------------------------
 
     def _route(self, path: str, handler: Handler, method: str = "GET", *, open_to_all: bool = False) -> Route:
-        """Admit callers to a handler while the ensemble is open; turn errors into OpenAI's responses."""
+        """Make a route that admits callers while the ensemble is open, and turns errors into OpenAI's responses."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -136,11 +136,11 @@ class Service:
         """Find the caller; None: no key is needed.
 
         Raises:
-            Refused: there is no valid key; or without keys, the request may come from a web page, which must not spend
-                its visitor's money.
+            Refused: there is no valid key; or only local requests are served and the Host header names another host, as
+                in a request that a web page makes by DNS rebinding.
         """
         if self._local_only and not is_loopback(_host(request)):
-            message = "without keys only this machine is served; ask localhost, or start the server with --keys"
+            message = "without keys only this machine is served; send to localhost, or start the server with --keys"
             raise Refused(403, message, code="not_local")
         if self._callers is None:
             return None
@@ -157,7 +157,7 @@ class Service:
 
     async def _not_found(self, _: Request, error: Exception) -> Response:
         """Answer for a path or a method that does not exist."""
-        known = cast("HTTPException", error)  # the only one that it handles
+        known = cast("HTTPException", error)  # the only exception that it handles
         status, headers = known.status_code, dict(known.headers or {})
         if status == 405:
             message, code = f"no such method here; use {headers.get('Allow')}", "method_not_allowed"
@@ -175,7 +175,7 @@ class Service:
             raise Refused(503, message, "server_error", code="busy", retry_after_s=1)
         caller: Caller | None = request.state.caller
         if caller is not None:
-            self._check_share(caller)
+            self._check_limits(caller)
         tags = None if self._callers is None or caller is None else (caller.tag, *caller.tags)
         name = "" if caller is None else caller.name
         self._under_way[name] += 1
@@ -198,11 +198,12 @@ class Service:
         return _json(completion(chat, answer), headers={"x-request-id": completion_id(answer.id)})
 
     async def _read(self, request: Request, read: Callable[[object], T]) -> T:
-        """Read a request's body; large ones are parsed on a thread, one at a time, so that others are served meanwhile.
+        """Read a request's body. Large ones are parsed on a thread, one at a time, so that others are served meanwhile.
 
         Raises:
             Refused: the body, or a field, is invalid.
         """
+        _check_headers(request)
         body = await self._body(request)
         if len(body) <= _SMALL_BODY_BYTES:
             return read(parse_json(body))
@@ -212,17 +213,8 @@ class Service:
         """Receive the whole body.
 
         Raises:
-            Refused: its headers do not declare uncompressed JSON, it is too large, or it does not arrive in time.
+            Refused: it is too large, does not arrive in time, or too many bytes of bodies are under way.
         """
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # other sites' pages cannot send this type without a CORS preflight
-            raise Refused(415, "send the header Content-Type: application/json", code="unsupported_media_type")
-        if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            message = "send the body as it is, without Content-Encoding"
-            raise Refused(415, message, code="unsupported_content_encoding")
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
-            raise _too_large()
         parts, size = [], 0
         try:
             async with asyncio.timeout(_BODY_S):
@@ -241,8 +233,8 @@ class Service:
             raise Refused(408, "the body did not arrive in time", extra_headers={"Connection": "close"}) from None
         return b"".join(parts)
 
-    def _check_share(self, caller: Caller) -> None:
-        """Count an ask of a caller against its bounds.
+    def _check_limits(self, caller: Caller) -> None:
+        """Check a caller's concurrency and rate, and count an ask against the rate.
 
         Raises:
             Refused: the caller has too many asks under way, or began too many within a minute.
@@ -253,11 +245,11 @@ class Service:
         self._check_rate(caller, "asks")
 
     def _check_rate(self, caller: Caller, kind: str) -> None:
-        """Count a caller's request against its rate for this kind; raises Refused beyond it."""
+        """Count a caller's request of this kind against its rate; raise Refused if it is exceeded."""
         if caller.requests_per_minute is None:
             return
         rate, now = self._rates.setdefault((kind, caller.name), Rolling(0)), time.monotonic()
-        rate.most = caller.requests_per_minute  # which the file of keys may change
+        rate.most = caller.requests_per_minute  # it may have changed in the file of keys
         wait_s = rate.earliest(1, now) - now
         if wait_s > 0:
             message = f"this key may make {caller.requests_per_minute} {kind} per minute; try again later"
@@ -267,7 +259,7 @@ class Service:
     async def _streamed(
         self, request: Request, chat: ChatRequest, name: str, began: float, asked: list[AskBudget]
     ) -> Response:
-        """A response that begins with the first piece: an error before it still gets its own HTTP status."""
+        """Return a streamed response once its first piece is there, so that an earlier error gets its own status."""
         stream = self._ensemble.stream(chat.query, **chat.options)
         try:
             first = await _while_connected(request.receive, self._traced(request, stream.next_piece, asked))
@@ -277,10 +269,12 @@ class Service:
         return _EventStream(chat, stream, first, lambda answer, error: self._ended(began, asked, answer, name, error))
 
     async def _traced(self, request: Request, work: Callable[[], Awaitable[T]], asked: list[AskBudget]) -> T:
-        """Do the work, an ask, in the trace that the request names; only in a task of its own, as that stays set.
+        """Run an ask as part of the trace in the request's headers.
+
+        Call it in a task of its own, as the trace and ``asked`` stay set in the task's context.
 
         Args:
-            asked: gets the ask's budget.
+            asked: the ask's budget is appended to it.
         """
         self._ensemble.join_trace(request.headers)
         ASKED.set(asked)
@@ -294,6 +288,7 @@ class Service:
         name: str = "",
         error: BaseException | None = None,
     ) -> None:
+        """Count an ask that ended: its duration, cost and calls."""
         self._under_way[name] -= 1
         self._metrics.end(time.perf_counter() - began)
         self._metrics.paid(sum((one.spent for one in asked), Decimal(0)), name)
@@ -325,8 +320,21 @@ class Service:
         return Response(self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthy(self, _: Request) -> Response:
-        self._ensemble.check_open()  # raises also if it was made before a fork
+        self._ensemble.check_open()  # also raises if the ensemble was made before a fork
         return _json({"status": "ok"})
+
+
+def _check_headers(request: Request) -> None:
+    """Raise Refused unless the headers declare a body of uncompressed JSON that is not too large."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # other sites' pages cannot send this type without a CORS preflight
+        raise Refused(415, "send the header Content-Type: application/json", code="unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        message = "send the body as it is, without Content-Encoding"
+        raise Refused(415, message, code="unsupported_content_encoding")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise _too_large()
 
 
 def _too_large() -> Refused:
@@ -335,11 +343,11 @@ def _too_large() -> Refused:
 
 
 class _EventStream(StreamingResponse):
-    """An answer as server-sent events, until it ends or the client goes away.
+    """Sends an answer as server-sent events, until it ends or the client disconnects.
 
     Args:
         first: the first piece; None: the answer has no text.
-        ended: called once, with the answer if it was completed, and the error if there was one.
+        on_end: called once, with the answer if it was completed, and the error if there was one.
     """
 
     def __init__(
@@ -347,19 +355,19 @@ class _EventStream(StreamingResponse):
         chat: ChatRequest,
         stream: AsyncAnswerStream,
         first: str | None,
-        ended: Callable[[Answer | None, BaseException | None], None],
+        on_end: Callable[[Answer | None, BaseException | None], None],
     ) -> None:
         name = completion_id(stream.id)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "x-request-id": name}  # nginx would buffer
-        self._lines = self._lines_of(chat, stream, first)
+        self._lines = self._make_lines(chat, stream, first)
         super().__init__(self._lines, headers=headers, media_type="text/event-stream")
         self._stream = stream
-        self._ended = ended
+        self._on_end = on_end
         self._answer: Answer | None = None
         self._error: BaseException | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the answer ends or the client is gone."""
+        """Send the events until the answer ends or the client disconnects."""
 
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(_PIECE_S):
@@ -373,9 +381,9 @@ class _EventStream(StreamingResponse):
                 await self._lines.aclose()
                 await self._stream.aclose()
             finally:
-                self._ended(self._answer, self._error)
+                self._on_end(self._answer, self._error)
 
-    async def _lines_of(self, chat: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
+    async def _make_lines(self, chat: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
         try:
             async for event in events(chat, stream, first):
                 if event == DONE:
@@ -390,7 +398,7 @@ async def _while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """Return the result of the work, which is cancelled if the client disconnects.
 
     Raises:
-        ClientDisconnect: the client is gone.
+        ClientDisconnect: the client disconnected.
     """
     doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
@@ -410,13 +418,13 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _refusal(error: BaseException) -> Refused:
-    """The response to an error; details that the caller may not see are logged under the response's id."""
+    """Make the response to an error. Details that the caller may not see are logged under the response's id."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, FocalrouteError):
         request_id = completion_id(error.answer_id or new_id())
         refused = public_refusal_of(error)
-        by_caller = is_own(error) if isinstance(error, BudgetExceeded) else isinstance(error, _BY_CALLERS)
+        by_caller = is_own(error) if isinstance(error, BudgetExceeded) else isinstance(error, _CALLER_ERRORS)
         level = logging.INFO if by_caller and refused.status < 500 else logging.WARNING
         _log.log(level, "%s: %s: %s", request_id, type(error).__name__, error)
     else:
@@ -432,7 +440,7 @@ def _error(refusal: Refused) -> Response:
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response, in ASCII so that any text can be encoded."""
+    """Make a JSON response, in ASCII so that any text can be encoded."""
     return Response(json.dumps(body, default=str), status, headers, media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The callers who may ask: their keys, held as hashes, and what each may spend.
+"""The callers who may ask: hashes of their keys, and what each may spend.
 
 A file of keys is read again when it changes, so that a key can be revoked while the server runs.
 """
@@ -29,7 +29,7 @@ from focalroute.serving.query import MAX_TAG_LENGTH, MAX_TAGS, checked_tags
 if TYPE_CHECKING:
     from focalroute.serving.ensemble import AsyncEnsemble
 
-#: The environment variable with the key of the only caller, if there is no file of keys.
+#: Environment variable with the key of the only caller, if there is no file of keys.
 KEY_VARIABLE = "FOCALROUTE_KEY"
 
 _SHORTEST = 16  # characters of a key: shorter ones can be guessed
@@ -55,7 +55,7 @@ class Caller:
         usd: the most to spend on this store, in total or per period as in ``Budget.usd_per_tag``; None: no limit.
         tags: further tags of the caller's asks, for the ledger and for the budget's ``usd_per_tag``.
         max_concurrency: the most asks under way at a time.
-        requests_per_minute: the most asks, and likewise feedbacks, in any minute; None: no limit.
+        requests_per_minute: the most asks in any minute, and the most feedbacks; None: no limit.
         metrics: whether the caller may read the server's metrics, which show what every caller spends.
     """
 
@@ -69,12 +69,12 @@ class Caller:
 
     @property
     def tag(self) -> str:
-        """Return the tag of the caller's asks in the store."""
+        """The tag of the caller's asks in the ledger."""
         return _TAG + self.name
 
 
 class Callers:
-    """All callers who may ask, at least one. Keys themselves are not kept.
+    """All callers who may ask, at least one. The keys themselves are not kept.
 
     Raises:
         ConfigError: there are none, or two share a name or a key.
@@ -83,7 +83,7 @@ class Callers:
     def __init__(self, callers: Iterable[Caller]) -> None:
         self._all = tuple(callers)
         self._path: Path | None = None  # of the file to follow
-        self._seen: object = None
+        self._stamp: object = None  # of the file as last read
         self._next_check = 0.0
         self._reloading = threading.Lock()
         if not self._all:
@@ -104,10 +104,10 @@ class Callers:
             ConfigError: the file, or a key, is invalid.
         """
         path = Path(path)
-        seen = _stamp(path)  # before reading, so as not to miss a change meanwhile
+        stamp = _stamp_of(path)  # before reading, so as not to miss a change meanwhile
         with locating(path):
             callers = cls(_read(path))
-        callers._path, callers._seen = path, seen
+        callers._path, callers._stamp = path, stamp
         return callers
 
     def changed(self) -> bool:
@@ -116,21 +116,21 @@ class Callers:
         if self._path is None or now < self._next_check:
             return False
         self._next_check = now + _CHECK_EVERY_S
-        return _stamp(self._path) != self._seen
+        return _stamp_of(self._path) != self._stamp
 
     def reload(self, ensemble: AsyncEnsemble) -> None:
-        """Read the file again, and have the ensemble keep its limits. Waits for the store.
+        """Read the file again, and have the ensemble enforce its limits. Waits for the store.
 
-        On an error, which is logged, the former keys stay. If the store failed, the file is tried again.
+        On an error, which is logged, the former keys stay valid. If the store failed, the file is tried again.
         """
         with self._reloading:  # else a reload that waits for the store would undo a later one
             if self._path is not None:
                 self._read_again(self._path, ensemble)
 
     def _read_again(self, path: Path, ensemble: AsyncEnsemble) -> None:
-        former, self._seen = self._seen, _stamp(path)
+        former, self._stamp = self._stamp, _stamp_of(path)
         try:
-            if self._seen is None:
+            if self._stamp is None:
                 raise ConfigError("is missing, or not a regular file")
             callers = Callers(_read(path))
             if callers._limits != self._limits:
@@ -140,14 +140,14 @@ class Callers:
         except (ConfigError, StoreError) as error:
             _log.error("the keys stay as they were: %s: %s", path, error)
             if isinstance(error, StoreError):
-                self._seen = former
+                self._stamp = former
             return
         self._all = callers._all
         _log.info("%s: read again, %d keys", path, len(self._all))
 
     @classmethod
     def from_environment(cls) -> Callers | None:
-        """The single caller whose key is in ``FOCALROUTE_KEY``; None if it is not set.
+        """Return the single caller whose key is in ``FOCALROUTE_KEY``; None if it is not set.
 
         Raises:
             ConfigError: the value is not a valid key.
@@ -157,7 +157,7 @@ class Callers:
         return cls([Caller("default", _digest_of(KEY_VARIABLE), metrics=True)])
 
     def find(self, key: str) -> Caller | None:
-        """The caller with this key; None: unknown. All keys are compared, each in constant time."""
+        """Return the caller with this key; None if unknown. All keys are compared, each in constant time."""
         digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
         found = None
         for caller in self._all:
@@ -166,7 +166,7 @@ class Callers:
         return found
 
     def within(self, budget: Budget | None) -> Budget | None:
-        """The budget with every caller's own limit added, which the ensemble must be made with."""
+        """Return the budget with every caller's limit added. Make the ensemble with it."""
         if not self._limits:
             return budget
         budget = budget or Budget()
@@ -177,7 +177,7 @@ class Callers:
         return {caller.tag: caller.usd for caller in self._all if caller.usd is not None}
 
     def require_limits(self, budget: Budget | None) -> None:
-        """Check that an ensemble with this budget keeps every caller's limit.
+        """Check that an ensemble with this budget enforces every caller's limit.
 
         Raises:
             ConfigError: it does not.
@@ -186,12 +186,12 @@ class Callers:
         missing = [tag.removeprefix(_TAG) for tag, limit in self._limits.items() if kept.get(tag) != limit]
         if missing:
             raise ConfigError(
-                f"callers: the ensemble does not keep the limit of {', '.join(missing)}; "
+                f"callers: the ensemble does not enforce the limit of {', '.join(missing)}; "
                 "make it with budget=callers.within(budget)"
             )
 
 
-def _stamp(path: Path) -> object:
+def _stamp_of(path: Path) -> object:
     """Return a stamp that changes whenever a file does; None if it is not a regular file."""
     try:
         status = path.stat()
@@ -212,7 +212,7 @@ def _read(path: Path) -> list[Caller]:
         raise ConfigError(f"is larger than {MAX_BYTES} bytes; keep only keys in it")
     try:
         tables = read_toml(data)
-    except ValueError as error:  # whose message may quote a line with a key
+    except ValueError as error:  # its message may quote a line with a key
         place = _TOML_PLACE.search(str(error))
         raise ConfigError(f"{f'{place[1]}: ' if place else ''}not valid TOML") from None
     keys = tables.pop("key", None)
@@ -278,7 +278,7 @@ def _digest(table: Mapping[str, Any]) -> bytes:
 
 
 def _digest_of(variable: str) -> bytes:
-    """The SHA-256 of the key in an environment variable."""
+    """Return the SHA-256 of the key in an environment variable."""
     key = os.environ.get(variable, "")
     if not key:
         raise ConfigError(f"the environment variable {variable} is not set; set it to the key")

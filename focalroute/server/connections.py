@@ -24,15 +24,15 @@ _IDLE_S = 75.0
 _FLUSH_S = 60.0  # for a client to read the rest of a response, or to make room for more
 _READ_BYTES = 16 * 1024  # at a time: in chunks of one byte each, 256 KiB hold the event loop for a second
 _BACKLOG = 2048
-_LAST_S = 0.05  # for connections accepted while the listening socket closes to appear
+_LATE_S = 0.05  # for connections to appear that were accepted while the listening socket closed
 
 
 class BoundedServer(uvicorn.Server):
-    """A server that stops once the requests under way have ended, even if connections came at the last moment."""
+    """A server that stops once the requests under way have ended, even if new connections came at the last moment."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Also close late connections, for which uvicorn would wait as long as asks may take."""
-        asyncio.get_running_loop().call_later(_LAST_S, self._close_connections)
+        asyncio.get_running_loop().call_later(_LATE_S, self._close_connections)
         await super().shutdown(sockets)
 
     def _close_connections(self) -> None:
@@ -41,11 +41,11 @@ class BoundedServer(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections: idle, half-open and unread ones, and those beyond the maximum.
+    """HTTP/1.1 with bounds: closes connections that are idle, slow to send or to read, or beyond the maximum.
 
-    A new connection has `head_s` seconds to send the whole head of a request, however slowly its bytes arrive; uvicorn
-    itself stops its timer at the first byte. After a response the connection may be idle for `idle_s` seconds (`head_s`
-    while more than half of the connections are taken), and has `head_s` from the next byte on.
+    A new connection has `head_s` seconds to send the whole head of a request; uvicorn itself stops its timer at the
+    first byte. After a response the connection may be idle for `idle_s` seconds (`head_s` while more than half of the
+    connections are taken). From the next byte on it again has `head_s`.
     """
 
     max_connections = _MOST_CONNECTIONS
@@ -72,7 +72,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start a timer, within which the client must read on."""
+        """Start the timer within which the client must go on reading."""
         super().pause_writing()
         self._unread = self.loop.call_later(self.flush_s, self.transport.abort)
 
@@ -83,17 +83,17 @@ class BoundedProtocol(H11Protocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Start the timer for a head at its first byte."""
+        """Start the timer for the head of a request at its first byte."""
         if self._idle:
             self._idle = False
             self._start(self.head_s)
         super().data_received(data)
 
     def handle_events(self) -> None:
-        """Stop the timer once a request is under way, which is the last if its length is ambiguous.
+        """Stop the timer once a request is under way; if its length is ambiguous, accept no further request.
 
-        A proxy before the server may go by Content-Length where h11 goes by Transfer-Encoding: what follows would be a
-        request to one of them, and part of the body to the other (RFC 9112, section 6.1).
+        A proxy before the server may go by Content-Length where h11 goes by Transfer-Encoding. The bytes that follow
+        would then be a request to one of them, and part of the body to the other (RFC 9112, section 6.1).
         """
         super().handle_events()
         if not self._waiting():
@@ -105,16 +105,16 @@ class BoundedProtocol(H11Protocol):
         """Log nothing: Java asks for HTTP/2 on every connection, and gets HTTP/1.1."""
 
     def send_400_response(self, msg: str) -> None:
-        """Drop the response under way, as no more can be sent and trying would log a traceback for each request."""
+        """Drop the response under way: no more of it can be sent, and trying to would log a traceback."""
         if self.cycle is not None:
             self.cycle.disconnected = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:  # a response was begun, or was sent before the rest of its request came
+        else:  # a response has begun, or was sent before its request was complete
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Start the timer again, in place of uvicorn's own, unless the next request is there already."""
+        """Start our timer in place of uvicorn's, unless the next request is already there."""
         super().on_response_complete()
         self._unset_keepalive_if_required()
         if self._waiting():
@@ -144,7 +144,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def server_config(app: ASGIApp, shutdown_s: int, protocol: type[BoundedProtocol] | None = None) -> uvicorn.Config:
-    """Uvicorn's settings for serving this application.
+    """Return uvicorn's settings for serving this application.
 
     Args:
         protocol: a protocol with other bounds; None: the documented bounds, with fewer connections if the process may

@@ -29,17 +29,15 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.under_way = 0
-        gauge = Gauge("focalroute_asks_under_way", "Asks that are not ended yet.", registry=registry)
+        gauge = Gauge("focalroute_asks_under_way", "Asks under way.", registry=registry)
         gauge.set_function(lambda: self.under_way)
         self._seconds = Histogram("focalroute_ask_seconds", "Duration of asks.", registry=registry, buckets=_SECONDS)
-        self._cost = Counter(
-            "focalroute_cost_usd", "What asks cost where it is known, USD.", ["caller"], registry=registry
-        )
+        self._cost = Counter("focalroute_cost_usd", "Known cost of asks, USD.", ["caller"], registry=registry)
         self._calls = Counter(
-            "focalroute_calls", 'Calls to endpoints of asks; outcome "ok" or the kind of failure.',
+            "focalroute_calls", 'Calls to endpoints; outcome "ok" or the kind of failure.',
             ["endpoint", "outcome"], registry=registry,
         )  # fmt: skip
-        self._tokens = Counter("focalroute_tokens", "Tokens of those calls.", ["endpoint", "type"], registry=registry)
+        self._tokens = Counter("focalroute_tokens", "Tokens of these calls.", ["endpoint", "type"], registry=registry)
 
     def begin(self) -> None:
         """Count an ask that begins."""
@@ -55,7 +53,7 @@ class Metrics:
         self._requests.labels(path, str(status)).inc()
 
     def paid(self, cost: Decimal, caller: str) -> None:
-        """Count what an ask has cost, answered or not."""
+        """Count the cost of an ask, answered or not."""
         self._cost.labels(caller).inc(float(cost))
 
     def called(self, calls: Iterable[Call | Reply]) -> None:
@@ -67,5 +65,5 @@ class Metrics:
                 self._tokens.labels(call.endpoint, "output").inc(call.usage.completion_tokens)
 
     def text(self) -> bytes:
-        """All counters as text."""
+        """Return all counters as text."""
         return generate_latest(self._registry)

@@ -40,14 +40,14 @@ class TimePrice:
     """The price of a second, and the latencies of the pool's endpoints.
 
     The Decider was trained on money alone, so time is shown to it as money. Let c be the cost of a call to an endpoint,
-    mu the price of a second and t the seconds that its reply is expected to take. The Decider sees as its cost, in USD,
+    mu the price of a second and t the seconds that its reply is expected to take. The Decider sees this cost, in USD:
 
-    - in the first round c, because slow members of that round need not be waited for. There is one exception, because
-      the first reply is always waited for: the endpoint that is worth most alone (by accuracy, money and time) takes
-      t*, and all endpoints that the Decider would ask take longer. Then the cost is c + max(0, mu (t - t*)).
-    - in later rounds c + mu t.
-    - for a member under way mu t, where t is the time left, because its money is spent. Once the Decider would ask none
-      of these members at that cost, the ask stops waiting.
+    - In the first round, c, because its slow members need not be waited for. But the first reply always is. So if all
+      endpoints that the Decider would ask take longer than t*, the time of the endpoint that is worth most alone (by
+      accuracy, money and time), the cost is c + max(0, mu (t - t*)).
+    - In later rounds, c + mu t.
+    - For a member under way, mu t, where t is the time left, as its money is spent. Once the Decider would ask none of
+      these members at that cost, the ask stops waiting.
 
     Attributes:
         usd_per_second: mu.
@@ -201,8 +201,8 @@ class Ask:
         asks only the cheapest endpoint, at the lowest all endpoints at once. Where training found that best (see
         `PolicyGradient.curve`), it asks only the endpoint that is worth most by the query's text.
         """
-        logits = self.policy.decider_logits(observation)
-        order = [endpoint for endpoint in order if endpoint not in self.view.asked]
+        logits, asked = self.policy.decider_logits(observation), self.view.asked
+        order = [endpoint for endpoint in order if endpoint not in asked]
         must_pick, one = not self.view.backs, self.query.combine == "pick"
         ranking = self._single_ranking() if self.policy.learnable else None
         if ranking is not None:

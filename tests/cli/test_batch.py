@@ -78,7 +78,7 @@ def test_a_run_without_questions_left_says_how_many_answers_are_there(
     command = ("batch", "questions.jsonl", "answers.jsonl", "--pool", str(pool_file))
     (folder / "questions.jsonl").write_text(json.dumps("What is 17 + 25?") + "\n")
     assert run(monkeypatch, *command) == run(monkeypatch, *command, "--resume") == 0
-    assert capsys.readouterr().out.endswith("answers.jsonl (1 were there)\n")
+    assert capsys.readouterr().out.endswith("answers.jsonl (1 from before)\n")
 
 
 @pytest.mark.parametrize("command", ["batch in.jsonl out.jsonl", "collect labelled.jsonl --out out.jsonl"])

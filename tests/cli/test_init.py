@@ -73,7 +73,7 @@ def test_endpoints_that_cannot_be_asked_are_named(
     assert run(monkeypatch, "init", "--model", "together/m", "--pool", "second.toml") == 1  # its prices need the key
     assert "set TOGETHER_API_KEY to a key" in capsys.readouterr().out
     assert run(monkeypatch, "init", "--local", local, "--pool", "no/pool.toml") == 2
-    assert "no/pool.toml: cannot be written; give --pool a file in a folder" in capsys.readouterr().err
+    assert "no/pool.toml: cannot be written; give --pool a path in a folder" in capsys.readouterr().err
 
 
 def test_a_pool_that_does_not_answer_was_written_and_is_named(

@@ -152,11 +152,11 @@ def test_saved_does_not_go_with_reconcile_or_repair(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "s.db").close()
     done = command(SqliteEngine(tmp_path / "s.db"), "--repair", "--saved", "pool.toml")
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "--saved: does not go with --reconcile or --repair; leave one out"
+    assert str(done.exception) == "--saved: cannot be combined with --reconcile or --repair; leave one out"
 
 
 @pytest.mark.parametrize("other", [["--reconcile"], ["--repair"], ["--saved", "pool.toml"]])
 def test_what_to_sum_by_counts_only_for_sums(tmp_path: Path, other: list[str]) -> None:
     SqliteStore(tmp_path / "s.db").close()
     done = command(SqliteEngine(tmp_path / "s.db"), "--by", "tag", *other)
-    assert str(done.exception) == "--by: does not go with --saved, --reconcile or --repair; leave it out"
+    assert str(done.exception) == "--by: cannot be combined with --saved, --reconcile or --repair; leave it out"

@@ -270,4 +270,4 @@ def test_on_other_machines_nothing_can_be_resumed(given: tuple[Path, Path], tmp_
     out = ("--out", str(tmp_path), "--engine", "ray://127.0.0.1:1", "--resume")
     done = focalroute("train", str(log), "--pool", str(pool), *out)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: resume: nothing is kept of a training on other machines")
+    assert done.stderr.startswith("error: resume: a training on other machines keeps nothing to resume from")

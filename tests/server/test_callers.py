@@ -129,7 +129,7 @@ def test_an_app_is_not_made_of_an_ensemble_that_keeps_no_limits(pool: SimulatedP
     with Ensemble(pool.endpoints) as ensemble:
         with pytest.raises(ConfigError, match="give an AsyncEnsemble, got Ensemble"):
             create_app(ensemble)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"does not keep the limit of alice; .*callers\.within"):
+        with pytest.raises(ConfigError, match=r"does not enforce the limit of alice; .*callers\.within"):
             create_app(ensemble._async, callers=callers)
 
     async def make() -> None:

@@ -124,7 +124,7 @@ def ensemble(pool: SimulatedPool) -> Any:
         ({"answer": "integer"}, "did you mean 'number'?"),
         ({"answer": "boolean"}, "did you mean 'yes-no'?"),
         ({"answer": "json"}, "give a pydantic model or a JSON schema"),
-        ({"answer": Colour, "choices": ["a", "b"]}, "give one of them"),
+        ({"answer": Colour, "choices": ["a", "b"]}, "not both"),
         ({"choices": "a,b"}, 'give a list such as ["Jupiter"'),
         ({"choices": ["a", None]}, "choices: give strings, numbers"),
         ({"choices": [1, "1"]}, "choices: must be distinct"),

@@ -169,7 +169,7 @@ def _page(evaluation: Path | None, store: str | None, last: int | None, updates:
         raise ConfigError("report: give EVAL.json, what focalroute eval --json wrote, or --store STORE")
     if evaluation is not None:
         if last is not None:
-            raise ConfigError("report: --last counts only with --store; leave it out")
+            raise ConfigError("report: --last applies only with --store; leave it out")
         return eval_page(read_eval(_json(evaluation), str(evaluation)), updates)
     assert store is not None  # noqa: S101 - checked above
     with closing(open_store(require_existing(store))) as opened:
