@@ -144,7 +144,7 @@ def test_the_cost_of_failed_asks_counts_towards_the_file_in_later_runs_too(
             before = (folder / "out.jsonl").read_text("utf-8")
             if "error" in before:  # a run that asks nothing, as it may not or is stopped, takes nothing away
                 assert run(monkeypatch, *batch, "--resume", "--max-usd", "0.000001") == 2
-                assert "has cost" in capsys.readouterr().err
+                assert "has already cost" in capsys.readouterr().err
                 assert (folder / "out.jsonl").read_text("utf-8") == before
     (row,) = answers(folder / "out.jsonl")
     once = Decimal("0.000011")
