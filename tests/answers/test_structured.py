@@ -649,7 +649,7 @@ def test_a_streamed_structured_answer_comes_in_one_piece(service: Service, serve
 
 
 def test_choices_and_a_schema_do_not_go_together(service: Service, server: Server) -> None:
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="not both"):
         ask(endpoints(service, server, "x"), choices=["a", "b"])
 
 

@@ -126,7 +126,7 @@ def test_rollback_goes_to_the_parent_or_to_a_version(root: Path, capsys: pytest.
 
 def test_a_rollback_that_leads_nowhere_changes_nothing(root: Path, tmp_path: Path) -> None:
     roll_back_folder(root, 1)
-    with pytest.raises(ConfigError, match="was learned from no version in this folder; name a version"):
+    with pytest.raises(ConfigError, match="has no parent in this folder; name a version"):
         roll_back_folder(root, None)
     with pytest.raises(ConfigError, match="version 9 is not kept"):
         roll_back_folder(root, 9)
