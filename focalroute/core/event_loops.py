@@ -1,4 +1,4 @@
-"""Objects and background tasks kept for each event loop, and threads beside them.
+"""Objects and background tasks for each event loop, and daemon threads.
 
 Several loops may use one ensemble, each in its own thread or one after another.
 """
@@ -55,7 +55,7 @@ class PerLoop(Generic[T]):
 
 
 class Background:
-    """Holds the tasks of any number of event loops until they end."""
+    """Keeps the background tasks of any number of event loops alive until they end."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -28,7 +28,7 @@ from focalroute.observe.observer import Observer
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.bundle import Policy
 from focalroute.policy.fallback import Guarded, Served
-from focalroute.policy.slot import drawn
+from focalroute.policy.slot import draw_policy
 from focalroute.serving.ask import Ask, TimePrice
 from focalroute.serving.exploration import Cost, Probing, stored_probe
 from focalroute.serving.recording import make_answer
@@ -54,7 +54,7 @@ class Serving:
 
     Attributes:
         policy: the policy that serves.
-        challenger: a policy that decides a share of the turns instead (see `focalroute.policy.slot.drawn`); None: none.
+        challenger: decides a share of the turns instead (see `focalroute.policy.slot.draw_policy`); None: none does.
         history: for every turn so far, the endpoints picked, by round.
         confidence: for every turn so far, the posterior of the answer; NaN without an answer.
         changes: (turn from 0, endpoint, change) for every detected change of an endpoint.
@@ -182,7 +182,7 @@ class Serving:
         query = _askable(turn.query)
         self._observer.adopt(self.policy.experience)
         rng = random.Random(f"{self._seed} {len(self.history)}")  # noqa: S311 - exploration, no secret
-        policy, rival = drawn(self.policy, self.challenger, rng)
+        policy, rival = draw_policy(self.policy, self.challenger, rng)
         return Ask(
             query,
             policy=Guarded(policy, self._names, rival),

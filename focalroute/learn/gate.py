@@ -52,8 +52,14 @@ _log = logging.getLogger("focalroute")
 _STAKES = 0.9 * 0.3 ** np.arange(3)  # below 1, so that no bet can lose all its wealth
 _STEPS = 30  # halvings, which find the bound to a billionth of the range
 
-_LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
-_LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4
+_CONTEXT = layout.slices(layout.CONTEXT)
+_LAMBDA, _CHOICES = _CONTEXT["cost_weight"].start, _CONTEXT["choices"].start
+_POSTERIOR = slice(_CONTEXT["posterior"].start, _CONTEXT["entropy"].stop)
+_REPLIED = layout.slices(layout.ENDPOINT)["replied"].start
+_MEMBER = layout.slices(layout.MEMBER)
+_VOTE, _PROBABILITY, _EVIDENCE = (_MEMBER[name].start for name in ("vote", "probability", "evidence"))
+_LOWEST = float(np.log10(COST_WEIGHT_RANGE[0])) + 1e-4  # in the context; all endpoints are asked at lower ones
+_EQUAL = 1e-3  # tolerance for rounding in single precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +272,10 @@ def log_q(net: FusionNet, fusions: Fusions) -> F64:
 
 
 def worth(fusions: Fusions, log_q: Floats) -> F64:
-    """Return u (B, K) as if each candidate had been the answer.
+    """Return the reward u (B, K) that each candidate would have had as the answer.
 
     With a label this is exact. From a bare reward on answer a, each other candidate c is right with probability
-    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2. Where only one answer is right, this is also exact after a reward of 1,
+    (1 - y) q(c) / (1 - q(a)), y = (u + 1) / 2. If only one answer can be right, this is also exact after a reward of 1,
     and for two choices. A synthesised answer has the same u whichever candidate the Fusion prefers.
 
     Args:
@@ -286,15 +292,6 @@ def worth(fusions: Fusions, log_q: Floats) -> F64:
     written = fusions.answered < 0
     found[written] = fusions.reward[written, None]
     return found
-
-
-_CONTEXT = layout.slices(layout.CONTEXT)
-_POSTERIOR = slice(_CONTEXT["posterior"].start, _CONTEXT["entropy"].stop)
-_CHOICES, _REPLIED = _CONTEXT["choices"].start, layout.slices(layout.ENDPOINT)["replied"].start
-_MEMBER = layout.slices(layout.MEMBER)
-_VOTE, _PROBABILITY, _EVIDENCE = (_MEMBER[name].start for name in ("vote", "probability", "evidence"))
-_LARGEST = 4
-_EQUAL = 1e-3  # tolerance for rounding in single precision
 
 
 def reobserved(
@@ -367,7 +364,7 @@ class _FusionInputs:
         each = none / np.maximum(unseen, 1)
         spread = np.where(np.arange(OPEN_CHOICES) < unseen[:, None], each[:, None], 0)
         p = np.concatenate([p * (1 - none)[:, None], spread], axis=1)
-        largest = -np.sort(-p, axis=1)[:, :_LARGEST]
+        largest = -np.sort(-p, axis=1)[:, :4]
         p_log_p = (p * np.log(np.maximum(p, 1e-300))).sum(axis=1)
         columns = posterior_columns(tuple(largest.T), p_log_p, np.log(np.maximum(self._size + unseen, 2)))
         return np.stack(columns, axis=1).astype(np.float32)

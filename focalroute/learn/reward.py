@@ -225,6 +225,7 @@ def _runner_up(answer: StoredAnswer) -> str | None:
 
 
 def _key_at(index: int | None, answer: StoredAnswer) -> str:
+    """Return the key of the choice with this index; BadLabel if there is none."""
     if answer.kind != "choice":
         raise BadLabel("label_index: only choices have one; give the right answer as label")
     index = _plain(index)

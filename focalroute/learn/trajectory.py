@@ -24,6 +24,9 @@ from focalroute.store.base import StoredAnswer
 #: The policies of a trial, or the only one; the kind of answer; whether it is disputed.
 Stratum = tuple[frozenset[int | None], str, bool]
 
+_LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
+_LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
+_SMALL = 0.01  # scale of new embeddings; at 0.1 they would change decisions as much as an update does
 _MOST_WEIGHT = 5.0  # so that a few answers do not decide a trial
 
 
@@ -197,11 +200,6 @@ def _calls(answer: StoredAnswer) -> list[tuple[str, int, float | None]]:
         elif call["attempts"] or call["cost"] is not None:
             found.append((call["endpoint"], call["round"], None))
     return found
-
-
-_LAMBDA = layout.slices(layout.CONTEXT)["cost_weight"].start
-_LEFT = layout.slices(layout.CONTEXT)["budget_left"].start
-_SMALL = 0.01  # scale of new embeddings; at 0.1 they would change decisions as much as an update does
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class BudgetGuard:
                 await asyncio.sleep(_POLL_EVERY_S)
 
     async def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> float | None:
-        """Reserve an amount; return the time of the reservation, None if it does not fit.
+        """Reserve an amount; return its Unix time, by which it counts towards a period; None if it does not fit.
 
         Raises:
             StoreError: the store cannot tell whether it fits.

@@ -23,6 +23,7 @@ from focalroute.store.base import LedgerSum
 _log = logging.getLogger("focalroute")
 _MILLION = Decimal(1_000_000)
 _FINEST = Decimal("1e-12")  # USD
+_CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "library", "price", "listing", "provider")  # least first
 _WARN_EVERY_S = 60.0
 _warned_at: dict[str, float] = {}  # by endpoint
 
@@ -151,9 +152,6 @@ def _warn_of_excess(endpoint: str, bound: Decimal, cost: Decimal) -> None:
             "%s billed %s USD for a call that can cost at most %s, which was reserved and is counted instead. "
             "Check its prices", endpoint, cost, bound,
         )  # fmt: skip
-
-
-_CERTAINTY: Sequence[CostSource] = ("unknown", "reserved", "library", "price", "listing", "provider")
 
 
 # -- savings ---------------------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ class DualAscent:
                 self._move(rate, float(used) / self._target - 1.0)
 
     def _move(self, rate: float, error: float) -> None:
+        """Move the weight by one query's error e, at the rate eta."""
         debt = min(max(self._debt + error, -_DEBT), _DEBT)
         repaid = min(max(debt / _REPAID, -_REPAID_AT_A_TIME), _REPAID_AT_A_TIME)
         step = min(max(rate * (error + repaid), -_STEP), _STEP)

@@ -116,6 +116,7 @@ def _compare(endpoint: Endpoint, price: Price | None, source: str, as_of: date, 
 
 
 def _look_up(endpoint: Endpoint, fetched: _Fetched) -> ListedPrice:
+    """Look a price up in the provider's listing or, if there is no known listing, in the library."""
     old = stale(endpoint)
     if endpoint.base_url is None or endpoint.spoken not in _SHAPES:
         detail = ""
@@ -342,6 +343,7 @@ def _price(entry: ModelInfo) -> tuple[Price | None, str]:
 
 
 def _data_date() -> date:
+    """Return the latest start date of any price in the library, as a bound of when its prices were looked up."""
     from genai_prices.data_snapshot import get_snapshot
     from genai_prices.types import ModelPrice, StartDateConstraint
 

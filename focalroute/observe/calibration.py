@@ -230,7 +230,7 @@ class CalibrationStats:
             totals.squares[:, endpoint] = 0
 
     def corrections(self, task: str | None) -> Corrections | None:
-        """Return a task's corrections, those over all tasks if it is None or new, or None if nothing is known."""
+        """Return a task's corrections; those over all tasks if it is None or new; None before any labelled query."""
         shared = self._totals.get(None)
         if shared is None:
             return None
@@ -244,6 +244,7 @@ class CalibrationStats:
         return found
 
     def _count(self, row: _Row, sign: int) -> None:
+        """Add an answer to the totals of its task and of all tasks, or with sign -1 take it back."""
         self._made = {}
         for key in {None, row.task}:
             known = self._totals.pop(key, None)

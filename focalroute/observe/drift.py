@@ -112,6 +112,7 @@ class Detector:
         return change
 
     def _change(self) -> Change | None:
+        """Return the change at the best cut, if its gain reaches the threshold."""
         sums = np.array([block for blocks in self._levels for block in blocks]).cumsum(axis=0)
         newer, every = sums[:-1], sums[-1]
         older = every - newer

@@ -13,7 +13,7 @@ from itertools import accumulate
 Layout = Mapping[str, int]
 
 
-#: `Observation.context`: what is the same for every endpoint.
+#: `Observation.context`: features that are the same for every endpoint.
 CONTEXT: Layout = {
     "first": 1,  # 1 in round 1, else 0
     "round": 1,  # (round - 1) / 4
@@ -29,7 +29,7 @@ CONTEXT: Layout = {
     "level": 1,  # windowed accuracy of the pool as a whole, minus 1/2, times 2: how hard the queries are at present
 }
 
-#: A row of `Observation.endpoints`.
+#: A row of `Observation.endpoints`: one endpoint.
 ENDPOINT: Layout = {
     "asked": 1,
     "replied": 1,
@@ -65,7 +65,7 @@ MEMBER: Layout = {
     "later": 1,  # 1 if it was asked in round 2 or later
 }
 
-#: `Evidence.candidates`.
+#: A row of `Evidence.candidates`: one candidate.
 CANDIDATE: Layout = {
     "votes": 1,  # votes / m
     "probability": 1,  # mean mass over members

@@ -17,7 +17,7 @@ from focalroute.core.records import COST_WEIGHT_RANGE, F32, F64, I64, Bools
 from focalroute.observe.calibration import LEAST_MASS, STRONGEST, Corrections, likelihoods
 from focalroute.observe.layout import CANDIDATE, MEMBER, slices, width
 
-#: A free-form question counts as one of this many choices, however many answers were seen.
+#: A free-form question counts as one with this many choices, regardless of how many answers were given.
 OPEN_CHOICES = 8
 
 _AT = slices(MEMBER)

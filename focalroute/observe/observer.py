@@ -135,8 +135,8 @@ class Observer:
         self._agreed_version = 0
         self._learned = 0  # outcomes so far
         self._unsettled_until = 0  # value of _learned
-        self._changed: set[int] = set()
-        self._changed_pairs: set[tuple[int, int]] = set()
+        self._changed: set[int] = set()  # endpoints whose windows changed since the statistics were renewed
+        self._changed_pairs: set[tuple[int, int]] = set()  # likewise
         self._stats = self._renewed()
         self._stats_version = self._version
         self._begun = False  # whether an ask began since the statistics were last renewed by `learn`
@@ -148,8 +148,9 @@ class Observer:
         Args:
             settings: the other keyword arguments of the class.
         """
-        names, prices, expected = zip(*((e.name, typical_cost(e), e.expected_accuracy) for e in endpoints), strict=True)
-        return cls(names, prices, expected=expected, **settings)
+        pool = tuple(endpoints)
+        names, prices = [endpoint.name for endpoint in pool], [typical_cost(endpoint) for endpoint in pool]
+        return cls(names, prices, expected=[endpoint.expected_accuracy for endpoint in pool], **settings)
 
     def adopt(self, experience: Experience | None) -> None:
         """Replace long-run accuracies, memory and calibration by a policy's experience; None changes nothing.
@@ -494,18 +495,8 @@ class Observer:
 
     def _renewed(self) -> PoolStats:
         """Return new statistics, recomputing only what changed; earlier ones are not modified."""
-        names = self.endpoints
         self._update_totals()
-        if self._changed_pairs:
-            first, second = np.array(list(self._changed_pairs)).T
-            counts = np.array([self._window.co_asked(names[i], names[j]) for i, j in self._changed_pairs])
-            together, wrong_first, wrong_second, _, disputed = counts.T
-            self._pairs[first, second] = self._pairs[second, first] = pair_focal_diversity(*counts.T[:4])
-            self._together[:, first, second] = self._together[:, second, first] = together, disputed
-            self._ahead[first, second] = wrong_second - wrong_first
-            self._ahead[second, first] = wrong_first - wrong_second
-            self._changed_pairs.clear()
-            self._recompare = True
+        self._update_pairs()
         if self._recompare:
             self._recompare = False
             self._compare()
@@ -514,7 +505,9 @@ class Observer:
         counts = self._value_counts()
         relative_accuracy, level = self._recent.relative_accuracy(counts, self._offsets, self._strengths)
         departure = departures(relative_accuracy, self._offsets, self._strengths)
-        return self._totals.stats(names, self._pairs, self._relative_skill, relative_accuracy, level, departure)
+        return self._totals.stats(
+            self.endpoints, self._pairs, self._relative_skill, relative_accuracy, level, departure
+        )
 
     def _update_totals(self) -> None:
         """Update the totals of the endpoints whose windows changed."""
@@ -523,6 +516,21 @@ class Observer:
             disputed = self._window.disputed(name), self._agreed.disputed(name)
             self._totals.update(i, self._window.counts(name), self._agreed.counts(name), disputed)
         self._changed.clear()
+
+    def _update_pairs(self) -> None:
+        """Update the statistics of the pairs whose labels changed."""
+        if not self._changed_pairs:
+            return
+        first, second = np.array(list(self._changed_pairs)).T
+        names = self.endpoints
+        counts = np.array([self._window.co_asked(names[i], names[j]) for i, j in self._changed_pairs]).T
+        together, wrong_first, wrong_second, _, disputed = counts
+        self._pairs[first, second] = self._pairs[second, first] = pair_focal_diversity(*counts[:4])
+        self._together[:, first, second] = self._together[:, second, first] = together, disputed
+        self._ahead[first, second] = wrong_second - wrong_first
+        self._ahead[second, first] = wrong_first - wrong_second
+        self._changed_pairs.clear()
+        self._recompare = True
 
     def _count_pairs(self, outcome: Outcome, *, only_probed: bool = False) -> None:
         """Count an answer's pairs of replies, or only those pairs with a probed endpoint."""

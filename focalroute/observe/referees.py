@@ -13,8 +13,8 @@ accuracy, so a member asked alone teaches nothing.
     d_ij = (sum of v_r over referees r that agree with i - sum over those that agree with j) / sum of v_r
 
 with v_r = 1/2 + 3 (relative skill), within 0.1 and 2. Referees err, too: E[d_ij] is `RELIABILITY` times the difference
-that a label would show, so each such row counts as RELIABILITY^2 labelled ones. Votes are shares, not posteriors, as
-with posteriors trusted endpoints would gain ever more trust. Rows on which i and j agree show no difference.
+that a label would show, so each such row counts as RELIABILITY^2 labelled ones. d_ij is a share of trust rather than a
+posterior, as posteriors would give trusted endpoints ever more trust. Rows on which i and j agree show no difference.
 
 *Copies.* A row is contested by i and j if they differ, or agree against another member. Let o be the share of contested
 rows on which they agree: it is small for endpoints whose errors are independent. From o = 0.85 to 0.93 k_ij rises from

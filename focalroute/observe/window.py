@@ -1,7 +1,7 @@
 """A sliding window over the last T outcomes: each endpoint's right answers, costs, latencies and lengths.
 
 All totals are integers (money in picodollars, time in microseconds, inferred values in 1/1024), so that sliding is
-exact: after any stream the state equals that of the last T outcomes alone. A push costs O(members), whatever T is.
+exact: after any stream the state equals that of the last T outcomes alone. A push takes O(members), independent of T.
 """
 
 from __future__ import annotations
@@ -193,6 +193,7 @@ class Window:
         return CoAsked(*(bits.bit_count() for bits in counts))
 
     def _apply(self, position: int, row: _Row, sign: Callable[[int, int], int]) -> None:
+        """Add a row at this position to its members' totals, or subtract it; ``sign`` is `operator.add` or ``sub``."""
         self._disputed = self._disputed & ~(1 << position) | row.disputed << position
         for name, change in row.members.items():
             track = self._tracks.get(name)

@@ -65,7 +65,7 @@ class Guarded:
     Attributes:
         endpoints: the pool's names, tuple of length N.
         version: the version recorded with the ask's answer, whether or not the fallback took over.
-        rival: the other version of a trial (see `focalroute.policy.slot.drawn`); None without a trial.
+        rival: the other version of a trial (see `focalroute.policy.slot.draw_policy`); None without a trial.
         name: of a named policy; None for all others.
         learnable: whether nets decide; only their decisions are sampled, and kept as trajectories to learn from.
         sequential: whether it asks one endpoint after another, showing each the previous answer.

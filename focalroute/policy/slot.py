@@ -190,10 +190,11 @@ class PolicySlot:
         return _stamp_of(self._root / CURRENT), _stamp_of(self._root / CHALLENGER)
 
 
-def drawn(policy: Served, challenger: Policy | None, rng: random.Random) -> tuple[Served, int | None]:
-    """Draw the policy for one ask; return it with the version that was not drawn, None without a challenger.
+def draw_policy(policy: Served, challenger: Policy | None, rng: random.Random) -> tuple[Served, int | None]:
+    """Draw the policy that decides an ask: a challenger decides `CHALLENGER_SHARE` of the asks.
 
-    A challenger gets `CHALLENGER_SHARE` of the asks.
+    Returns:
+        The policy, and the version that was not drawn; None without a challenger.
     """
     if challenger is None:
         return policy, None

@@ -40,7 +40,7 @@ from focalroute.observe.warm_caches import WarmCaches
 from focalroute.policy.baselines import Baseline
 from focalroute.policy.fallback import Guarded
 from focalroute.policy.references import resolve_policy
-from focalroute.policy.slot import PolicySlot, drawn
+from focalroute.policy.slot import PolicySlot, draw_policy
 from focalroute.serving.ask import Ask, Rounds, TimePrice
 from focalroute.serving.cache import AnswerCache
 from focalroute.serving.closing import Resources, close_dropped, warn_unclosed
@@ -373,7 +373,7 @@ class AsyncEnsemble:
         due = asyncio.get_running_loop().time() + deadline_s
         deadline = due - min(_RESERVED_S, deadline_s / 100)
         started, rng = time.perf_counter(), self._rng()
-        policy, rival = drawn(self._slot.current, self._slot.challenger, rng)
+        policy, rival = draw_policy(self._slot.current, self._slot.challenger, rng)
         if (turn := self._gates.here().enter()) is not None:
             await turn
             self.check_open()

@@ -53,7 +53,7 @@ _log = logging.getLogger("focalroute")
 
 
 class Archive:
-    """Takes over rows that Redis should no longer keep.
+    """Keeps the rows that Redis drops.
 
     Args:
         path: the archive, a SQLite file; it can be read like any store.
@@ -68,7 +68,7 @@ class Archive:
         FleetPolicy(store).keep_archive(True)
 
     def take(self) -> int:
-        """Take over all rows beyond those the ensembles keep in Redis; return the number of answers taken.
+        """Move all rows beyond those the ensembles keep in Redis into the archive; return the number of answers moved.
 
         Raises:
             StoreError: Redis or the archive cannot be used; nothing is lost.
@@ -138,7 +138,7 @@ class FleetLearner:
         every: feedbacks between two updates.
         seed: of the updates, together with the version they start from; None: random.
         lease_s: how long it takes at most until a dead learner is replaced.
-        archive: takes over rows that Redis should no longer keep; None: there is no archive.
+        archive: keeps the rows that Redis drops; None: there is no archive.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class FleetLearner:
         token = self._fleet_policy.lease("take", self._who, self._lease_s)
         if not token:
             return None
-        with self._kept():
-            self._begin()
+        with self._lease_renewed():
+            self._publish_start()
             self._tidy()
             entries = self._fleet_policy.unlearned(_MOST)
             if len(entries) < at_least:
@@ -183,7 +183,7 @@ class FleetLearner:
             return self._update(token, entries)
 
     def run(self) -> UpdateReport:
-        """Update now, however little feedback there is."""
+        """Update now, even with little or no new feedback."""
         report = self._step(0)
         if report is not None:
             return report
@@ -196,6 +196,12 @@ class FleetLearner:
             self._fleet_policy.lease("give up", self._who, self._lease_s)
 
     def _update(self, token: int, entries: list[str]) -> UpdateReport | None:
+        """Update the fleet's policy in a temporary folder, and publish the result; None if it was thrown away.
+
+        Args:
+            token: of the lease.
+            entries: the feedback that counts as learned once the result is published.
+        """
         parent = self._fleet_policy.state()
         seed = None if self._seed is None else self._seed + parent.current
         with TemporaryDirectory() as name:
@@ -225,7 +231,7 @@ class FleetLearner:
         _log.warning("an update of the fleet's policy was thrown away: %s", said)
         return None
 
-    def _begin(self) -> None:
+    def _publish_start(self) -> None:
         """Publish the policy to start with, if the fleet has none yet."""
         if self._start is None or self._fleet_policy.state().current or not bundle.versions(self._start):
             return
@@ -242,21 +248,21 @@ class FleetLearner:
             self._archive.take()
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Renew the lease while the work takes."""
-        over = threading.Event()
+    def _lease_renewed(self) -> Iterator[None]:
+        """Renew the lease on a thread until the work is done."""
+        done = threading.Event()
 
-        def keep() -> None:
-            while not over.wait(self._lease_s / 3):
+        def renew() -> None:
+            while not done.wait(self._lease_s / 3):
                 with suppress(StoreError):  # the lease then expires, and publishing is refused
                     self._fleet_policy.lease("keep", self._who, self._lease_s)
 
-        thread = threading.Thread(target=keep, name="focalroute-lease", daemon=True)
+        thread = threading.Thread(target=renew, name="focalroute-lease", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            done.set()
             thread.join()
 
 

@@ -179,7 +179,7 @@ class PolicyGradient:
     def curve(self, decider: DeciderNet, rows: I64) -> tuple[ValidationPoint, ...]:
         """Measure the greedy policy on these queries at every weight of `GRID`: the nets, or one endpoint by the text.
 
-        The nets are used unless asking one endpoint has a significantly higher reward. One is always asked above
+        The nets are used unless asking one endpoint has a significantly higher net value. One is always asked above
         `COST_WEIGHT_RANGE`, and if hardly any two answers can be compared, as further endpoints then confirm nothing.
         """
         recorded = self.views.recorded
@@ -191,7 +191,7 @@ class PolicyGradient:
             played = self.roll(decider, nearest(cost_weight), rows, cost_weight, 1, None, alone=alone)
             if not alone and cost_weight > LOWEST_WEIGHT:
                 one = self.roll(decider, nearest(cost_weight), rows, cost_weight, 1, None, alone=True)
-                if _mean_in_errors(_reward(one, cost_weight) - _reward(played, cost_weight)) > 2:
+                if _mean_in_errors(_net_value(one, cost_weight) - _net_value(played, cost_weight)) > 2:
                     played, alone = one, True
             usd = float(played.shares.sum()) * self.ask_all_usd
             calls = float((played.first | played.later).sum(axis=1).mean())
@@ -203,10 +203,10 @@ class PolicyGradient:
         return tuple(replace(point, served=GRID[at]) for point, at in zip(points, served, strict=True))
 
 
-def _reward(played: Rollout, cost_weight: float) -> F32:
-    """Return each query's value minus its cost penalty, of one sample each."""
-    reward: F32 = played.worth - cost_weight * played.shares.sum(axis=0)
-    return reward
+def _net_value(played: Rollout, cost_weight: float) -> F32:
+    """Return each query's value v - lambda c / C, of one sample each."""
+    value: F32 = played.worth - cost_weight * played.shares.sum(axis=0)
+    return value
 
 
 def improve(

@@ -127,6 +127,7 @@ def log_view(
 
 
 def _features(part: RecordedLog, columns: F32, skill: NDArray[np.float64], level: F32, length: F32) -> F32:
+    """Return each endpoint's evidence on each candidate as if asked in round 1, (B, K, N, Fm)."""
     weights = observation.vote_weights(skill, np.where(part.closed, part.size, observation.OPEN_CHOICES)[:, None])
     relative_skill, similar = (columns[..., _ENDPOINT[name].start] for name in ("relative_skill", "similar"))
     rows = observation.member_rows(weights, relative_skill, similar, level[:, None], length)
@@ -147,7 +148,7 @@ class Members:
     Attributes:
         phi: two (B, N, K P): if asked in round 1, and if asked later.
         linear: two (B, N, K), likewise.
-        votes: (B, N, K); ``mass`` likewise.
+        votes: (B, N, K) 1 for the candidate it backs; ``mass``: likewise its probabilities.
     """
 
     phi: tuple[F32, F32]
@@ -247,45 +248,43 @@ def roll(
         alone: whether to ask one endpoint by the text, for queries with remembered similar texts.
     """
     b, n = seen.recorded.there.shape
-    size = b * samples
+    k, size = seen.recorded.worth.shape[1], b * samples
     members = members_of(fusion, seen)
-    of = np.repeat(np.arange(b), samples)
-    usable, there = seen.recorded.usable[of], seen.recorded.there[of]
+    query = np.repeat(np.arange(b), samples)
+    usable, there = seen.recorded.usable[query], seen.recorded.there[query]
     first, later = np.zeros((size, n), np.bool_), np.zeros((size, n), np.bool_)
-    shares: list[F32] = []
-    k = seen.recorded.worth.shape[1]
     posterior, offered = np.zeros((size, k), np.float32), np.zeros((size, k), np.bool_)
-    active = np.arange(size)
     worth_alone, lone = _alone(seen, cost_weight, alone=alone)
+    active = np.arange(size)
     steps: list[RolloutStep] = []
+    shares: list[F32] = []
     while len(active):
-        number = len(steps)
+        number, row = len(steps), query[active]
         asked = (first | later)[active]
+        replied = asked & usable[active]
         context, endpoints = observed(
-            seen, of[active], number, cost_weight, asked, asked & usable[active], posterior[active], offered[active]
+            seen, row, number, cost_weight, asked, replied, posterior[active], offered[active]
         )
         logits, vjp = passes.decider(decider, context, endpoints, np.broadcast_to(seen.ids, asked.shape))
         eligible = there[active] & ~asked
         # if no endpoint can be asked, STOP is forced, and nothing is decided
-        must = np.asarray(eligible.any(axis=1) & ~(asked & usable[active]).any(axis=1))
-        row = of[active]
-        logits = _overridden(logits, cost_weight[row], worth_alone[row], lone[row], eligible, must)
-        picked = _greedy(logits, eligible, must) if rng is None else _sample(logits, eligible, must, n, rng)
-        heads = HeadBatch(eligible, eligible, picked, must, np.full(len(active), n))
+        must_pick = np.asarray(eligible.any(axis=1) & ~replied.any(axis=1))
+        logits = _overridden(logits, cost_weight[row], worth_alone[row], lone[row], eligible, must_pick)
+        picked = _greedy(logits, eligible, must_pick) if rng is None else _sample(logits, eligible, must_pick, n, rng)
+        heads = HeadBatch(eligible, eligible, picked, must_pick, np.full(len(active), n))
         steps.append(RolloutStep(active, context, endpoints, logits, heads, vjp))
         (first if number == 0 else later)[active] |= picked
         shares.append(np.zeros(size, np.float32))
-        shares[-1][active] = (picked * seen.recorded.usd[of[active]]).sum(axis=1) / (ask_all_usd or 1.0)
+        shares[-1][active] = (picked * seen.recorded.usd[row]).sum(axis=1) / (ask_all_usd or 1.0)
         active = active[picked.any(axis=1)]
         if not len(active):  # all have stopped, so there is no new reply
             break
-        answered = [(x & usable).reshape(b, samples, n).astype(np.float32) for x in (first, later)]
-        q, are = fused(fusion, seen, members, *answered)
-        posterior, offered = q.reshape(size, k), are.reshape(size, k)
+        sets = [(asked & usable).reshape(b, samples, n).astype(np.float32) for asked in (first, later)]
+        posterior, offered = (array.reshape(size, k) for array in fused(fusion, seen, members, *sets))
         if number + 1 >= rounds:  # only queries without an answer continue
             active = active[~((first | later) & usable)[active].any(axis=1)]
     answer = np.where(offered.any(axis=1), posterior.argmax(axis=1), -1)
-    worth = np.where(answer >= 0, seen.recorded.worth[of, np.maximum(answer, 0)], 0).astype(np.float32)
+    worth = np.where(answer >= 0, seen.recorded.worth[query, np.maximum(answer, 0)], 0).astype(np.float32)
     return Rollout(tuple(steps), np.array(shares), first, later, answer, worth, posterior)
 
 
@@ -319,7 +318,16 @@ def observed(
     posterior: F32,
     offered: Bools,
 ) -> tuple[F32, F32]:
-    """Return context (R', Dc) and endpoints (R', N, De), as `AskView.observe` does."""
+    """Return context (R', Dc) and endpoints (R', N, De), as `AskView.observe` does.
+
+    Args:
+        seen: the queries.
+        of: (R',) the query of each rollout.
+        number: of earlier rounds.
+        cost_weight: (B,) lambda.
+        asked: (R', N) endpoints asked so far; ``replied``: those with a usable reply.
+        posterior: (R', K) the Fusion's; ``offered``: (R', K) the candidates.
+    """
     n = asked.shape[1]
     price = observation.bounded_cost_weight(cost_weight[of])
     leader = posterior.argmax(axis=1)
