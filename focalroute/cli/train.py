@@ -128,7 +128,7 @@ def _show(
     output.show_table(
         ("cost weight", "accuracy", "cost ratio", "calls"),
         [(f"{p.cost_weight:g}", f"{p.accuracy:.4f}", f"{p.cost_ratio:.3f}", f"{p.calls:.2f}") for p in best.curve],
-        title=f"seed {best.seed} on the last {counted(job.held, 'query')}, before it learned from them",
+        title=f"seed {best.seed} on the last {counted(job.n_validation, 'query')}, before it learned from them",
     )
     for sentence in output.log_problems(table.bad_rows, table.unpriced, table.never_right):
         print(sentence)

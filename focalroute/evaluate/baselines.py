@@ -1,7 +1,6 @@
-"""The baselines by their stable names, each fitted on the training part only, and upper bounds known in hindsight.
+"""Lists the baselines by name, and defines those that ask one endpoint for each query.
 
-The baselines in this module ask one endpoint for each query: always the same, in turn, at random, by record, or by the
-query's text.
+Baselines are fitted on the training part only. `best_in_hindsight` and `oracle` also use the test part.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from focalroute.core.records import F32, F64, I64
 from focalroute.evaluate.presets.der import der
 from focalroute.evaluate.presets.rl_focal import rl_focal
 from focalroute.evaluate.replay import (
-    PRICE_OF_MONEY,
+    COST_WEIGHT,
     ReplayResult,
     Revealed,
     Strategy,
@@ -55,14 +54,14 @@ class OneEndpoint(Strategy, ABC):
 
     @abstractmethod
     def _order(self, turn: Turn) -> Sequence[int]:
-        """Endpoints, most wanted first."""
+        """Return the endpoints in order of preference."""
 
 
 class First(OneEndpoint):
     """``best-single-train``, ``best-single-hindsight``: always the same endpoint; the next best if it is unavailable.
 
     Args:
-        order: endpoints, most wanted first.
+        order: endpoints in order of preference.
     """
 
     def __init__(self, order: Sequence[int]) -> None:
@@ -80,8 +79,8 @@ class RandomOf(OneEndpoint):
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def _order(self, turn: Turn) -> Sequence[int]:
-        there = [i for i in self._endpoints if i in turn.available] or turn.available
-        return there and (self._random.choice(there),)
+        candidates = [i for i in self._endpoints if i in turn.available] or turn.available
+        return [self._random.choice(candidates)] if candidates else []
 
 
 class ReplayedRoundRobin(OneEndpoint):
@@ -95,10 +94,10 @@ class ReplayedRoundRobin(OneEndpoint):
 
 
 class ReplayedLatestCorrect(OneEndpoint):
-    """``latest-correct`` (the paper's greedy control): the endpoint that was right most recently.
+    """``latest-correct`` (RL-Focal's greedy control): the endpoint that was right most recently.
 
-    `focalroute.policy.baselines.RecencyRanking` ranks the endpoints, starting from the training part, whose accuracy
-    breaks ties.
+    `focalroute.policy.baselines.RecencyRanking` ranks the endpoints, from the training part on. Ties go to the endpoint
+    that is more accurate on the training part.
     """
 
     def __init__(self, training: Training) -> None:
@@ -118,36 +117,38 @@ class ReplayedLatestCorrect(OneEndpoint):
 
 
 def random_select(training: Training) -> RandomOf:
-    """``random-select`` (the paper's greedy control): a random one of the top k endpoints of the training part.
+    """``random-select`` (RL-Focal's greedy control): a random one of the k most accurate endpoints.
 
-    k is chosen on the last fifth of that part.
+    Accuracy is that on the training part; k is chosen on its last fifth.
     """
     sizes = range(2, max(3, len(training.table.endpoints) // 2 + 1))
     k = best_setting(training, sizes, lambda part, k: RandomOf(part.rank[:k], part.seed))
     return RandomOf(training.rank[:k], training.seed)
 
 
-_WARM = 500  # training rows on which a pacer settles
+_WARM_UP = 500  # training rows on which a pacer adapts before the test part
 
 
 class Routed(OneEndpoint):
-    """One of `focalroute.policy.routers`, which the ensemble's pacer holds to a cost.
+    """One of `focalroute.policy.routers`, held to a cost by the ensemble's pacer.
 
     Args:
-        usd_per_query: the target cost; None: the cost weight is `PRICE_OF_MONEY`.
+        router: the router.
+        embed: embeds a query's text.
+        usd_per_query: the target mean cost; None: the cost weight is always `COST_WEIGHT`.
     """
 
     def __init__(self, router: TextRouter, embed: Embedder, usd_per_query: float | None) -> None:
         self._router = router
         self._embed = embed
-        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), PRICE_OF_MONEY)
+        self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), COST_WEIGHT)
 
     def answer(self, turn: Turn) -> int:
-        """Ask an endpoint, and give its cost to the pacer."""
+        """Ask an endpoint, and tell the pacer what it cost."""
         turn.memo = unit_vector(self._embed(turn.query.text))
-        said = super().answer(turn)
+        answer = super().answer(turn)
         self._pacer.end(Decimal(sum(reply.usd for reply in turn.replies.values())))
-        return said
+        return answer
 
     def _order(self, turn: Turn) -> Sequence[int]:
         return self._router.order(turn.memo, self._pacer.begin())
@@ -158,7 +159,7 @@ class Routed(OneEndpoint):
 
 
 def fitted(name: str, training: Training) -> TextRouter:
-    """The router of this name, fitted to all answers of the training part."""
+    """Return the router of this name, fitted to all answers of the training part."""
     table, rows = training.table, training.rows
     router = ROUTERS[name](table.names, training.seed)
     texts = np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()])
@@ -169,9 +170,9 @@ def fitted(name: str, training: Training) -> TextRouter:
 
 
 def routed(router: TextRouter, training: Training) -> Routed:
-    """A fitted router whose pacer has settled on the last rows of the training part."""
+    """Return a fitted router as a strategy, whose pacer has adapted on the last rows of the training part."""
     strategy = Routed(router, training.table.embed, training.usd_per_query)
-    play(strategy, training.table, training.rows[-_WARM:], feedback="none", show_task=training.show_task)
+    play(strategy, training.table, training.rows[-_WARM_UP:], feedback="none", show_task=training.show_task)
     return strategy
 
 
@@ -179,10 +180,10 @@ def _routed(name: str, training: Training) -> Routed:
     return routed(fitted(name, training), training)
 
 
-#: The published routers, by name.
+#: The published routers: name -> factory.
 ROUTED: Mapping[str, Callable[[Training], Strategy]] = {name: partial(_routed, name) for name in ROUTERS}
 
-_WIDTH = 512
+_COLUMNS = 512
 _WORD = re.compile(r"\w+")
 _MAX_CHARACTERS = 4000
 _RIDGE = 1.0
@@ -211,15 +212,15 @@ class TextVectors:
         self.rows: F32 = np.stack([self._vector(counts) for counts in texts])
 
     def __call__(self, text: str) -> F32:
-        """float32 (512,)."""
+        """Return the vector of a text, float32 (512,)."""
         return self._vector(Counter(_words(text)))
 
     def _vector(self, counts: Mapping[str, int]) -> F32:
-        vector = np.zeros(_WIDTH)
+        vector = np.zeros(_COLUMNS)
         for word, count in counts.items():
             hashed = crc32(word.encode("utf-8", "replace"))
             weight = (1 + math.log(count)) * self._rarity.get(word, self._unseen)
-            vector[hashed % _WIDTH] += weight if hashed & 0x80000000 else -weight
+            vector[hashed % _COLUMNS] += weight if hashed & 0x80000000 else -weight
         norm = math.sqrt(vector @ vector)
         return (vector / norm if norm else vector).astype(np.float32)
 
@@ -233,25 +234,26 @@ class ThresholdPair(OneEndpoint):
 
     Args:
         rank: all endpoints, best first, in case both are unavailable.
-        predicted: predicts the gain of the strong endpoint from the text.
-        threshold: the least gain for which a query goes to the strong endpoint.
+        gain: predicts the gain of the strong endpoint.
+        threshold: the least predicted gain for which a query goes to the strong endpoint.
     """
 
-    def __init__(self, rank: Sequence[int], predicted: Gain, threshold: float) -> None:
+    def __init__(self, rank: Sequence[int], gain: GainModel, threshold: float) -> None:
         self._rank = tuple(rank)
-        self._predicted = predicted
+        self._gain = gain
         self._threshold = threshold
 
     def _order(self, turn: Turn) -> Sequence[int]:
-        """The strong endpoint first if the predicted gain reaches the threshold, else the cheap one."""
-        cheap, strong = self._predicted.pair
-        if self._predicted(turn.query.text) >= self._threshold:
+        cheap, strong = self._gain.pair
+        if self._gain(turn.query.text) >= self._threshold:
             return strong, cheap, *self._rank
         return cheap, strong, *self._rank
 
 
-class Gain:
-    """Predicts how much more the strong endpoint's answer is worth than the cheap one's, by ridge regression on text.
+class GainModel:
+    """Predicts from the text how much more the strong endpoint's answer is worth than the cheap one's.
+
+    The model is a ridge regression on `TextVectors`.
 
     Attributes:
         pair: (cheap, strong).
@@ -264,35 +266,36 @@ class Gain:
         x = self._vectors.rows.astype(np.float64)
         gain = np.nan_to_num(table.value[rows][:, pair[1]]) - np.nan_to_num(table.value[rows][:, pair[0]])
         self._mean = float(gain.mean())
-        penalty: F64 = _RIDGE * np.eye(_WIDTH)
+        penalty: F64 = _RIDGE * np.eye(_COLUMNS)
         self._weights = np.linalg.solve(x.T @ x + penalty, x.T @ (gain - self._mean)).astype(np.float64)
 
     def __call__(self, text: str) -> float:
-        """The predicted gain."""
+        """Return the predicted gain."""
         return float(self._vectors(text) @ self._weights) + self._mean
 
 
 def threshold_pair(training: Training, pair: tuple[int, int] | None = None) -> ThresholdPair | First:
-    """``threshold-pair``: the most accurate endpoint on the training part, and the best of those at half its cost.
+    """``threshold-pair`` with two endpoints, a model of the gain and a threshold from the training part.
 
-    The gain is fitted on the first four fifths of that part. The threshold is the best quantile of the predicted gains
-    on the last fifth. If no endpoint is that cheap, the strong one is always asked.
+    The strong endpoint is the most accurate; the cheap one is the most accurate of those that cost at most half as
+    much. If there is none, the strong one is always asked. The gain is fitted on the first four fifths. The threshold
+    is a quantile of the predicted gains on the last fifth: the one that does best there.
 
     Args:
         pair: (cheap, strong) to use instead.
     """
-    pair = pair or _pair(training)
+    pair = pair or _cheap_and_strong(training)
     if pair is None:
         return First(training.rank)
-    fit, held = training.cut()
-    gain = Gain(fit, pair)
-    predicted = [gain(training.table.texts[row]) for row in held.tolist()]
+    fit, held_out = training.hold_out()
+    gain = GainModel(fit, pair)
+    predicted = [gain(training.table.texts[row]) for row in held_out.tolist()]
     thresholds = [-math.inf, *np.quantile(predicted, np.linspace(0.1, 0.9, 9)).tolist(), math.inf]
     chosen = best_setting(training, thresholds, lambda part, threshold: ThresholdPair(part.rank, gain, threshold))
     return ThresholdPair(training.rank, gain, chosen)
 
 
-def _pair(training: Training) -> tuple[int, int] | None:
+def _cheap_and_strong(training: Training) -> tuple[int, int] | None:
     table, rows = training.table, training.rows
     usd = table.usd[rows].sum(axis=0) / np.maximum(table.there[rows].sum(axis=0), 1)
     strong = training.rank[0]
@@ -300,7 +303,7 @@ def _pair(training: Training) -> tuple[int, int] | None:
     return None if cheap is None else (cheap, strong)
 
 
-#: Name -> factory, without the baselines that see the test part (`IN_HINDSIGHT`).
+#: The baselines: name -> factory.
 BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
     "best-single-train": lambda training: First(training.rank),
     "random": lambda training: RandomOf(range(len(training.table.endpoints)), training.seed),
@@ -321,19 +324,19 @@ BASELINES: Mapping[str, Callable[[Training], Strategy]] = {
 PRESETS: Mapping[str, Callable[[Training], Strategy]] = {"rl-focal": rl_focal, "der": der}
 #: The baselines that need the text of the queries.
 TEXTUAL = frozenset({"query-weights", "threshold-pair", *ROUTED})
-#: The baselines that are random: they are run again with every seed.
+#: The baselines that depend on the random seed, so they are replayed with every seed.
 BY_CHANCE = frozenset({"avengers-pro", "irt-router", "query-weights", "random", "random-select", "thompson"})
-#: Not attainable, so left out of Pareto comparisons.
+#: Upper bounds that use the test part, so no method could attain them.
 IN_HINDSIGHT = ("best-single-hindsight", "oracle")
 
 
 def baselines(training: Training) -> dict[str, Callable[[Training], Strategy]]:
-    """The baselines for this log: all, or without text those that do not need it."""
+    """Return the baselines that this log allows: all, or without any text, those that need none."""
     return {name: make for name, make in BASELINES.items() if name not in TEXTUAL or has_text(training)}
 
 
 def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
-    """The named presets by their rows in a report: ``preset-rl-focal``, ``preset-der``.
+    """Return the factories of presets by their names in a report, ``preset-rl-focal`` and ``preset-der``.
 
     Raises:
         ConfigError: there is no such preset.
@@ -345,7 +348,7 @@ def presets(names: Sequence[str]) -> dict[str, Callable[[Training], Strategy]]:
 
 
 def best_in_hindsight(table: LogTable, test: I64) -> First:
-    """``best-single-hindsight``: the endpoint with the best results on the test part."""
+    """``best-single-hindsight``: the endpoint that is most accurate on the test part."""
     return First(table.rank(test))
 
 

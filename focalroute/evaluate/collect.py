@@ -37,10 +37,10 @@ _Waiting = tuple[LabelledQuestion, Sequence[int]]
 #: The id of a question that was asked, and the log's output for each endpoint.
 _Asked = tuple[str, _Outputs]
 
-_PICO, _EXACT = Decimal("1e-12"), Context(prec=50)  # room for any budget with twelve decimals
+_PICO, _EXACT = Decimal("1e-12"), Context(prec=50)  # precise enough for any budget with twelve decimals
 _SAMPLES, _ATTEMPTS, _DEADLINE_S = 10, 3, 60.0  # for a question, as in an ensemble
-_SPENT = "the budget leaves too little for another question"
-_IN_VAIN = 10  # it stops after this many consecutive questions of which every call failed
+_BUDGET_SPENT = "the budget leaves too little for another question"
+_MOST_FAILURES = 10  # collecting stops after this many consecutive questions of which every call failed
 
 
 @dataclass(slots=True)
@@ -48,12 +48,15 @@ class Collected:
     """The result of collecting.
 
     Attributes:
-        before: questions that every endpoint had been asked before; ``asked``: questions asked now.
+        before: number of questions that every endpoint had already been asked in earlier runs.
+        asked: number of questions asked in this run.
         usd: the known cost of this run, including capability checks.
-        right: right answers by endpoint; ``answered``: all answers; ``failed``: failed calls.
-        error: why the latest failed call of each endpoint failed.
-        unpriced: endpoints with calls of unknown cost, which ``usd`` lacks.
-        stopped: why it stopped before the last question; None if it did not.
+        right: endpoint -> right answers of this run.
+        answered: endpoint -> replies of this run.
+        failed: endpoint -> failed calls of this run.
+        error: endpoint -> why its latest failed call failed.
+        unpriced: endpoints with calls of unknown cost, which ``usd`` does not include.
+        stopped: why this run stopped before the last question; None if it did not.
     """
 
     before: int
@@ -70,7 +73,7 @@ class Collected:
 class LogFile:
     """The log being written: a line is added as soon as its question is answered; closing sorts the lines.
 
-    If a question was put to other endpoints before, it gets another line, and closing merges the two.
+    A question that other endpoints were asked earlier gets another line; closing merges the two.
 
     Args:
         path: a ``.jsonl`` file.
@@ -80,7 +83,7 @@ class LogFile:
         advance: called with the number of questions done.
 
     Attributes:
-        spent: USD of the lines that were there when the log was opened, as far as known.
+        spent: the known cost, in USD, of the calls that were in the log when it was opened.
         collected: the result so far.
 
     Raises:
@@ -102,42 +105,48 @@ class LogFile:
             raise ConfigError(f"{path}: already exists; resume it, or give another name")
         self._path, self._pool, self._advance = path, tuple(pool), advance
         self._questions = {question.id: question for question in questions}
-        there: Sequence[LoggedQuery] = ()
-        with ExitStack() as opened:
+        earlier: Sequence[LoggedQuery] = ()
+        with ExitStack() as stack:
             with refusing(path, "written"):
-                self._file = self._held(opened)
+                self._file = self._open_locked(stack)
                 self._file.seek(0)
                 self._file.truncate(self._file.read().rfind(b"\n") + 1)  # a process that died may have left half a line
                 replaced = False
-                with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that is wrong is named below
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # read_log below reports a bad line
                     replaced = self._put_in_order()
                 if replaced:
                     self._file.close()
-                    self._file = self._held(opened)
+                    self._file = self._open_locked(stack)
                 if self._file.seek(0, os.SEEK_END):
-                    there = read_log(path)
-            for query in there:
-                question = self._questions.get(query.id)
-                if question is None:
-                    raise ConfigError(f"{path}:{query.line}: id: {query.id!r} is not in the dataset; give another name")
-                if _content(query) != _content(question):
-                    raise ConfigError(
-                        f"{path}:{query.line}: id: {query.id!r} has another question, choices or label in the dataset; "
-                        "correct the line, or give another name"
-                    )
-            opened.pop_all()  # it stays open
+                    earlier = read_log(path)
+            self._check_questions(earlier)
+            stack.pop_all()  # the file stays open
         self._asked = {
-            query.id: {name for name, output in query.outputs.items() if not _in_vain(output)} for query in there
+            query.id: {name for name, output in query.outputs.items() if not _is_free_failure(output)}
+            for query in earlier
         }
-        outputs = [output for query in there for output in query.outputs.values()]
+        outputs = [output for query in earlier for output in query.outputs.values()]
         self.spent = sum((Decimal(str(output.cost_usd or 0)) for output in outputs), Decimal(0))
         self.collected = Collected(len(questions) - len(self.waiting))
         advance(self.collected.before)
 
-    def _held(self, opened: ExitStack) -> BinaryIO:
-        file = opened.enter_context(self._path.open("ab+"))
+    def _open_locked(self, stack: ExitStack) -> BinaryIO:
+        file = stack.enter_context(self._path.open("ab+"))
         hold_file(file, self._path)
         return file
+
+    def _check_questions(self, earlier: Sequence[LoggedQuery]) -> None:
+        """Check that the questions of an existing log are those of the dataset."""
+        for query in earlier:
+            where = f"{self._path}:{query.line}: id: {query.id!r}"
+            question = self._questions.get(query.id)
+            if question is None:
+                raise ConfigError(f"{where} is not in the dataset; give another name")
+            if _content(query) != _content(question):
+                raise ConfigError(
+                    f"{where} has another question, choices or label in the dataset; correct the line, or give another "
+                    "name"
+                )
 
     @property
     def waiting(self) -> list[_Waiting]:
@@ -182,32 +191,33 @@ class LogFile:
         with naming(self._path):
             self._file.seek(0)
             lines = self._file.readlines()
-        one: dict[str, bytes] = {}
+        merged: dict[str, bytes] = {}
         for line in lines:
             row = json.loads(line)
-            if (former := one.get(row["id"])) is not None:
-                row["outputs"] = {**json.loads(former)["outputs"], **row["outputs"]}
+            if (earlier := merged.get(row["id"])) is not None:
+                row["outputs"] = {**json.loads(earlier)["outputs"], **row["outputs"]}
                 line = _encoded(row)
-            one[row["id"]] = line
-        ordered = [one[id_] for id_ in sorted(one, key=order.__getitem__)]
+            merged[row["id"]] = line
+        ordered = [merged[id_] for id_ in sorted(merged, key=order.__getitem__)]
         if lines == ordered:
             return False
         replace_whole(self._path, b"".join(ordered))
         return True
 
 
-def _in_vain(output: Output) -> bool:
-    """Whether a call failed and cost nothing, as in an outage: it is made again, and nothing is paid twice."""
+def _is_free_failure(output: Output) -> bool:
+    """Whether a call failed and cost nothing, as in an outage; it can be made again without paying twice."""
     return output.error is not None and not output.cost_usd
 
 
 def _content(question: LabelledQuestion | LoggedQuery) -> bytes:
     """Return a question's content and label in the log's encoding."""
-    asked = [question.messages, question.choices, question.label]
-    return json.dumps(asked, ensure_ascii=False, sort_keys=True, default=dict).encode("utf-8", "replace")
+    content = [question.messages, question.choices, question.label]
+    return json.dumps(content, ensure_ascii=False, sort_keys=True, default=dict).encode("utf-8", "replace")
 
 
 def _row(question: LabelledQuestion, outputs: _Outputs) -> Mapping[str, Any]:
+    """Make the JSON object of a question's line."""
     row: dict[str, Any] = {"id": question.id, "task": question.task, "choices": question.choices}
     row["prompt"] = question.prompt
     if question.prompt is None:
@@ -221,8 +231,11 @@ def _encoded(row: Mapping[str, Any]) -> bytes:
 
 
 def _output(reply: Reply, kind: AnswerKind | None) -> Mapping[str, Any]:
-    """A reply in the log's format: its ``answer`` (the index of the choice, or the text in normal form; None: it has
-    none), or the ``error`` of a failed call."""
+    """Return a reply in the log's format.
+
+    It has the ``error`` of a failed call, else the ``answer``: the index of the choice, or the text in normal form;
+    None if the reply has no usable answer.
+    """
     usage = reply.usage or Usage(0, 0)
     output: dict[str, Any] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     output["latency_s"] = round(reply.latency_s, 4)
@@ -254,13 +267,13 @@ def collect(
 ) -> Collected:
     """Ask every endpoint every question, and write the answers as an outcome log.
 
-    A failed call is logged as failed and counts neither as right nor wrong; a reply without an answer is wrong. No paid
-    answer is lost if the run is interrupted, and it can be resumed. It stops early if too little of the budget is left,
-    or if every call of ten consecutive questions failed.
+    A failed call is logged as failed and counts neither as right nor as wrong; a reply without an answer counts as
+    wrong. If the run is interrupted, no paid answer is lost, and it can be resumed. It stops early if too little of the
+    budget is left, or if every call of ten consecutive questions failed.
 
-    Every machine of an engine asks a share of the questions within a share of the budget, so machines need not
-    coordinate; one of them spends what the shares left over at the end. The log is written here. Each machine takes the
-    keys from its own environment, and keeps the pool's rate limits by itself.
+    Each machine of an engine asks a share of the questions within a share of the budget. In the end, one machine goes
+    on with what the shares have left over. Each machine takes the API keys from its own environment, and applies the
+    pool's rate limits by itself. The log is written here.
 
     Args:
         endpoints: the pool.
@@ -269,20 +282,20 @@ def collect(
         kind: the kind of free-form answers, as for ``ask(answer=)``.
         concurrency: questions at a time, on each machine.
         max_usd: the most that the whole log may cost, including earlier runs.
-        resume: continue an existing log; an endpoint new in the pool is asked the earlier questions, too.
+        resume: whether to continue an existing log; a new endpoint of the pool is asked the earlier questions, too.
         advance: called with the number of questions done.
         engine: the engine whose machines ask.
 
     Raises:
         ConfigError: an argument is invalid, or the file is not this dataset's log.
-        FocalrouteError: a machine was lost. Its answers are in the log, so resuming asks the rest; its calls under way
-            may have been paid.
+        FocalrouteError: a machine was lost. The answers it had sent are in the log, and resuming asks the rest; calls
+            that it had not finished may be paid twice.
     """
     check_concurrency(concurrency)
-    way, left = _Way(validate_pool(endpoints, askable=True), kind, concurrency), None
+    settings, left = _Settings(validate_pool(endpoints, askable=True), kind, concurrency), None
     if max_usd is not None:
         left = parse_usd(max_usd, "max_usd")
-    names = [endpoint.name for endpoint in way.pool]
+    names = [endpoint.name for endpoint in settings.pool]
     with closing(LogFile(Path(out), questions, names, resume=resume, advance=advance)) as log:
         collected = log.collected
         if left is not None:
@@ -293,121 +306,125 @@ def collect(
                 share = (left / machines).quantize(_PICO, ROUND_FLOOR, _EXACT)
             waiting = log.waiting
             shares = [(waiting[start::machines], share) for start in range(machines)]
-            ended = engine.each(_share, way, shares, log.take, again=False)
-            paid = sum((usd for _, usd in ended), Decimal(0))
+            results = engine.each(_ask_share, settings, shares, log.take, again=False)
+            paid = sum((usd for _, usd in results), Decimal(0))
             collected.usd += paid
-            collected.stopped = next((why for why, _ in ended if why is not None), None)
-            if left is None or collected.stopped != _SPENT or machines == 1:
+            collected.stopped = next((why for why, _ in results if why is not None), None)
+            if left is None or collected.stopped != _BUDGET_SPENT or machines == 1:
                 break
             left -= paid
         return collected
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """The settings of asking; see `collect`."""
+class _Settings:
+    """The arguments of `collect` that every machine needs."""
 
     pool: tuple[Endpoint, ...]
     kind: AnswerKind | None
     concurrency: int
 
 
-def _share(
-    way: _Way, share: tuple[Sequence[_Waiting], Decimal | None], tell: Callable[[_Asked], object]
+def _ask_share(
+    settings: _Settings, share: tuple[Sequence[_Waiting], Decimal | None], tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
-    """Ask one machine's share of the questions; return why it stopped early (None: it did not), and the USD paid.
+    """Ask one machine's share of the questions within its share of the budget; an engine's job.
 
-    That includes the cost of capability checks.
+    Returns:
+        Why it stopped early (None: it did not), and the USD paid, including the cost of capability checks.
     """
-    return asyncio.run(_ask_all(way, *share, tell))
+    return asyncio.run(_ask_all(settings, *share, tell))
 
 
 async def _ask_all(
-    way: _Way, waiting: Sequence[_Waiting], left: Decimal | None, tell: Callable[[_Asked], object]
+    settings: _Settings, waiting: Sequence[_Waiting], limit: Decimal | None, tell: Callable[[_Asked], object]
 ) -> tuple[str | None, Decimal]:
-    """Ask every endpoint these questions, spending no more than is left."""
+    """As `_ask_share`."""
     if not waiting:
         return None, Decimal(0)
     budget = None
-    if left is not None:
-        if left <= 0:
-            return _SPENT, Decimal(0)
-        budget = Budget(usd_total=left)
+    if limit is not None:
+        if limit <= 0:
+            return _BUDGET_SPENT, Decimal(0)
+        budget = Budget(usd_total=limit)
     with closing(open_store(None)) as store:
-        guard = BudgetGuard(budget, way.pool, store)
-        pool = Pool(way.pool, store, guard, rules=Rules(_ATTEMPTS), samples=_SAMPLES)
-        work, questions = _Asking(way, pool, guard, left, tell), iter(waiting)
+        guard = BudgetGuard(budget, settings.pool, store)
+        pool = Pool(settings.pool, store, guard, rules=Rules(_ATTEMPTS), samples=_SAMPLES)
+        state, questions = _Asking(settings, pool, guard, limit, tell), iter(waiting)
         try:
-            await run_together(work.run(questions) for _ in range(way.concurrency))
+            await run_together(state.run(questions) for _ in range(settings.concurrency))
         finally:
             await pool.aclose()
-        noted = sum((total.cost for total in store.totals().values()), Decimal(0))
-    if left is None:  # then the store holds only the probes
-        noted += work.spent
-    return work.stopped, noted
+        paid = sum((total.cost for total in store.totals().values()), Decimal(0))
+    if limit is None:  # without a budget, the store's ledger has only the capability checks
+        paid += state.spent
+    return state.stopped, paid
 
 
 @dataclass(slots=True)
 class _Asking:
-    """The state that the workers share.
+    """The state that concurrent workers share.
 
     Attributes:
-        left: USD at the start; None: no limit.
-        promised: the most that the questions under way can cost.
-        settled: notified when a question is paid.
-        in_vain: the latest consecutive questions of which every call failed.
+        limit: USD that may be spent; None: no limit.
+        spent: USD spent on finished questions.
+        reserved: the most that the unfinished questions can cost.
+        settled: notified when a question's cost is known.
+        failures: number of the latest consecutive questions of which every call failed.
+        stopped: why no more questions are asked; None: they are.
     """
 
-    way: _Way
+    settings: _Settings
     pool: Pool
     guard: BudgetGuard
-    left: Decimal | None
+    limit: Decimal | None
     tell: Callable[[_Asked], object]
     settled: asyncio.Condition = field(default_factory=asyncio.Condition)
     spent: Decimal = Decimal(0)
-    promised: Decimal = Decimal(0)
-    in_vain: int = 0
+    reserved: Decimal = Decimal(0)
+    failures: int = 0
     stopped: str | None = None
 
     async def run(self, waiting: Iterator[_Waiting]) -> None:
         """Ask waiting questions one after the other."""
         for question, members in waiting:
             if self.stopped is None:
-                await self._one(question, members)
+                await self._ask(question, members)
 
-    async def _one(self, question: LabelledQuestion, members: Sequence[int]) -> None:
+    async def _ask(self, question: LabelledQuestion, members: Sequence[int]) -> None:
+        """Ask one question, if it can be paid."""
         kind = None
         if question.choices is None:
-            kind = self.way.kind
+            kind = self.settings.kind
         query = make_query(question.messages, choices=question.choices, answer=kind)
         ask_budget = self.guard.ask_budget(None, query.id, (), _DEADLINE_S)
         bounds = await self.pool.upper_bounds(query, ask_budget)
         bound = sum((bounds[i] for i in members), Decimal(0)) if bounds else Decimal(0)
-        if not await self._affordable(bound):
-            self.stopped = _SPENT
+        if not await self._reserve(bound):
+            self.stopped = _BUDGET_SPENT
             return
         deadline = asyncio.get_running_loop().time() + _DEADLINE_S
         replies = await self.pool.ask(members, self.pool.call_context(query, ask_budget, deadline))
         async with self.settled:
-            self.promised -= bound
+            self.reserved -= bound
             self.spent += ask_budget.spent
             self.settled.notify_all()
-        outputs = {reply.endpoint: _output(reply, self.way.kind) for reply in replies}
+        outputs = {reply.endpoint: _output(reply, self.settings.kind) for reply in replies}
         self.tell((question.id, outputs))
-        self.in_vain += 1
+        self.failures += 1
         if not all("error" in output for output in outputs.values()):
-            self.in_vain = 0
-        if self.in_vain >= _IN_VAIN:
-            self.stopped = f"of {_IN_VAIN} questions in a row every call failed"
+            self.failures = 0
+        if self.failures >= _MOST_FAILURES:
+            self.stopped = f"every call of {_MOST_FAILURES} questions in a row failed"
 
-    async def _affordable(self, bound: Decimal) -> bool:
-        """Promise an amount once it fits, waiting for other questions to settle; False if it never can."""
-        if self.left is None:
+    async def _reserve(self, bound: Decimal) -> bool:
+        """Reserve an amount, waiting until other questions leave enough for it; return False if they never will."""
+        if self.limit is None:
             return True
         async with self.settled:
-            while self.spent + self.promised + bound > self.left:
-                if not self.promised:
+            while self.spent + self.reserved + bound > self.limit:
+                if not self.reserved:
                     return False
                 await self.settled.wait()
-            self.promised += bound
+            self.reserved += bound
         return True

@@ -32,7 +32,7 @@ _HUGGING_FACE = "hf:"
 
 
 class _Cell(str):
-    """A cell of a CSV file, which does not say whether digits are a number or a text."""
+    """A cell of a CSV file; CSV does not tell whether digits are a number or a text."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ def read_dataset(
     Args:
         source: a ``.jsonl`` or ``.csv`` file (or ``.gz`` of one), or ``hf:NAME[:CONFIG][:SPLIT]``.
         columns: field -> column, for columns not named as in `FIELDS`.
-        kind: the kind of free-form answers; labels are brought to its normal form.
+        kind: the kind of free-form answers; labels are converted to its normal form.
 
     Raises:
         ConfigError: the kind is unknown, the dataset cannot be read, or a row is invalid; the message names row and
@@ -123,21 +123,23 @@ def json_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield rows by the column names in the first row; empty cells are left out."""
+    """Yield each row as column name -> cell, without empty cells; the first row has the column names."""
     reader = csv.DictReader(line for _, line in numbered_lines(path))
-    before = csv.field_size_limit(LONGEST_LINE)  # of the process
+    limit_before = csv.field_size_limit(LONGEST_LINE)  # a setting of the whole process, restored below
     try:
-        twice = [name for name, count in Counter(reader.fieldnames or ()).items() if name and count > 1]
-        if twice:
-            raise ConfigError(f"{path}: more than one column is called {twice[0][:40]!r}; rename or drop them")
+        repeated = [name for name, count in Counter(reader.fieldnames or ()).items() if name and count > 1]
+        if repeated:
+            raise ConfigError(f"{path}: more than one column is called {repeated[0][:40]!r}; rename or drop them")
         for row in reader:
             if None in row:
-                raise ConfigError(f"{path}:{reader.line_num}: has more cells than there are names; quote a comma")
+                raise ConfigError(
+                    f"{path}:{reader.line_num}: has more cells than the first row has names; quote cells with commas"
+                )
             yield f"{path}:{reader.line_num}", {name: _Cell(cell) for name, cell in row.items() if cell}
     except csv.Error as error:
         raise ConfigError(f"{path}:{reader.line_num}: is damaged: {error}") from None
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(limit_before)
 
 
 def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -158,6 +160,8 @@ def _hugging_face(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _question(
     row: Mapping[str, Any], names: Mapping[str, tuple[str, ...]], number: str, kind: AnswerKind | None
 ) -> LabelledQuestion:
+    """Make a question of a row; ``names``: field -> columns to look in, ``number``: the id if the row has none."""
+
     def value(field: str) -> Any:
         return next((row[name] for name in names[field] if not _is_missing(row.get(name))), None)
 
@@ -180,11 +184,11 @@ def _question(
         raise ConfigError(
             f"label: is missing; the filled columns are {filled}, and collect --column label=NAME uses another"
         )
-    given, task = value("id"), value("task")
-    asked = make_query(prompt, messages=messages, choices=choices, answer=kind if choices is None else None)
+    id_, task = value("id"), value("task")
+    query = make_query(prompt, messages=messages, choices=choices, answer=kind if choices is None else None)
     return LabelledQuestion(
-        id=number if given is None else str(given),
-        messages=asked.messages,
+        id=number if id_ is None else str(id_),
+        messages=query.messages,
         prompt=prompt,
         choices=choices,
         label=_text(label, kind) if choices is None else _index(label, choices, letters),
@@ -198,7 +202,10 @@ def _is_missing(value: object) -> bool:
 
 
 def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The choices and their letters, from a list, JSON, ``{"text": [], "label": []}`` or ``{"A": "", "B": ""}``."""
+    """Return the choices and their letters.
+
+    They are given as a list, as ``{"text": [...], "label": [...]}``, as ``{"A": ..., "B": ...}``, or as JSON of these.
+    """
     if isinstance(value, str):
         value = _from_json(value, 'choices: give a list, in CSV as JSON such as ["red", "blue"]')
     letters: Any = ascii_uppercase  # as in MMLU-Pro
@@ -214,26 +221,31 @@ def _choices(value: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     return tuple(value), tuple(str(letter) for letter in letters)[: len(value)]
 
 
-def _from_json(text: str, otherwise: str) -> Any:
-    """The list or object that a cell holds as JSON."""
+def _from_json(text: str, problem: str) -> Any:
+    """Parse a cell that holds a list or object as JSON; ``problem`` is the error message if it does not."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(otherwise) from None
+        raise ConfigError(problem) from None
     if not isinstance(found, list | Mapping):
-        raise ConfigError(otherwise)
+        raise ConfigError(problem)
     return found
 
 
 def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> int:
-    """The index that a label means: a number is an index, a text a choice or its letter (the dataset's, else A...)."""
-    text, number = str(label), is_number(label)
-    named = [names.index(text) for names in (choices, letters) if names.count(text) == 1 and not number]
-    digits = text.removesuffix(".0")  # which pandas writes in a column of which some are missing
-    counted = [int(digits)] if digits.isdecimal() and len(digits) < 5 and int(digits) < len(choices) else []
-    if isinstance(label, _Cell) and len({*named[:1], *counted}) > 1:
-        raise ConfigError(f"label: {text!r} is one choice and the index of another; in JSONL a number is an index")
-    found = named + counted
+    """Return the index of the right choice.
+
+    A number is an index. A text is a choice, the letter of one, or an index in digits, in this order.
+    """
+    text = str(label)
+    found = []
+    if not is_number(label):
+        found = [names.index(text) for names in (choices, letters) if names.count(text) == 1]
+    digits = text.removesuffix(".0")  # pandas writes integers like that if the column has missing values
+    if digits.isdecimal() and len(digits) < 5 and int(digits) < len(choices):
+        if isinstance(label, _Cell) and found and found[0] != int(digits):
+            raise ConfigError(f"label: {text!r} is one choice and the index of another; in JSONL a number is an index")
+        found.append(int(digits))
     if not found:
         raise ConfigError(
             f"label: {text[:40]!r} is neither one of the {len(choices)} choices nor an index into them, from 0"
@@ -242,9 +254,10 @@ def _index(label: Any, choices: tuple[str, ...], letters: tuple[str, ...]) -> in
 
 
 def _text(label: Any, kind: AnswerKind | None) -> str:
+    """Return the normal form of a free-form question's label."""
     if not isinstance(label, str | int | float):
         raise ConfigError(f"label: give one text or number, not {str(label)[:40]}")
     form = normal_form(str(label), kind)
     if form is None:
-        raise ConfigError("label: holds no answer of the kind asked for; correct it, or the kind")
+        raise ConfigError("label: is not an answer of the kind given; correct the label or the kind")
     return form

@@ -1,9 +1,9 @@
-"""Imports the log-likelihoods of choices that leaderboards publish for multiple-choice tasks, by model.
+"""Makes an outcome log of the samples that lm-evaluation-harness writes for multiple-choice tasks.
 
-The files are those of lm-evaluation-harness (``samples_TASK_DATE.jsonl``, written with ``--log_samples``; leaderboards
-publish them as details). They have one object for each question: ``filtered_resps`` holds [log-likelihood, greedy] for
-each choice, and ``arguments`` its context and choice. A choice's probability is that of all its tokens, normalised over
-the choices, as RL-Focal elicits it (arXiv 2502.04492).
+Its files, ``samples_TASK_DATE.jsonl`` (written with ``--log_samples``; leaderboards publish them as details), have one
+object for each question. ``filtered_resps`` has [log-likelihood, greedy] for each choice, and ``arguments`` has the
+context and the choice. A choice's probability is the product of its tokens' probabilities, normalised over the choices,
+as in RL-Focal (arXiv 2502.04492).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from focalroute.evaluate.outcomes import read_log
 from focalroute.policy.decider import posterior
 
 _FILE = re.compile(r"(?:samples_)?(?P<task>.+?)(?:_\d{4}-\d\d-\d\dT[\d:.-]+)?$")
-_CHARACTERS = 4  # of a token, roughly, as the files do not give token counts
+_CHARACTERS_PER_TOKEN = 4  # roughly; the files have no token counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Imported:
     """The result of an import.
 
     Attributes:
-        questions: lines of the log.
-        answered: number of answers by model.
-        right: number of right answers by model.
-        bad_rows: rows that were left out.
+        questions: number of the log's lines.
+        answered: model -> number of answers.
+        right: model -> number of right answers.
+        bad_rows: number of rows that were left out.
     """
 
     questions: int
@@ -46,7 +46,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One question as put to one model; prompts differ between chat templates."""
+    """One question as one model was asked it; prompts may differ between models, as chat templates do."""
 
     id: str
     task: str
@@ -56,28 +56,27 @@ class _Sample:
     prompt: str = field(compare=False)
 
 
-#: A question as put to its first model, and the output of every model.
+#: A question as its first model was asked it, and model -> output.
 _Question = tuple[_Sample, dict[str, Mapping[str, Any]]]
 
 
 def import_samples(
     files: Mapping[str, Sequence[str | Path]], out: str | Path, *, skip_bad_rows: bool = False
 ) -> Imported:
-    """Write an outcome log from models' files, with questions in order of first occurrence.
+    """Write an outcome log from models' files, with the questions in order of first occurrence.
 
-    Questions with the same task (from the file's name) and ``doc_id`` are the same, and must have the same choices and
-    label. The log has the first model's context, as contexts differ between chat templates. Tokens are characters / 4,
-    and every choice counts as a call of its own, as it does when asked this way.
+    Rows with the same task (from the file's name) and ``doc_id`` are the same question. They must have the same choices
+    and label. The log has the context that the first model saw. Prompt tokens are estimated as characters / 4, summed
+    over the choices, as each choice takes a call of its own.
 
     Args:
         files: model (the endpoint's name) -> its files, one for each task.
         out: the log, ``.jsonl``, which must not exist yet. It is written whole or not at all.
-        skip_bad_rows: whether to skip rows of another format, or of a question that other models were asked
-            differently; else such a row is an error.
+        skip_bad_rows: whether to skip rows that break the format, or have other choices or another label than the same
+            question of an earlier model. Else such a row is an error.
 
     Raises:
-        ConfigError: a file has another format, or models disagree on a question (the message names file and line), or
-            have none in common.
+        ConfigError: a row is bad (the message names file and line), or no two models have a question in common.
     """
     target = Path(out)
     if target.suffix != ".jsonl":
@@ -86,40 +85,42 @@ def import_samples(
         raise ConfigError(f"{target}: already exists; give another name")
     if not any(files.values()):
         raise ConfigError("files: give at least one, as MODEL=FILE")
-    questions, bad_rows = _gathered(files, skip_bad_rows=skip_bad_rows)
+    questions, bad_rows = _read_files(files, skip_bad_rows=skip_bad_rows)
     if not questions:
-        raise ConfigError((bad_rows or ["files: hold no question"])[0])
-    if len(files) > 1 and all(len(said) == 1 for _, said in questions):
+        raise ConfigError(bad_rows[0] if bad_rows else "files: hold no question")
+    if len(files) > 1 and all(len(outputs) == 1 for _, outputs in questions):
         raise ConfigError(
             "files: no two models have a question in common; name all files of a task alike, such as samples_TASK.jsonl"
         )
-    columns = ("id", "task", "prompt", "choices", "label")
-    _write(target, [{**{name: getattr(one, name) for name in columns}, "outputs": said} for one, said in questions])
+    lines = []
     answered, right = dict.fromkeys(files, 0), dict.fromkeys(files, 0)
     for sample, outputs in questions:
+        columns = {name: getattr(sample, name) for name in ("id", "task", "prompt", "choices", "label")}
+        lines.append({**columns, "outputs": outputs})
         for name, output in outputs.items():
             answered[name] += 1
             right[name] += output["answer"] == sample.label
+    _write(target, lines)
     return Imported(len(questions), answered, right, len(bad_rows))
 
 
-def _gathered(
+def _read_files(
     files: Mapping[str, Sequence[str | Path]], *, skip_bad_rows: bool
 ) -> tuple[Sequence[_Question], list[str]]:
-    """The questions in order of first occurrence, and the errors of skipped rows."""
+    """Read all files; return the questions in order of first occurrence, and the errors of skipped rows."""
     found: dict[str, _Question] = {}
     bad_rows: list[str] = []
     rows = ((model, file, *row) for model, paths in files.items() for file in paths for row in json_objects(Path(file)))
     for model, file, where, row in rows:
         try:
-            sample, output = _read(row, _task(Path(file)))
+            sample, output = _read_row(row, _task(Path(file)))
             first, outputs = found.setdefault(sample.id, (sample, {}))
             if model in outputs:
                 raise ConfigError(f"doc_id: {sample.id!r} appears twice for {model}; give each question once")
             hashes = (sample.digest, first.digest)
             if sample != first or (None not in hashes and hashes[0] != hashes[1]):
                 raise ConfigError(
-                    "doc_id: another model's question of this name has other choices, label or doc_hash; give samples "
+                    "doc_id: another model's question with this id has other choices, label or doc_hash; give samples "
                     "of one version of the task"
                 )
             outputs[model] = output
@@ -131,21 +132,27 @@ def _gathered(
 
 
 def _task(path: Path) -> str:
+    """Return the task that a file is named after."""
     found = _FILE.match(re.sub(r"\.jsonl?(\.gz)?$", "", path.name))
     return found["task"] if found else path.name
 
 
-def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]]:
+def _read_row(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]]:
+    """Check a row; return its question and the model's output in the log's format."""
     if row.get("doc_id") is None:
         raise ConfigError("doc_id: is missing; give the samples that lm-evaluation-harness wrote")
     likelihoods = _likelihoods(row.get("filtered_resps"))
-    asked = _asked(row.get("arguments"))
-    if len(asked) != len(likelihoods):
-        raise ConfigError(f"arguments: {len(asked)} for {len(likelihoods)} log-likelihoods")
-    texts = [text for _, text in asked]
-    stripped = tuple(text.strip() for text in texts)
-    choices = stripped if len(set(stripped)) == len(texts) and all(stripped) else tuple(texts)
-    if len(set(choices)) == 1 and len({context for context, _ in asked}) > 1:
+    requests = _requests(row.get("arguments"))
+    if len(requests) != len(likelihoods):
+        raise ConfigError(
+            f"arguments: has {len(requests)} requests, but filtered_resps has {len(likelihoods)} log-likelihoods; give "
+            "one for each choice"
+        )
+    choices = tuple(text for _, text in requests)
+    stripped = tuple(text.strip() for text in choices)
+    if all(stripped) and len(set(stripped)) == len(stripped):
+        choices = stripped
+    if len(set(choices)) == 1 and len({context for context, _ in requests}) > 1:
         raise ConfigError("arguments: the choices are in the contexts, as WinoGrande's are; leave such tasks out")
     if len(set(choices)) < len(choices):
         raise ConfigError("arguments: two choices are the same; drop the question")
@@ -153,15 +160,22 @@ def _read(row: Mapping[str, Any], task: str) -> tuple[_Sample, Mapping[str, Any]
     answer = max(range(len(likelihoods)), key=likelihoods.__getitem__)
     acc = row.get("acc")
     if isinstance(acc, int | float) and acc != (answer == label):
-        raise ConfigError(f"target: acc is {acc:g}; is it an index into other choices, or are several right?")
-    tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS) for context, text in asked)
-    masses = posterior(likelihoods)
-    output = {"answer": answer, "probabilities": masses, "prompt_tokens": tokens, "completion_tokens": 0}
-    return _Sample(f"{task}/{row['doc_id']}", task, choices, label, row.get("doc_hash"), asked[0][0]), output
+        raise ConfigError(
+            f"target: acc is {acc:g}, but by this target it would be {answer == label:d}; leave out tasks with several "
+            "right choices, or whose target is an index into other choices"
+        )
+    tokens = sum(math.ceil((len(context) + len(text)) / _CHARACTERS_PER_TOKEN) for context, text in requests)
+    output = {
+        "answer": answer,
+        "probabilities": posterior(likelihoods),
+        "prompt_tokens": tokens,
+        "completion_tokens": 0,
+    }
+    return _Sample(f"{task}/{row['doc_id']}", task, choices, label, row.get("doc_hash"), requests[0][0]), output
 
 
 def _likelihoods(responses: object) -> list[float]:
-    """The log-likelihood of each choice, given as numbers or, by some versions, as texts."""
+    """Return the log-likelihood of each choice; some versions of the harness write numbers, others texts."""
     if not isinstance(responses, list) or len(responses) < 2:
         raise ConfigError(
             "filtered_resps: give the log-likelihoods of at least two choices; generated replies become a log "
@@ -178,12 +192,15 @@ def _likelihoods(responses: object) -> list[float]:
             raise ConfigError(f"filtered_resps: {value} is not a log-likelihood")
         found.append(value)
     if max(found) == -math.inf:
-        raise ConfigError("filtered_resps: every choice is impossible; drop the question")
+        raise ConfigError("filtered_resps: every choice has log-likelihood -inf; drop the question")
     return found
 
 
-def _asked(arguments: object) -> list[tuple[str, str]]:
-    """(context, choice) of each request, from pairs or ``{"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}``."""
+def _requests(arguments: object) -> list[tuple[str, str]]:
+    """Return each request as (context, choice).
+
+    They are given as pairs, or as ``{"gen_args_0": {"arg_0": ..., "arg_1": ...}, ...}``.
+    """
     if isinstance(arguments, Mapping):
         order = sorted(arguments, key=lambda name: int(re.sub(r"\D", "", name) or 0))
         arguments = [list(arguments[name].values()) for name in order if isinstance(arguments[name], Mapping)]
@@ -194,7 +211,7 @@ def _asked(arguments: object) -> list[tuple[str, str]]:
 
 
 def _label(target: object, choices: tuple[str, ...]) -> int:
-    """The index of the right choice: a number is an index, as in the harness, any other text is a choice."""
+    """Return the index of the right choice: a number is an index, as in the harness; any other text is a choice."""
     text = str(target).strip()
     if text.isdecimal() and int(text) < len(choices):
         return int(text)
@@ -204,9 +221,10 @@ def _label(target: object, choices: tuple[str, ...]) -> int:
 
 
 def _write(target: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write the log to a temporary file, check it, and only then give it its name."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    with refusing(target, "written"), TemporaryDirectory(dir=target.parent) as beside:
-        draft = Path(beside) / target.name
+    with refusing(target, "written"), TemporaryDirectory(dir=target.parent) as folder:
+        draft = Path(folder) / target.name
         draft.write_bytes(text.encode("utf-8", "replace"))  # like collect, writes a lone surrogate as a question mark
         read_log(draft)
         draft.replace(target)

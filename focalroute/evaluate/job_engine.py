@@ -1,7 +1,7 @@
 """Runs independent jobs, one after the other in this process or in parallel as Ray tasks.
 
-A job is a function of a shared object, one input, and a callback for messages. Its result does not depend on where it
-runs. The only module that imports ray.
+A job is a function of a shared object, one input, and a callback for messages. Its result must not depend on where it
+runs. This is the only module that imports Ray.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ M = TypeVar("M")
 
 Job = Callable[[S, T, Callable[[M], object]], R]
 
-_LOOK_S = 0.2  # between two fetches of messages
-_REACH_S = 10.0
+_POLL_S = 0.2  # between two fetches of messages
+_CONNECT_TIMEOUT_S = 10.0
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
 
 
@@ -59,27 +59,27 @@ class Engine:
         """Run the job on every input; return the results in the order of the inputs.
 
         Args:
-            job: a module-level function; it, ``shared``, the inputs, messages and results are pickled.
+            job: a module-level function. With Ray, it is pickled, as are ``shared``, inputs, messages and results.
             shared: an object for all jobs, which must not change it.
             inputs: one for each job.
-            tell: called with the jobs' messages in the calling thread, in order for each job.
-            again: whether a job whose machine was lost may be run again on another.
+            tell: called in this thread with each message of the jobs; the messages of one job keep their order.
+            again: whether a job whose machine was lost may run again on another machine.
 
         Raises:
-            FocalrouteError: a machine was lost, and with it a job.
-            Exception: the error that a job raised. Earlier messages were passed on; the other jobs are stopped.
+            FocalrouteError: a job was lost, with its machine or its memory.
+            Exception: a job raised it. Earlier messages were passed on; the other jobs are stopped.
         """
         if self._ray is None:
             return [job(shared, one, tell) for one in inputs]
         from ray.util.queue import Queue
 
-        told = Queue(actor_options={"num_cpus": 0})
+        messages = Queue(actor_options={"num_cpus": 0})
         settings = {"num_cpus": 1, "max_retries": 3 if again else 0, "scheduling_strategy": "SPREAD"}
         run = self._ray.remote(**settings)(job)
-        everywhere = self._ray.put(shared)
-        tasks = [run.remote(everywhere, one, told.put) for one in inputs]
+        shared_ref = self._ray.put(shared)
+        tasks = [run.remote(shared_ref, one, messages.put) for one in inputs]
         try:
-            self._wait(tasks, told, tell)
+            self._wait(tasks, messages, tell)
             return list(self._ray.get(tasks))
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
@@ -91,28 +91,28 @@ class Engine:
             for task in tasks:
                 self._ray.cancel(task, force=True)
 
-    def _wait(self, tasks: Sequence[Any], told: Any, tell: Callable[[Any], object]) -> None:
-        """Wait until all tasks are done or one has failed, passing on messages."""
-        left = list(tasks)
-        while left:
-            done, left = self._ray.wait(left, timeout=_LOOK_S)
-            for message in told.get_nowait_batch(told.qsize()):
+    def _wait(self, tasks: Sequence[Any], messages: Any, tell: Callable[[Any], object]) -> None:
+        """Wait until all tasks are done, passing on messages; raise the error of the first that fails."""
+        pending = list(tasks)
+        while pending:
+            done, pending = self._ray.wait(pending, timeout=_POLL_S)
+            for message in messages.get_nowait_batch(messages.qsize()):
                 tell(message)
-            self._ray.get(done)
+            self._ray.get(done)  # raises a failed task's error
 
 
-#: One job after the other, in this process.
+#: Runs one job after the other, in this process.
 HERE = Engine()
 
 
 @contextmanager
 def open_engine(where: str = "local") -> Iterator[Engine]:
-    """Open the engine of this name; whatever is started for it ends with the context.
+    """Open the engine of this name; on leaving the context, everything started for it is stopped.
 
     Args:
-        where: "local": this process. "ray": the Ray cluster that RAY_ADDRESS names, else a new one on this machine's
-            cores, which lasts as long as the engine and listens only on the loopback interface. "ray://host:port": the
-            cluster with a client server at this address.
+        where: "local": this process. "ray": the Ray cluster at RAY_ADDRESS; without that variable, a new one on this
+            machine's cores, which listens only on the loopback interface. "ray://host:port": the cluster whose Ray
+            Client server has this address.
 
     Raises:
         ConfigError: there is no such engine, Ray is not installed, or its cluster cannot be reached.
@@ -132,39 +132,46 @@ def shares_files(where: str) -> bool:
 
 
 def _address(where: str) -> str:
-    return os.environ.get("RAY_ADDRESS") or "local" if where == "ray" else where
+    """Return the address of an engine's cluster; "local": this process, or a new cluster on this machine."""
+    if where == "ray":
+        return os.environ.get("RAY_ADDRESS") or "local"
+    return where
 
 
 @contextmanager
 def _ray(address: str) -> Iterator[Any]:
-    """Connect Ray, without output, usage reports or dashboard."""
-    cluster: Any = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {}
-    with _environment({**_QUIET, **(_private() if address == "local" else {})}):
+    """Connect Ray, without output or usage reports; a new local cluster is private and has no dashboard."""
+    cluster: dict[str, Any] = {}
+    settings: Mapping[str, str] = _QUIET
+    if address == "local":
+        cluster = {"num_cpus": os.cpu_count(), "include_dashboard": False}
+        settings = {**_QUIET, **_private()}
+    with _environment(settings):
         with needing("engine: needs Ray", "ray"):
             import ray
         try:
             with warnings.catch_warnings(action="ignore"):  # errors are reported below
-                _reach(address)
+                _check_reachable(address)
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **cluster)
         except Exception as error:  # noqa: BLE001 - Ray raises bare Exceptions, as when a cluster does not start in time
-            said = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise ConfigError(f"engine: no Ray cluster at {address}: {said}") from None
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            raise ConfigError(f"engine: no Ray cluster at {address}: {reason}") from None
         try:
             yield ray
         finally:
             ray.shutdown()
 
 
-def _reach(address: str) -> None:
-    """Raise OSError unless something listens at a client server's address; Ray itself would try for 35 seconds."""
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at a ray:// address; Ray itself would try for 35 seconds."""
     parts = urlsplit(address)
     if parts.scheme == "ray" and parts.port is not None:
-        socket.create_connection((parts.hostname or "", parts.port), _REACH_S).close()
+        socket.create_connection((parts.hostname or "", parts.port), _CONNECT_TIMEOUT_S).close()
 
 
 @cache  # Ray reads these once in a process
 def _private() -> Mapping[str, str]:
-    """Return settings that keep a cluster private, as Ray by default listens on every interface on Linux.
+    """Return the settings of a private cluster; by default Ray on Linux listens on every interface.
 
     They have no effect if Ray was imported before.
     """
@@ -176,7 +183,7 @@ def _private() -> Mapping[str, str]:
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables within the context, unless they are set already."""
+    """Set environment variables within the context; those already set are kept as they are."""
     new = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(new)
     try:

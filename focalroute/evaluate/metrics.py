@@ -1,9 +1,10 @@
-"""Accuracy, cost and calls of results, with intervals; paired comparisons, corrected for their number.
+"""Scores results (accuracy, cost, calls, seconds) with confidence intervals, and compares methods in pairs.
 
-Intervals are Student's over the means of blocks of 50 consecutive test rows, as neighbouring rows of a stream are alike
-(batch means, Schmeiser 1982). With fewer than 500 rows a block is a tenth of them. Differences between training runs
-widen an interval: rows and runs are both taken as drawn at random (Owen 2007, "The pigeonhole bootstrap", eq. 5). A
-comparison that is one of several has the wider interval of Bonferroni, so that all of them hold together.
+Intervals are Student's t intervals over the means of blocks of 50 consecutive test rows, as neighbouring rows of a
+stream are correlated (batch means, Schmeiser 1982). With fewer than 500 rows, a block is a tenth of them. With several
+seeds, rows and training runs are both treated as random samples, so differences between runs widen the interval (Owen
+2007, "The pigeonhole bootstrap", eq. 5). If several comparisons are made, their intervals are widened by Bonferroni's
+correction, so that all of them hold together with 95 % probability.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 BLOCK = 50
 _LEAST_BLOCKS = 10
 _TAIL = 0.025  # probability on either side of a 95 % interval
-_WORSE = -0.01  # a lower bound above this is "no worse"
+_NO_WORSE = -0.01  # a method is "no worse" if the lower bound of its difference is above this
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Score:
     Attributes:
         accuracy: share of right answers; the mean score if there are no labels.
         accuracy_ci95: its 95 % interval.
-        cost_usd_per_query: mean USD, float64.
+        cost_usd_per_query: mean cost, USD.
         cost_ratio: total cost / total cost of asking every endpoint; 0 if everything is free.
         calls_per_query: mean number of endpoints asked.
         mean_s: mean seconds until the answer; None: unknown, as in live evaluations.
@@ -74,10 +75,10 @@ class PairedDifference:
     """One method's accuracy minus another's on the same rows.
 
     Attributes:
-        difference: the mean.
-        ci95: its interval, paired; those of all comparisons that were made hold together with 95 %.
-        beats: the lower bound is above 0.
-        no_worse: the lower bound is above -1 point.
+        difference: the mean difference.
+        ci95: its interval; the intervals of all comparisons made together hold with 95 % probability.
+        beats: whether the lower bound is above 0.
+        no_worse: whether the lower bound is above -1 point.
     """
 
     difference: float
@@ -101,40 +102,44 @@ def span(ends: tuple[float, float], form: str = ".3f") -> str:
 
 
 def interval(values: Sequence[F64], *, least: float = 0.0, comparisons: int = 1) -> tuple[float, float]:
-    """The 95 % interval of the mean of all values; each array is one run over the same rows, in order.
+    """Return the 95 % interval of the mean of all values.
 
-    If all n rows have the same value, they do not tell how much it varies. Then up to a share 1 - 0.025^(1/n) of
-    further rows may have the lowest or highest value, as n rows miss such rows with probability 2.5 %. If all answers
-    are right, or all wrong, this is the interval of Clopper & Pearson (1934).
+    If all n rows have the same value, their variation is unknown. Then the interval allows for a share 1 - 0.025^(1/n)
+    of unseen rows with the lowest or the highest value: with probability 2.5 % none of n rows is one of them. If all
+    answers are right, or all wrong, this is the interval of Clopper & Pearson (1934).
 
     Args:
+        values: one array for each run (seed), all over the same rows, in order.
         least: the lowest possible value; the highest is 1.
-        comparisons: how many intervals hold together with 95 %.
+        comparisons: the number of intervals that are to hold together with 95 % probability.
     """
     runs, tail = np.stack(values), _TAIL / comparisons
     mean, rows = float(runs.mean()), runs.shape[1]
-    starts = np.arange(0, rows, min(BLOCK, -(-rows // _LEAST_BLOCKS)))
-    off = np.add.reduceat(runs - mean, starts, axis=1) * (len(starts) / rows)  # (runs, blocks), of mean 0
-    if np.ptp(runs) == 0 or not off.mean(axis=0).any():
+    block = min(BLOCK, math.ceil(rows / _LEAST_BLOCKS))
+    starts = np.arange(0, rows, block)
+    # (runs, blocks): the deviation of each block from the mean, which add up to 0
+    deviations = np.add.reduceat(runs - mean, starts, axis=1) * (len(starts) / rows)
+    if np.ptp(runs) == 0 or not deviations.mean(axis=0).any():
         share = tail ** (1 / rows)
         return least + share * (mean - least), 1 - share * (1 - mean)
-    error, freedom = _standard_error(off)
+    error, freedom = _standard_error(deviations)
     margin = student_quantile(tail, freedom) * error
     return max(mean - margin, least), min(mean + margin, 1.0)
 
 
-def _standard_error(off: F64) -> tuple[float, float]:
-    """The standard error of the mean of (runs, blocks), both drawn at random, and its degrees of freedom.
+def _standard_error(deviations: F64) -> tuple[float, float]:
+    """Return the standard error of a mean over (runs, blocks), and its degrees of freedom (Welch & Satterthwaite).
 
-    Welch & Satterthwaite's degrees of freedom. Runs that differ less than their blocks do by chance add nothing.
+    Runs and blocks are both random samples. The variance between runs is reduced by what the differences between their
+    blocks explain, and is at least 0.
     """
-    by_run, by_block = off.mean(axis=1), off.mean(axis=0)
-    n, k = off.shape
+    by_run, by_block = deviations.mean(axis=1), deviations.mean(axis=0)
+    n, k = deviations.shape
     parts = [(float(by_block @ by_block) / (k * (k - 1)), k - 1)]
     if n > 1:
-        rest = off - by_run[:, None] - by_block
-        common = float(by_run @ by_run) / (n * (n - 1)) - float((rest * rest).sum()) / (n * k * (n - 1) * (k - 1))
-        parts.append((max(common, 0.0), n - 1))
+        rest = deviations - by_run[:, None] - by_block
+        between = float(by_run @ by_run) / (n * (n - 1)) - float((rest * rest).sum()) / (n * k * (n - 1) * (k - 1))
+        parts.append((max(between, 0.0), n - 1))
     variance = sum(part for part, _ in parts)
     return math.sqrt(variance), variance**2 / sum(part**2 / freedom for part, freedom in parts)
 
@@ -150,12 +155,18 @@ def student_quantile(tail: float, freedom: float) -> float:
 
 
 def score(name: str, runs: Sequence[ReplayResult], ask_all_usd: float) -> Score:
-    """Score results, one for each seed; ``ask_all_usd``: the cost of asking every endpoint on these rows."""
+    """Score a method's results.
+
+    Args:
+        name: the method.
+        runs: its results, one for each seed.
+        ask_all_usd: the total cost of asking every endpoint on these rows.
+    """
     paid = float(np.mean([run.usd.sum() for run in runs]))
-    timed = {}
+    mean_s = p95_s = None
     if seconds := [run.seconds for run in runs if run.seconds is not None]:
-        p95 = float(np.mean([np.quantile(run, 0.95) for run in seconds]))
-        timed = {"mean_s": float(np.mean(seconds)), "p95_s": p95}
+        mean_s = float(np.mean(seconds))
+        p95_s = float(np.mean([np.quantile(run, 0.95) for run in seconds]))
     return Score(
         name=name,
         accuracy=float(np.mean([run.worth.mean() for run in runs])),
@@ -163,12 +174,16 @@ def score(name: str, runs: Sequence[ReplayResult], ask_all_usd: float) -> Score:
         cost_usd_per_query=paid / len(runs[0].usd),
         cost_ratio=paid / ask_all_usd if ask_all_usd else 0.0,
         calls_per_query=float(np.mean([run.asked.sum(axis=1).mean() for run in runs])),
-        **timed,
+        mean_s=mean_s,
+        p95_s=p95_s,
     )
 
 
 def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: float) -> list[ReplayResult]:
-    """The expected results of using the second with probability ``share``, else the first; ``asked`` is the first's."""
+    """Return the expected results of a random mixture: each query by the second with probability ``share``.
+
+    Only worth and cost are mixed; ``asked`` is that of the first.
+    """
     return [
         ReplayResult((1 - share) * a.worth + share * b.worth, (1 - share) * a.usd + share * b.usd, a.asked)
         for a, b in zip(first, second, strict=True)
@@ -176,27 +191,34 @@ def mixed(first: Sequence[ReplayResult], second: Sequence[ReplayResult], share: 
 
 
 def compare(pairs: Mapping[Key, Pair]) -> dict[Key, PairedDifference]:
-    """Compare named pairs of methods, each on the same rows; with 95 % all of their intervals hold.
+    """Compare pairs of methods: the accuracy of the first minus that of the second.
+
+    All intervals hold together with 95 % probability.
 
     Raises:
-        ValueError: the rows of a pair are not the same number.
+        ValueError: the methods of a pair have different numbers of rows or seeds.
     """
     found = {}
     for name, (one, other) in pairs.items():
-        if len(one) != len(other) or any(len(a.worth) != len(b.worth) for a, b in zip(one, other, strict=False)):
-            raise ValueError("both methods must be played on the same rows, with as many seeds")
+        if [len(run.worth) for run in one] != [len(run.worth) for run in other]:
+            raise ValueError("both methods must be played on the same rows with the same number of seeds")
         differences = [a.worth - b.worth for a, b in zip(one, other, strict=True)]
         low, high = interval(differences, least=-1.0, comparisons=len(pairs))
-        found[name] = PairedDifference(float(np.mean(differences)), (low, high), low > 0, low > _WORSE)
+        found[name] = PairedDifference(float(np.mean(differences)), (low, high), low > 0, low > _NO_WORSE)
     return found
 
 
 def on_curve(
     cost_ratio: float, points: Sequence[Score], curve: Sequence[Sequence[ReplayResult]]
 ) -> Sequence[ReplayResult] | None:
-    """Focalroute's curve at a cost; None if that is less than what every point costs.
+    """Return the results of a cost-quality curve at a cost ratio; None if every point of the curve costs more.
 
-    Between neighbouring points the curve is linear, as they can be mixed at random; beyond the last it is flat.
+    Between neighbouring points the curve is linear, as a random mixture of both attains it; beyond the last it is flat.
+
+    Args:
+        cost_ratio: where to read the curve.
+        points: the scores of the curve's points, in any order.
+        curve: the results of each point, one for each seed.
     """
     order = sorted(range(len(points)), key=lambda n: points[n].cost_ratio)
     below = [n for n in order if points[n].cost_ratio <= cost_ratio]

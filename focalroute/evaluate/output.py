@@ -1,4 +1,4 @@
-"""Writes the output of commands: tables and files."""
+"""Writes the output of commands as tables and files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STANDARD_OUTPUT = Path("-")
 #: How many of a store's latest answers are read.
 LATEST = 10_000
 
-_WIDEST = 100_000  # characters of a table
+_UNLIMITED_WIDTH = 100_000  # characters, more than any table has
 
 
 def check_writable(file: Path | None, *used: str | Path | None) -> None:
-    """Check, before the long work, that a file can be written, as far as that can be known.
+    """Check before the work starts that a file can probably be written at its end.
 
     Args:
         file: the file to write; None: there is none.
@@ -37,7 +37,7 @@ def check_writable(file: Path | None, *used: str | Path | None) -> None:
     if file is None:
         return
     if any(file.resolve() == Path(other).resolve() for other in used if other is not None):
-        raise ConfigError(f"{file}: is read or written for something else, too; give another name")
+        raise ConfigError(f"{file}: is also read or written for another purpose; give another name")
     if file == STANDARD_OUTPUT:
         return
     if file.is_dir() or not file.parent.is_dir():
@@ -47,20 +47,20 @@ def check_writable(file: Path | None, *used: str | Path | None) -> None:
 
 
 def check_folder(out: Path) -> None:
-    """Check, before the long work, that policies can be published to a folder, which may be new.
+    """Check before the work starts that policies can be published to a folder, which may be new.
 
     Raises:
         ConfigError: it is a file, or may not be written or made.
     """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out: {out} is a file; give a folder of policy bundles, or the name of a new one")
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ConfigError(f"out: {out} cannot be written; give a folder that you may write")
 
 
 def write_file(file: Path, content: str | bytes) -> None:
-    """Write a file, whole or not at all, or text to standard output.
+    """Write a file whole or not at all; text may also go to `STANDARD_OUTPUT`.
 
     Raises:
         ConfigError: it cannot be written.
@@ -71,7 +71,7 @@ def write_file(file: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     with refusing(file, "written"):
         if file.exists() and not (file.is_file() and os.access(file.resolve().parent, os.W_OK)):
-            file.write_bytes(data)  # a pipe or a device, or a folder that takes no new file
+            file.write_bytes(data)  # it is a pipe or a device, or its folder takes no new files
         else:
             replace_whole(file, data)
 
@@ -79,7 +79,13 @@ def write_file(file: Path, content: str | bytes) -> None:
 def write_and_show(
     report: Mapping[str, Any], show: Callable[[], None], json_file: Path | None, *, printed: bool = False
 ) -> None:
-    """Write a report as JSON, then show its table, unless the JSON goes to standard output, or something was printed.
+    """Write a report as JSON if a file is given, then show its table if standard output is free.
+
+    Args:
+        report: the report's JSON object.
+        show: prints the table.
+        json_file: the file; None: no JSON is written. The table is not shown if this is `STANDARD_OUTPUT`.
+        printed: whether something else went to standard output, so that the table is not shown.
 
     Raises:
         ConfigError: the JSON cannot be written.
@@ -93,7 +99,7 @@ def write_and_show(
 
 
 def log_problems(bad_rows: int, unpriced: Sequence[str], never_right: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each part of a log that is not in the figures, or probably spoils them."""
+    """Yield a sentence for each problem of a log: what is left out of the figures, and what probably distorts them."""
     if bad_rows:
         yield f"Left out as bad rows of the log: {bad_rows}."
     if unpriced:
@@ -114,7 +120,7 @@ def console(piped_width: int | None = None) -> Console:
     """A console for standard output that prints names and paths as they are.
 
     Args:
-        piped_width: its width in characters if that is not a terminal.
+        piped_width: its width in characters if standard output is not a terminal.
     """
     from rich.console import Console
 
@@ -130,11 +136,11 @@ def show_table(
     left: Collection[str] = ("",),
     strong: Collection[str] = (),
 ) -> None:
-    """Print a table. No cell is cut: columns that a terminal is too narrow for are left out, the last ones first.
+    """Print a table without cutting cells: if the terminal is too narrow, the last columns are left out.
 
     Args:
         columns: the headings; the first two columns are always printed.
-        title: a line above it.
+        title: a line above the table.
         left: headings of left-aligned columns; the others are right-aligned.
         strong: first cells of the rows to print in bold.
     """
@@ -142,20 +148,20 @@ def show_table(
     from rich.measure import Measurement
     from rich.table import Table
 
-    rows, there = list(rows), console()
-    widest = there.options.update(max_width=_WIDEST)
+    rows, terminal = list(rows), console()
+    unlimited = terminal.options.update(max_width=_UNLIMITED_WIDTH)
     for shown in range(len(columns), 1, -1):
         grid = Table(box=SIMPLE)
         for column in columns[:shown]:
             grid.add_column(column, justify="left" if column in left else "right", no_wrap=True)
         for row in rows:
             grid.add_row(*row[:shown], style="bold" if row[0] in strong else None)
-        needed = Measurement.get(there, widest, grid).maximum
-        if needed <= there.width or not sys.stdout.isatty():
+        needed = Measurement.get(terminal, unlimited, grid).maximum
+        if needed <= terminal.width or not sys.stdout.isatty():
             break
-    there.width = max(needed, there.width)
+    terminal.width = max(needed, terminal.width)
     if title is not None:
         print(title)
-    there.print(grid)
+    terminal.print(grid)
     if shown < len(columns):
-        there.print(f"No room for: {', '.join(columns[shown:])}. A wider terminal, a file or --json has them.")
+        terminal.print(f"No room for: {', '.join(columns[shown:])}. A wider terminal, a file or --json has them.")

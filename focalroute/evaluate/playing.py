@@ -1,4 +1,8 @@
-"""Runs an evaluation as jobs of an engine: each seed's training, each operating point, and all other methods."""
+"""Runs the steps of an evaluation as jobs of an engine.
+
+`Stage.trained` trains a policy with each seed, `Stage.ours` replays it at each operating point, and `Stage.others`
+replays the baselines and controls.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from focalroute.core.records import F64, I64, Bools
 from focalroute.evaluate.baselines import BASELINES, BY_CHANCE, baselines, best_in_hindsight, oracle
 from focalroute.evaluate.job_engine import Engine
 from focalroute.evaluate.presets.rl_focal import RlFocal
-from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackStream, ReplayResult, Strategy, Training, play
+from focalroute.evaluate.replay import COST_WEIGHT, FeedbackStream, ReplayResult, Strategy, Training, play
 from focalroute.evaluate.serving import Serving, Shuffled
 from focalroute.evaluate.table import EVERYTHING, LogTable, Split
 from focalroute.evaluate.training import publish_trained, train_on
@@ -24,19 +28,21 @@ from focalroute.observe.drift import Change
 from focalroute.policy.bundle import Policy, load
 
 Advance = Callable[[int], object]
+#: A policy, its seed, and the target cost ratio (None: no target).
 _Point = tuple[Policy, int, float | None]
-#: The endpoints that the decisions picked for each query, by round.
+#: For each query, the endpoints picked in each round.
 DecisionPlan = Sequence[tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PointRun:
-    """focalroute's results on the test part, n rows, at one operating point with one seed.
+    """focalroute's results on the n rows of the test part, at one operating point with one seed.
 
     Attributes:
-        plan: (n,) the endpoints that the decisions picked, by round.
+        played: the scored results.
+        plan: for each row, the endpoints picked in each round.
         confidence: (n,) the posterior of each answer; NaN without an answer.
-        changes: (row, endpoint, change) for every detected change of an endpoint.
+        changes: (row from 0, endpoint, change) for every detected change of an endpoint.
     """
 
     played: ReplayResult
@@ -47,13 +53,13 @@ class PointRun:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRuns:
-    """All results on the test part, n rows.
+    """All results on the n rows of the test part.
 
     Attributes:
         table: the log.
         test: (n,) the log's rows in the test part.
-        ours: by operating point, one run for each seed.
-        others: by method, one `ReplayResult` for each seed.
+        ours: for each operating point, one run with each seed.
+        others: method -> one result with each seed.
         shown: index of the operating point that represents focalroute.
     """
 
@@ -64,12 +70,12 @@ class EvaluationRuns:
     shown: int
 
     def worth(self, method: str | None = None) -> F64:
-        """The worth of a method's answers, (seeds, n); None: those of the operating point that is shown."""
+        """The worth of a method's answers, (seeds, n); None: of focalroute at the operating point that is shown."""
         runs = [run.played for run in self.ours[self.shown]] if method is None else self.others[method]
         return np.stack([run.worth for run in runs])
 
     def right(self) -> tuple[Bools, Bools]:
-        """Whether each endpoint's recorded answer is known, and whether it is right (worth at least a half): (n, N)."""
+        """Two arrays (n, N): whether an endpoint replied, and whether its answer is right (worth at least a half)."""
         known = self.table.there[self.test] & ~self.table.failed[self.test]
         return known, known & (np.nan_to_num(self.table.value[self.test]) >= 0.5)
 
@@ -79,7 +85,14 @@ class PolicyReplay:
     """Replays one policy on a log.
 
     Attributes:
-        before: rows to serve before the test part, unscored: what the cold start learns from.
+        policy: the policy.
+        table: the log.
+        parts: its split; the test part is scored.
+        training: has the seed, the feedback and whether tasks are shown.
+        explore: whether decisions are sampled; else the likeliest is taken.
+        advance: called with the number of queries done.
+        before: rows to serve before the test part, unscored; the cold start gets to know the pool from them.
+        usd_per_second: the price of a second until the answer.
     """
 
     policy: Policy
@@ -100,18 +113,18 @@ class PolicyReplay:
         return PointRun(played, serving.history[start:], np.array(serving.confidence[start:]), changes)
 
     def shuffled(self, plan: DecisionPlan, target: float | None) -> ReplayResult:
-        """Replay the control, which asks on each query the endpoints picked for another query."""
+        """Replay the control, which asks for each query the endpoints that were picked for another query."""
         order = np.random.default_rng(self.training.seed).permutation(len(plan)).tolist()
-        moved = [plan[n] for n in order]
+        shuffled = [plan[n] for n in order]
         settings = self._settings(target)
-        serving = Shuffled(self.policy, self.table.endpoints, plan=moved, start=len(self.before), **settings)
+        serving = Shuffled(self.policy, self.table.endpoints, plan=shuffled, start=len(self.before), **settings)
         return self._replayed(serving, target)
 
-    def _replayed(self, serving: Serving, target: float | None = None) -> ReplayResult:
-        """Replay the rows before and then the test part, both at this cost ratio; return the latter's result."""
+    def _replayed(self, serving: Serving, target: float | None) -> ReplayResult:
+        """Serve the rows ``before``, then the test part, each at this cost ratio; return the results on the latter."""
         feedback = FeedbackStream(self.training.feedback)
         for rows in (self.before, self.parts.test):
-            serving.hold(self.table.held(rows, target))
+            serving.hold(self.table.target_usd_per_query(rows, target))
             played = self.play(serving, rows, feedback)
         return played
 
@@ -127,13 +140,19 @@ class PolicyReplay:
         )
 
     def _settings(self, target: float | None) -> dict[str, Any]:
-        weight = PRICE_OF_MONEY
+        """Return the keyword arguments of `Serving` at this cost ratio."""
+        weight = COST_WEIGHT
         if target == EVERYTHING:
             weight = LOWEST_WEIGHT
         elif target is not None:
-            weight = price_at(self.policy, target)
-        chosen = {"seed": self.training.seed, "explore": self.explore, "cost_weight": weight}
-        return {**chosen, "usd_per_second": self.usd_per_second, "embed": self.table.embed}
+            weight = cost_weight_at(self.policy, target)
+        return {
+            "seed": self.training.seed,
+            "explore": self.explore,
+            "cost_weight": weight,
+            "usd_per_second": self.usd_per_second,
+            "embed": self.table.embed,
+        }
 
 
 def trained(
@@ -152,27 +171,29 @@ def trained(
         return load(folder)
 
 
-def price_at(policy: Policy, target: float) -> float:
-    """The cost weight at which the policy met this cost ratio on its validation part, interpolated.
+def cost_weight_at(policy: Policy, target: float) -> float:
+    """Return the cost weight at which the policy has this cost ratio, interpolated from its validation curve.
 
-    For the cold start, which has no validation part, it is `PRICE_OF_MONEY`.
+    For the cold start, which has no such curve, it is `COST_WEIGHT`.
     """
     if not policy.version:
-        return PRICE_OF_MONEY
+        return COST_WEIGHT
     curve = policy.metrics.get("curve", ())
-    prices = [point["cost_weight"] for point in curve] or [GRID[0], GRID[-1]]
-    costs = [point["cost_ratio"] for point in curve] or [1.0, 0.0]
-    falling = np.minimum.accumulate(costs)[::-1]
-    return float(np.exp(np.interp(target, falling, np.log(prices)[::-1])))
+    weights = [point["cost_weight"] for point in curve] or [GRID[0], GRID[-1]]
+    cost_ratios = [point["cost_ratio"] for point in curve] or [1.0, 0.0]
+    falling = np.minimum.accumulate(cost_ratios)  # the higher the weight, the lower the cost
+    return float(np.exp(np.interp(target, falling[::-1], np.log(weights)[::-1])))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The shared inputs of all jobs.
+    """The inputs that all jobs of an evaluation share.
 
     Attributes:
+        parts: the log's split.
         first: the training data, with the first seed.
         seeds: the random seeds.
+        settings: the settings of training.
         before: see `PolicyReplay`; ``explore`` and ``usd_per_second`` likewise.
         presets: the papers' methods, by name.
     """
@@ -187,11 +208,18 @@ class Stage:
     presets: Mapping[str, Callable[[Training], Strategy]]
 
     def steps(self, targets: int, *, training: bool) -> int:
-        """The total units of progress, with this many operating points."""
+        """Return the total units of progress: a query replayed, or a step of training.
+
+        Args:
+            targets: the number of operating points.
+            training: whether policies are trained.
+        """
         test, names = len(self.parts.test), baselines(self.first).keys()
-        each = (len(self.presets) + len(names & BY_CHANCE) + 1) * test + (targets + 1) * (len(self.before) + test)
-        once = len(names - BY_CHANCE) * test
-        return len(self.seeds) * (each + training * self.settings.steps) + once
+        per_seed = (targets + 1) * (len(self.before) + test)  # the operating points and the shuffled control
+        per_seed += (len(self.presets) + len(names & BY_CHANCE) + 1) * test  # the last is best-single-hindsight
+        if training:
+            per_seed += self.settings.steps
+        return len(self.seeds) * per_seed + len(names - BY_CHANCE) * test
 
     def trained(self, engine: Engine, advance: Advance) -> list[Policy]:
         """Train one policy with each seed."""
@@ -200,11 +228,11 @@ class Stage:
     def ours(
         self, engine: Engine, policies: Sequence[Policy], targets: Sequence[float | None], advance: Advance
     ) -> list[list[PointRun]]:
-        """Replay every operating point with each seed; return the runs by operating point."""
-        every = list(zip(policies, self.seeds, strict=True))
-        points: list[_Point] = [(policy, seed, target) for target in targets for policy, seed in every]
+        """Replay every operating point with each seed; return, for each operating point, one run with each seed."""
+        seeded = list(zip(policies, self.seeds, strict=True))
+        points: list[_Point] = [(policy, seed, target) for target in targets for policy, seed in seeded]
         runs = engine.each(_run, self, points, advance)
-        return [runs[start : start + len(every)] for start in range(0, len(runs), len(every))]
+        return [runs[start : start + len(seeded)] for start in range(0, len(runs), len(seeded))]
 
     def others(
         self,
@@ -214,20 +242,29 @@ class Stage:
         target: float | None,
         advance: Advance,
     ) -> tuple[dict[str, tuple[ReplayResult, ...]], dict[str, int]]:
-        """Replay all other methods; return one result for each seed, and the unfused counts over all seeds (`Report`).
+        """Replay all other methods.
 
-        ``shown`` are the runs at ``target`` whose decisions the control shuffles. A deterministic baseline gives the
-        same result with every seed, so it is replayed only with the first.
+        A deterministic baseline has the same result with every seed, so it is replayed only with the first.
+
+        Args:
+            engine: runs the jobs.
+            policies: focalroute's policy with each seed, for the shuffled control.
+            shown: their runs at ``target``, whose decisions the control shuffles.
+            target: the cost ratio that the control, and baselines that can hold one, are held to.
+            advance: called with the number of queries done.
+
+        Returns:
+            Method -> one result with each seed; and for each preset, the ``unfused`` count of `Report`.
         """
         inputs = [
             ((policy, seed, target), run.plan) for policy, seed, run in zip(policies, self.seeds, shown, strict=True)
         ]
-        found = engine.each(_play_others, self, inputs, advance)
-        first, unfused = found[0]
-        played = {name: tuple(own.get(name, alone) for own, _ in found) for name, alone in first.items()}
-        return played, {name: sum(counts[name] for _, counts in found) for name in unfused}
+        by_seed = engine.each(_play_others, self, inputs, advance)
+        first, unfused = by_seed[0]
+        played = {name: tuple(own.get(name, result) for own, _ in by_seed) for name, result in first.items()}
+        return played, {name: sum(counts[name] for _, counts in by_seed) for name in unfused}
 
-    def served(self, point: _Point, advance: Advance) -> PolicyReplay:
+    def replay_of(self, point: _Point, advance: Advance) -> PolicyReplay:
         """Make the replay of a point's policy with its seed."""
         policy, seed, _ = point
         return PolicyReplay(
@@ -242,28 +279,30 @@ class Stage:
         )
 
 
-def _train(stage: Stage, seed: int, tell: Advance) -> Policy:
+def _train(stage: Stage, seed: int, report: Advance) -> Policy:
+    """Train a policy with this seed; an engine's job."""
     first = stage.first
-    with gathered(tell) as advance:
+    with gathered(report) as advance:
         return trained(
             first.table, first.rows, seed=seed, settings=stage.settings, show_task=first.show_task, advance=advance
         )
 
 
-def _run(stage: Stage, point: _Point, tell: Advance) -> PointRun:
-    with gathered(tell) as advance:
-        return stage.served(point, advance).run(point[2])
+def _run(stage: Stage, point: _Point, report: Advance) -> PointRun:
+    """Replay one operating point with one seed; an engine's job."""
+    with gathered(report) as advance:
+        return stage.replay_of(point, advance).run(point[2])
 
 
 def _play_others(
-    stage: Stage, one: tuple[_Point, DecisionPlan], tell: Advance
+    stage: Stage, point_and_plan: tuple[_Point, DecisionPlan], report: Advance
 ) -> tuple[dict[str, ReplayResult], dict[str, int]]:
-    """Replay the test part with all other methods; the control shuffles the decisions of the plan."""
-    point, plan = one
+    """Replay all other methods with one seed; an engine's job."""
+    point, plan = point_and_plan
     target, table, test = point[2], stage.first.table, stage.parts.test
-    with gathered(tell) as advance:
-        replay = stage.served(point, advance)
-        training = replace(replay.training, usd_per_query=table.held(test, target))
+    with gathered(report) as advance:
+        replay = stage.replay_of(point, advance)
+        training = replace(replay.training, usd_per_query=table.target_usd_per_query(test, target))
         makers = {**baselines(training), **stage.presets}
         if training.seed != stage.first.seed:
             makers = {name: make for name, make in makers.items() if name not in BASELINES or name in BY_CHANCE}

@@ -4,8 +4,8 @@
     ensemble.feedback(answer, reward=2 * quality(answer.text, reference) - 1)
 
 "exact" and "f1" need no extra. "rouge-1", "rouge-2" and "rouge-l" need the extra ``rouge``, "bertscore" the extra
-``bertscore``; both are imported with the metric's first use. `judge` asks an endpoint. Any other function from two
-strings to a number in [0, 1] works as well.
+``bertscore``; their libraries are imported when `metric` is called. `judge` asks an endpoint. Any other function from
+two strings to a number in [0, 1] works as well.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def exact_match(answer: str, reference: str) -> float:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """The harmonic mean of precision and recall over words, normalised and counted as in SQuAD (arXiv 1606.05250).
+    """The harmonic mean of precision and recall over words, normalised as in SQuAD (arXiv 1606.05250).
 
-    If a text has no words, the score is 1 if neither has any, else 0 (as in SQuAD 2.0).
+    If only one text has words, the score is 0; if neither has any, it is 1 (as in SQuAD 2.0).
 
     Examples:
         >>> round(token_f1("the cat sat on the mat", "a cat on a mat"), 3)
@@ -61,7 +61,7 @@ def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
 
 
-#: Names of the metrics in the library.
+#: Name of a metric -> its name in the library rouge-score.
 _ROUGE = {"rouge-1": "rouge1", "rouge-2": "rouge2", "rouge-l": "rougeL"}
 
 
@@ -110,13 +110,16 @@ _TAGS = re.compile(r"<(?=\s*/?\s*(?:reference|graded))", re.IGNORECASE)
 
 
 def judge(ensemble: Ensemble) -> Quality:
-    """A judge that grades from 0 to 10: an ensemble of one endpoint, whose ledger has the calls.
+    """Return a metric for which a model grades each answer from 0 to 10.
 
-    It blocks until the endpoint answers, so it must not be called in an event loop.
+    The metric blocks until the model answers, so it must not be called in an event loop. It raises the errors of
+    `focalroute.Ensemble.ask`, such as PoolError if the model does not answer.
+
+    Args:
+        ensemble: an ensemble of one endpoint, the judge; its ledger has the calls.
 
     Raises:
-        ConfigError: it is not a `focalroute.Ensemble`.
-        PoolError: when called: the judge did not answer; and other errors of `focalroute.Ensemble.ask`.
+        ConfigError: this is not a `focalroute.Ensemble`.
     """
     from focalroute.serving.sync import Ensemble
 
@@ -142,10 +145,10 @@ METRICS: Mapping[str, Callable[[], Quality]] = {
 
 
 def metric(name: str) -> Quality:
-    """The metric with this name.
+    """Return the metric with this name.
 
     Raises:
-        ConfigError: there is none, or its extra is missing.
+        ConfigError: there is none, or its extra is not installed.
     """
     if name not in METRICS:
         raise ConfigError(f"quality: there is no {name!r}; give one of {', '.join(METRICS)}, or a callable")

@@ -1,7 +1,7 @@
-"""Prequential replay: each query is answered first, then its outcome is revealed and learned from.
+"""Replays a log with a strategy: each query is answered first, then its feedback is revealed and learned from.
 
-A strategy only ever sees the outputs of the endpoints it asked. Baselines may learn from the training rows, and choose
-their settings on the last fifth of them.
+A strategy sees only the outputs of the endpoints that it asks (`Turn`). Baselines may first learn from the training
+rows (`Training`), and choose their settings on the last fifth of them (`best_setting`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ from focalroute.serving.labelling import DisputedFirst
 FeedbackKind = Literal["label", "reward", "none"]
 FeedbackBias = Literal["none", "negative", "disputed"]
 
-_NEGATIVE = 5.0  # how many times as often biased feedback comes for a wrong answer as for a right one
+_NEGATIVE = 5.0  # with negative bias, a wrong answer gets feedback this many times as often as a right one
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedReply:
-    """An asked endpoint's reply: its candidate (-1: none), the recorded output, and USD."""
+    """The reply of an endpoint that was asked.
+
+    Attributes:
+        candidate: the candidate it gives; -1: none.
+        output: the recorded output.
+        usd: the cost of the call.
+    """
 
     candidate: int
     output: Output
@@ -38,12 +44,12 @@ class RecordedReply:
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """The feedback on a query after it was answered.
+    """The feedback on a strategy's answer.
 
     Attributes:
-        worth: worth of the given answer, in [0, 1].
+        worth: worth of the strategy's answer, in [0, 1].
         label: the right candidate, if revealed and among the candidates seen; else None.
-        values: worth of each asked endpoint's own answer, as far as it follows from the feedback.
+        values: asked endpoint -> worth of its own answer, for those whose worth follows from the feedback.
         text: the label of a free-form question, if revealed.
     """
 
@@ -54,18 +60,18 @@ class Revealed:
 
 
 class Turn:
-    """One query under way, as a strategy may see it; the only access to recorded outputs.
+    """One query while a strategy answers it; a strategy reads recorded outputs only through this.
 
     Attributes:
         query: the query, with its task only if tasks are shown.
-        choices: number of choices, 0 for a free-form question.
+        choices: number of choices; 0 for a free-form question.
         available: the endpoints that can be asked, in pool order.
         replies: endpoint -> reply, in the order of asking.
-        seconds: time until the last awaited reply.
-        memo: anything that the strategy keeps for learning from the feedback.
+        seconds: the time waited for replies so far.
+        memo: anything that the strategy wants to keep until it learns from the feedback.
     """
 
-    __slots__ = ("_given", "_row", "_slowest", "_table", "available", "choices", "memo", "query", "replies", "seconds")
+    __slots__ = ("_row", "_slowest", "_table", "_votes", "available", "choices", "memo", "query", "replies", "seconds")
 
     def __init__(self, table: LogTable, row: int, *, show_task: bool = False) -> None:
         logged = table.queries[row]
@@ -75,7 +81,7 @@ class Turn:
         self.available: tuple[int, ...] = tuple(np.flatnonzero(table.there[row]).tolist())
         self.replies: dict[int, RecordedReply] = {}
         self.memo: Any = None
-        self._given: dict[int, int] = {}  # endpoint -> candidate, of the replies that were waited for
+        self._votes: dict[int, int] = {}  # endpoint -> candidate, for the replies that were waited for
         self.seconds = self._slowest = 0.0
 
     def wait(self, at_most: float = math.inf) -> None:
@@ -85,14 +91,14 @@ class Turn:
 
     @property
     def disputed(self) -> bool:
-        """Whether the members, without those only probed or given up, gave different answers."""
-        return len({*self._given.values()} - {-1}) > 1
+        """Whether the replies that were waited for gave different answers."""
+        return len({*self._votes.values()} - {-1}) > 1
 
     def give_up(self, endpoint: int) -> None:
-        """Wait no longer for the reply of an endpoint."""
-        self._given.pop(endpoint, None)
+        """Stop waiting for the reply of an endpoint."""
+        self._votes.pop(endpoint, None)
 
-    def takes(self, endpoint: int) -> float:
+    def latency(self, endpoint: int) -> float:
         """Seconds until an endpoint replies."""
         return float(self._table.seconds[self._row, endpoint])
 
@@ -100,7 +106,7 @@ class Turn:
         """Ask an endpoint and pay for it; asking again returns the same reply for free.
 
         Args:
-            waited_for: whether the answer has to wait for the reply.
+            waited_for: whether the answer has to wait for the reply; exploration does not wait.
 
         Raises:
             KeyError: the endpoint is not available.
@@ -108,16 +114,16 @@ class Turn:
         if endpoint not in self.replies:
             table, row = self._table, self._row
             output = table.queries[row].outputs[table.endpoints[endpoint].name]
-            self._slowest = max(self._slowest, waited_for * self.takes(endpoint))
             self.replies[endpoint] = RecordedReply(
                 int(table.candidate[row, endpoint]), output, float(table.usd[row, endpoint])
             )
             if waited_for:
-                self._given[endpoint] = self.replies[endpoint].candidate
+                self._slowest = max(self._slowest, self.latency(endpoint))
+                self._votes[endpoint] = self.replies[endpoint].candidate
         return self.replies[endpoint]
 
-    def masses(self, width: int) -> F32:
-        """Each asked endpoint's mass on each candidate, (N, ``width``): its probabilities, else its vote."""
+    def probabilities(self, width: int) -> F32:
+        """Each asked endpoint's probability of each candidate, (N, ``width``); without any, 1 for its candidate."""
         found = np.zeros((len(self._table.endpoints), width), np.float32)
         for i, reply in self.replies.items():
             if reply.output.probabilities is not None and reply.output.error is None:
@@ -140,16 +146,19 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FeedbackPlan:
-    """Which feedback answers get, and when. Random draws depend on the row, so that all strategies share them.
+    """Which answers get which feedback, and when.
+
+    Random draws depend only on the seed and the row, so they are the same for all strategies.
 
     Attributes:
         kind: the kind of feedback.
         share: the share of queries with feedback.
         delay: how many more queries are answered before the feedback comes.
         noise: the share of feedback that is wrong: another label, or the reward reversed.
-        bias: ``negative``: wrong answers (worth less than a half) get feedback five times as often as right ones. The
-            mean share stays ``share``, or as near as the factor of five allows. ``disputed``: feedback comes mostly
-            where members gave different answers, at about the same mean share, as from a `Judge` (`DisputedFirst`).
+        bias: which answers get feedback more often. ``negative``: wrong ones (worth less than a half), five times as
+            often as right ones; the overall share is ``share``, or less where the factor of five does not allow it.
+            ``disputed``: those whose members gave different answers, as with a `Judge` (`DisputedFirst`); the overall
+            share is about ``share``.
         seed: the random seed.
     """
 
@@ -176,12 +185,12 @@ class FeedbackPlan:
 
 
 class FeedbackStream:
-    """The feedback that one strategy gets by a plan; delayed feedback is kept from one `play` to the next."""
+    """Gives one strategy its feedback by a plan; feedback still delayed at the end of a `play` comes in the next."""
 
     def __init__(self, plan: FeedbackPlan) -> None:
         self._plan = plan
-        self._coming: deque[tuple[Turn, Revealed] | None] = deque()
-        self._answers, self._right = 2, 1  # for the share of right answers, which the bias needs
+        self._delayed: deque[tuple[Turn, Revealed] | None] = deque()
+        self._answers, self._right = 2, 1  # estimate the share of right answers; a prior of one right, one wrong
         self._disputed_first = DisputedFirst(plan.share)
 
     def after(self, table: LogTable, row: int, turn: Turn, answer: int, worth: float) -> tuple[Turn, Revealed] | None:
@@ -190,25 +199,25 @@ class FeedbackStream:
         if plan.kind == "none":
             return None
         rng = random.Random(f"{plan.seed} {row}")  # noqa: S311 - no secret
-        comes, wrong, other = rng.random(), rng.random(), rng.random()
-        said = None
-        if comes < self._share(turn, worth):
-            mistake = other if wrong < plan.noise else None
-            said = turn, _revealed(table, row, turn, answer, worth, plan.kind, mistake)
-        self._coming.append(said)
-        return self._coming.popleft() if len(self._coming) > plan.delay else None
+        if_any, if_wrong, which_label = rng.random(), rng.random(), rng.random()
+        feedback = None
+        if if_any < self._probability(turn, worth):
+            mistake = which_label if if_wrong < plan.noise else None
+            feedback = turn, _revealed(table, row, turn, answer, worth, plan.kind, mistake)
+        self._delayed.append(feedback)
+        return self._delayed.popleft() if len(self._delayed) > plan.delay else None
 
-    def _share(self, turn: Turn, worth: float) -> float:
+    def _probability(self, turn: Turn, worth: float) -> float:
         """The probability of feedback for this turn's answer."""
         if self._plan.bias == "disputed":
             return self._disputed_first.probability(turn.disputed)
         if self._plan.bias == "none":
             return self._plan.share
-        right = self._right / self._answers
+        share_right = self._right / self._answers
         self._answers += 1
         self._right += worth >= 0.5
-        share = min(self._plan.share / (right + _NEGATIVE * (1 - right)), 1 / _NEGATIVE)
-        return share if worth >= 0.5 else _NEGATIVE * share
+        if_right = min(self._plan.share / (share_right + _NEGATIVE * (1 - share_right)), 1 / _NEGATIVE)
+        return if_right if worth >= 0.5 else _NEGATIVE * if_right
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +254,9 @@ def play(
     """Replay these rows with a strategy, in order.
 
     Args:
-        feedback: the kind of feedback after each answer; a stream continues from an earlier replay.
+        feedback: the kind of feedback after each answer; or a stream, which may continue from an earlier replay.
+        show_task: whether the strategy sees each query's task.
+        advance: called with the number of queries done.
     """
     stream = feedback if isinstance(feedback, FeedbackStream) else FeedbackStream(FeedbackPlan(feedback))
     worth, usd, seconds = np.zeros((3, len(rows)))
@@ -258,9 +269,9 @@ def play(
         worth[n] = table.worth(row, answer)
         usd[n] = sum(reply.usd for reply in turn.replies.values())
         asked[n, list(turn.replies)] = True
-        said = stream.after(table, row, turn, answer, float(worth[n]))
-        if said is not None:
-            strategy.learn(*said)
+        due = stream.after(table, row, turn, answer, float(worth[n]))
+        if due is not None:
+            strategy.learn(*due)
         advance(1)
     return ReplayResult(worth, usd, asked, seconds=seconds)
 
@@ -268,7 +279,7 @@ def play(
 def _revealed(
     table: LogTable, row: int, turn: Turn, answer: int, worth: float, kind: FeedbackKind, mistake: float | None
 ) -> Revealed:
-    """Return the feedback on an answer; a ``mistake`` in [0, 1) makes it wrong, and draws the wrong label."""
+    """Return the feedback on an answer; wrong if there is a ``mistake``, which in [0, 1) picks the wrong label."""
     members = {i: reply.candidate for i, reply in turn.replies.items() if reply.output.error is None}
     label = table.queries[row].label
     if kind == "label" and label is not None:
@@ -288,6 +299,7 @@ def _revealed(
 def _labelled(
     table: LogTable, row: int, turn: Turn, members: Mapping[int, int], answer: int, mistake: float | None
 ) -> Revealed:
+    """Return feedback that reveals the label, or another one if there is a ``mistake``."""
     label, text = int(table.label[row]), table.queries[row].label
     if mistake is not None:
         seen = range(turn.choices) if turn.choices else sorted(set(members.values()) - {-1})
@@ -303,9 +315,9 @@ def _labelled(
     return Revealed(worth, label if known else None, values, text if isinstance(text, str) else None)
 
 
-#: The default cost weight, the same number as in the ensemble. Baselines' settings trade accuracy for cost with it:
-#: right answers per cost of asking all endpoints once.
-PRICE_OF_MONEY = 0.1
+#: The cost weight with which baselines trade accuracy for cost: the cost of asking all endpoints once, in right
+#: answers. The ensemble's default is the same number.
+COST_WEIGHT = 0.1
 
 _S = TypeVar("_S")
 
@@ -315,13 +327,13 @@ class TrainingArrays:
     """The training part as arrays: n rows, N endpoints, C candidates (the most of any row).
 
     Attributes:
-        votes: (n, N, C) 1 for an endpoint's candidate.
-        probabilities: (n, N, C) an endpoint's mass on each candidate; its vote if it gave none.
+        votes: (n, N, C) 1 for an endpoint's candidate, else 0.
+        probabilities: (n, N, C) an endpoint's probability of each candidate; its vote if none are recorded.
         worth: (n, C) worth of each candidate, in [0, 1].
-        fails: (n, N) 1 if an endpoint was wrong, failed or is missing.
+        fails: (n, N) 1 if the endpoint's answer is wrong (worth less than a half), failed or missing, else 0.
         choices: (n,) the number of choices; 0: a free-form question.
         there: (n, N) whether there is an output.
-        best_first: (N,) an endpoint's bonus to break ties, falling with its rank, less than half a vote.
+        best_first: (N,) a bonus of less than half a vote that breaks ties; the better an endpoint's rank, the higher.
     """
 
     votes: F32
@@ -335,15 +347,15 @@ class TrainingArrays:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The training part.
+    """The training part, and how baselines are to be fitted to it.
 
     Attributes:
         table: the log, of which only ``rows`` may be used.
         rows: the training rows, in order.
         seed: the random seed.
-        feedback: the feedback when baselines' settings are compared.
+        feedback: the feedback that strategies get while their settings are compared.
         show_task: whether strategies see the task.
-        usd_per_query: the target mean cost for baselines that can hold one; None: they use the default cost weight.
+        usd_per_query: the target mean cost for baselines that can hold one; None: they use `COST_WEIGHT` instead.
     """
 
     table: LogTable
@@ -358,10 +370,15 @@ class Training:
         """The endpoints by accuracy on the training part, best first."""
         return self.table.rank(self.rows)
 
-    def cut(self) -> tuple[Training, I64]:
-        """The first four fifths as a training part, and the rows of the last; with fewer than 5 rows all for both."""
-        held = len(self.rows) // 5
-        return (replace(self, rows=self.rows[:-held]), self.rows[-held:]) if held else (self, self.rows)
+    def hold_out(self) -> tuple[Training, I64]:
+        """Split off the last fifth: return the training part without it, and its rows.
+
+        With fewer than 5 rows, both are all rows.
+        """
+        n = len(self.rows) // 5
+        if n == 0:
+            return self, self.rows
+        return replace(self, rows=self.rows[:-n]), self.rows[-n:]
 
     def arrays(self) -> TrainingArrays:
         """The outputs of the training part as arrays, without the rest of the log."""
@@ -369,13 +386,13 @@ class Training:
         worth = table.worths(rows).astype(np.float32)
         n, width = len(table.endpoints), worth.shape[1]
         votes = (table.candidate[rows][:, :, None] == np.arange(width)).astype(np.float32)
-        masses = table.masses(rows, width)
-        unknown = np.isnan(masses) | table.failed[rows][:, :, None]
+        probabilities = table.probabilities(rows, width)
+        unknown = np.isnan(probabilities) | table.failed[rows][:, :, None]
         bonus = np.empty(n, np.float32)
         bonus[list(self.rank)] = (n - np.arange(n)) / (2 * n + 2)
         return TrainingArrays(
             votes=votes,
-            probabilities=np.where(unknown, votes, masses),
+            probabilities=np.where(unknown, votes, probabilities),
             worth=worth,
             fails=((table.value[rows] < 0.5) | ~table.there[rows]).astype(np.float32),
             choices=np.array([len(table.queries[row].choices or ()) for row in rows.tolist()]),
@@ -385,17 +402,22 @@ class Training:
 
 
 def best_setting(training: Training, settings: Sequence[_S], make: Callable[[Training, _S], Strategy]) -> _S:
-    """The setting with the best score on the last fifth after training on the rest; the first among equals.
+    """Return the setting with the best score on the last fifth of the training part; the first of equally good ones.
 
-    The score is accuracy - `PRICE_OF_MONEY` x cost, relative to the cost of asking every endpoint.
+    The score is accuracy - `COST_WEIGHT` x cost ratio (cost / cost of asking every endpoint).
+
+    Args:
+        make: makes the strategy with a setting, fitted to the training part without the last fifth.
     """
-    fit, held = training.cut()
-    full = training.table.usd[held].sum()
+    if len(settings) == 1:
+        return settings[0]
+    fit, held_out = training.hold_out()
+    ask_all_usd = training.table.usd[held_out].sum()
 
     def score(setting: _S) -> float:
         stream = FeedbackStream(training.feedback)
-        played = play(make(fit, setting), training.table, held, feedback=stream, show_task=training.show_task)
-        cost = played.usd.sum() / full if full else 0.0
-        return float(played.worth.mean() - PRICE_OF_MONEY * cost)
+        played = play(make(fit, setting), training.table, held_out, feedback=stream, show_task=training.show_task)
+        cost_ratio = played.usd.sum() / ask_all_usd if ask_all_usd else 0.0
+        return float(played.worth.mean() - COST_WEIGHT * cost_ratio)
 
-    return max(settings, key=score) if len(settings) > 1 else settings[0]
+    return max(settings, key=score)

@@ -1,14 +1,14 @@
-"""focalroute itself as a strategy: the serving code, with recorded replies instead of HTTP.
+"""focalroute itself as a strategy: it serves recorded replies with the ensemble's own code.
 
 Observer, AskView, policy, decider, fusion, `Ask` and credit are those of `focalroute.serving.ensemble`; only the pool
-is replaced. Any policy can serve: the cold start, a bundle, a named one, or another set as ``policy`` between turns.
+is replaced. Any policy can serve: the cold start, a bundle, or a policy by name.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -38,24 +38,22 @@ _NOT_NEEDED = Failure("cancelled", "not needed any more")
 
 
 class Serving:
-    """Serves a policy with the settings of `focalroute.AsyncEnsemble`, and learns from feedback as that does.
+    """Serves a policy, and learns from feedback, as `focalroute.AsyncEnsemble` does.
 
-    The memo of a turn is its answer as the ensemble would store it; None: there was none.
+    The memo of a turn is the answer as the ensemble would store it; None if there was no answer.
 
     Args:
-        policy: the policy that serves; may be replaced between turns.
+        policy: the policy that serves.
         endpoints: the pool.
         seed: the seed of sampled decisions.
-        max_rounds: as in `focalroute.AsyncEnsemble`, like the arguments up to ``detect``.
-        detect: whether to detect changes of endpoints; False measures the worth of detection.
-        learn_from_agreement: as in `focalroute.AsyncEnsemble`.
+        max_rounds: as in `focalroute.AsyncEnsemble`, like all other arguments except ``detect`` and ``embed``.
+        detect: whether to detect changes of endpoints.
         embed: embeds a query's text.
-        usd_per_second: as in `focalroute.AsyncEnsemble`.
 
     Attributes:
-        policy: the policy that serves.
-        challenger: decides a share of the turns instead (see `focalroute.policy.slot.draw_policy`); None: none does.
-        history: for every turn so far, the endpoints picked, by round.
+        policy: the policy that serves; it may be replaced between turns.
+        challenger: if given, decides a share of the turns instead (see `focalroute.policy.slot.draw_policy`).
+        history: for every turn so far, the endpoints picked in each round.
         confidence: for every turn so far, the posterior of the answer; NaN without an answer.
         changes: (turn from 0, endpoint, change) for every detected change of an endpoint.
     """
@@ -94,60 +92,63 @@ class Serving:
         self.changes: list[tuple[int, str, Change]] = []
 
     def hold(self, usd_per_query: float | None) -> None:
-        """From now on pace the cost weight so that a query costs this on average; None: keep the weight constant."""
+        """From now on adapt the cost weight so that a query costs this on average; None: keep the weight constant."""
         self._pacer = Pacer(None if usd_per_query is None else Decimal(usd_per_query), self._pacer.weight)
 
     def answer(self, turn: Turn) -> int:
-        """Answer in rounds, as the ensemble does; -1 if every asked endpoint failed."""
-        ask, price = self._begin(turn), self._pacer.begin()
+        """Answer in rounds, as the ensemble does; -1 without an answer."""
+        ask, cost_weight = self._begin(turn), self._pacer.begin()
         if self._usd_per_second:
             ask.price_time(TimePrice(self._usd_per_second, self._latencies))
-        going = bool(turn.available)
-        while going:
-            observation = ask.observe(price)
+        another_round = bool(turn.available)
+        while another_round:
+            observation = ask.observe(cost_weight)
             decision = self._decide(ask, observation, turn)
             ask.add_round(Round(observation, decision, self._replies(ask, turn, decision.picked)))
             ask.fuse()
-            going = ask.goes_on(max_rounds=self._max_rounds, askable=len(turn.available))
+            another_round = ask.goes_on(max_rounds=self._max_rounds, askable=len(turn.available))
         self.history.append(tuple(round_.decision.picked for round_ in ask.rounds))
         answer = self._end(ask, turn)
         if turn.memo is not None:
-            turn.memo = replace(turn.memo, probes=self._probed(ask.query, turn))
+            turn.memo = replace(turn.memo, probes=self._probe(ask.query, turn))
             if self._learn_from_agreement:
                 self._observer.agree(*unjudged(turn.memo))
         self._pacer.end(Decimal(float(sum(reply.usd for reply in turn.replies.values()))))
         return answer
 
     def _replies(self, ask: Ask, turn: Turn, picked: Sequence[int]) -> tuple[Reply, ...]:
-        """The replies of a round; if time has a price, only those that `focalroute.endpoints.round` would wait for.
+        """Ask the picked endpoints and wait for the replies.
 
-        Calls that it would cancel are paid in full here.
+        If time has a price, the round may end early, as in `focalroute.endpoints.round`: calls that would then be
+        cancelled count as failed, but are paid in full here.
         """
         replies = {i: self._reply(turn, i) for i in picked}
         if ask.time_price is None:
             turn.wait()
             return tuple(replies.values())
-        latencies, arriving = self._latencies, sorted(picked, key=turn.takes)
-        ended = math.inf
-        for place, i in enumerate(arriving):
-            at, pending = turn.takes(i), arriving[place + 1 :]
-            latencies[i].add(at)
-            come = [replies[one] for one in arriving[: place + 1]]
-            while pending and at < turn.takes(pending[0]) and ended == math.inf:
-                if ask.done(come, dict.fromkeys(pending, at)):
-                    ended = at
-                at += max(WEIGH_AGAIN * at, LOOK_AGAIN_S)
-            if ended < math.inf:
-                for late in pending:
-                    turn.give_up(late)
-                    latencies[late].add_cancelled(ended)
-                    replies[late] = replace(replies[late], error=_NOT_NEEDED, text=None, choice=None, latency_s=ended)
-                break
+        ended, late = self._end_of_round(ask, turn, replies)
+        for i in late:
+            turn.give_up(i)
+            self._latencies[i].add_cancelled(ended)
+            replies[i] = replace(replies[i], error=_NOT_NEEDED, text=None, choice=None, latency_s=ended)
         turn.wait(ended)
         return tuple(replies.values())
 
-    def _probed(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
-        """Probe endpoints with the turn's query, if exploration is due; named policies do not explore."""
+    def _end_of_round(self, ask: Ask, turn: Turn, replies: Mapping[int, Reply]) -> tuple[float, Sequence[int]]:
+        """Return the time at which the round ends early, and the endpoints with later replies; inf: it does not."""
+        arriving = sorted(replies, key=turn.latency)
+        for place, i in enumerate(arriving):
+            at, pending = turn.latency(i), arriving[place + 1 :]
+            self._latencies[i].add(at)
+            arrived = [replies[one] for one in arriving[: place + 1]]
+            while pending and at < turn.latency(pending[0]):
+                if ask.done(arrived, dict.fromkeys(pending, at)):
+                    return at, pending
+                at += max(WEIGH_AGAIN * at, LOOK_AGAIN_S)
+        return math.inf, ()
+
+    def _probe(self, query: Query, turn: Turn) -> tuple[StoredProbe, ...]:
+        """Ask more endpoints this turn's query, if exploration is due; policies by name do not explore."""
         if isinstance(self.policy, Baseline):
             return ()
         paid = Cost(sum(reply.usd for reply in turn.replies.values()), len(turn.replies))
@@ -159,24 +160,24 @@ class Serving:
         return tuple([row for reply in replies if (row := stored_probe(query, reply)) is not None])
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Credit every member for the feedback, as the ensemble does."""
+        """Learn which members were right, as the ensemble does."""
         stored: StoredAnswer | None = turn.memo
         if stored is None:
             return
-        said = feedback_on(stored, turn, revealed)
-        outcome = credit(stored, said)
-        if said.label is None:
-            outcome = self._graded(outcome, revealed)
-        turns = len(self.history) - 1
-        self.changes += [(turns, name, change) for name, change in self._observer.learn(outcome).items()]
+        feedback = feedback_on(stored, turn, revealed)
+        outcome = credit(stored, feedback)
+        if feedback.label is None:
+            outcome = self._with_scores(outcome, revealed)
+        latest = len(self.history) - 1
+        self.changes += [(latest, name, change) for name, change in self._observer.learn(outcome).items()]
         if isinstance(self.policy, Baseline):
             self.policy.learn(outcome, len(stored.keys))
 
-    def _graded(self, outcome: Outcome, revealed: Revealed) -> Outcome:
-        """Add the members' own scores, if revealed, as a reward alone credits only members with the same answer."""
+    def _with_scores(self, outcome: Outcome, revealed: Revealed) -> Outcome:
+        """Replace what a reward says of members by their own scores, where these are revealed."""
         scores = {self._names[i]: value for i, value in revealed.values.items()}
-        unsaid = {name: value for name, value in outcome.right.items() if name not in scores}
-        return replace(outcome, right={**unsaid, **scores}, inferred=outcome.inferred & unsaid.keys())
+        others = {name: value for name, value in outcome.right.items() if name not in scores}
+        return replace(outcome, right={**others, **scores}, inferred=outcome.inferred & others.keys())
 
     def _begin(self, turn: Turn) -> Ask:
         query = _askable(turn.query)
@@ -201,6 +202,7 @@ class Serving:
         )
 
     def _end(self, ask: Ask, turn: Turn) -> int:
+        """Make the stored answer, which becomes the turn's memo; return the answer's candidate in the log."""
         try:
             if not ask.rounds:
                 raise PoolError("pool: no endpoint is available; give one that the log has answers of")
@@ -221,16 +223,17 @@ class Serving:
 class Shuffled(Serving):
     """The control for `Serving`: asks in each turn the endpoints that were picked for *another* query.
 
-    If it does as well, the decisions carry no information about the query.
+    If its accuracy is the same, the decisions carry no information about the query.
 
     Args:
-        plan: the decisions, one tuple of rounds for each turn.
-        start: the turn, from 0, of the first planned decision; before it and after the last, it decides itself.
-        given: as for `Serving`.
+        args: as for `Serving`.
+        plan: the endpoints to ask, one tuple of rounds for each turn.
+        start: the turn, from 0, of the plan's first entry; on turns outside the plan, the policy decides.
+        settings: as for `Serving`.
     """
 
-    def __init__(self, *given: Any, plan: Sequence[tuple[tuple[int, ...], ...]], start: int, **settings: Any) -> None:
-        super().__init__(*given, **settings)
+    def __init__(self, *args: Any, plan: Sequence[tuple[tuple[int, ...], ...]], start: int, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self._plan = plan
         self._start = start
 
@@ -239,7 +242,7 @@ class Shuffled(Serving):
         if not 0 <= at < len(self._plan):
             return super()._decide(ask, observation, turn)
         wanted = self._plan[at][done] if done < len(self._plan[at]) else ()
-        # If the log lacked a planned endpoint, it decided itself, maybe on an endpoint that is planned for this round.
+        # An endpoint may have been asked before its planned round, by the policy, where the log lacked a planned one.
         picked = tuple(i for i in wanted if i in turn.available and i not in ask.view.asked)
         if not picked and not ask.view.backs:  # at least one endpoint must answer
             return super()._decide(ask, observation, turn)
@@ -247,7 +250,7 @@ class Shuffled(Serving):
 
 
 def feedback_on(stored: StoredAnswer, turn: Turn, revealed: Revealed) -> Feedback:
-    """Return a user's feedback on this answer."""
+    """Turn what was revealed into a user's feedback on the stored answer."""
     if revealed.text is not None:
         reward, key = judged(stored, label=revealed.text)
     elif turn.choices and revealed.label is not None:
@@ -263,7 +266,7 @@ def _same(text: str) -> str:
 
 
 def _askable(query: Query) -> Query:
-    """The logged query as `ask` would make it; equal choices, which `ask` refuses, are numbered."""
+    """Return the logged query as `ask` would make it; equal choices, which `ask` does not allow, get numbers."""
     if query.choices is None:
         return replace(query, answer=_same)
     if len(set(query.choices)) < len(query.choices):
@@ -272,17 +275,17 @@ def _askable(query: Query) -> Query:
 
 
 def _reply(name: str, reply: RecordedReply, turn: Turn) -> Reply:
+    """Make the reply that the endpoint's client would have returned."""
     output, failure, text, choice = reply.output, None, None, None
-    if reply.candidate >= 0:
-        text = name
-        if isinstance(output.answer, str):
-            text = output.answer
-        if turn.choices:
-            choice = reply.candidate
-    elif output.error is None:
-        failure = Failure("unusable", "no answer in the reply")
     if output.error is not None:
         failure = Failure("connection", output.error)
+    elif reply.candidate < 0:
+        failure = Failure("unusable", "no answer in the reply")
+    else:
+        # The name stands for an answer without text: a choice, or an output of which only the score is known.
+        text = output.answer if isinstance(output.answer, str) else name
+        if turn.choices:
+            choice = reply.candidate
     return Reply(
         endpoint=name,
         text=text,

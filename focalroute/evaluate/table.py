@@ -1,4 +1,4 @@
-"""An outcome log joined with its pool, as arrays: T rows (queries), N endpoints, float64 USD."""
+"""Joins an outcome log with its pool, as arrays of T rows (queries) and N endpoints, and splits it for evaluation."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ from focalroute.core.records import F32, F64, I64, Bools, Query
 from focalroute.evaluate.outcomes import LoggedQuery, Output
 from focalroute.observe.features import Embedder, text_features
 
-#: How a log is split: as a whole, or each of its tasks, so that the test part has the same tasks.
+#: How a log is split: "stream" splits the whole log, "per-task" each task, so that both parts have the same tasks.
 SplitKind = Literal["stream", "per-task"]
 
 #: The cost ratio of asking every endpoint.
 EVERYTHING = 1.0
 
-#: Replies without a single right one that are probably in another form than the labels.
+#: If this many replies of an endpoint are all wrong, they are probably written in another form than the labels.
 SUSPICIOUS = 20
-_MOST_MASSES = 2**27  # elements of an array, which every row pads to the most choices of any row
-_ROUNDS = 5  # the last of which is the validation part
+_MOST_PROBABILITIES = 2**27  # elements of an array in which every query has room for the most choices of any
+_ROUNDS = 5  # of a log split per task; the last round is the validation part
 
-_FIRST_S, _TOKENS_A_SECOND = 0.3, 80.0
-_SPREAD, _LATE_SHARE, _LATE = 0.3, 0.05, 3.0
+# The model of call durations, see `call_seconds`.
+_FIRST_TOKEN_S, _TOKENS_PER_S = 0.3, 80.0
+_LOG_SPREAD, _SLOW_SHARE, _SLOW_FACTOR = 0.3, 0.05, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class LogTable:
     """A recorded log; treated as read-only.
 
-    A candidate is an index into the choices, or for a free-form question into the distinct answers, in pool order. If
-    only scores are known, every output is an answer of its own.
+    A candidate is an index into the choices; for a free-form question, into the distinct answers in pool order. If only
+    scores are known, each output is a candidate of its own.
 
     Attributes:
         queries: the T lines of the log.
         texts: the text of each query, or empty.
         endpoints: the N endpoints, in pool order.
-        there: (T, N) whether the log has an output.
+        there: (T, N) whether the log has an output of this endpoint for this query.
         failed: (T, N) whether that call failed.
-        candidate: (T, N) the output's candidate, -1 without a usable answer.
+        candidate: (T, N) the output's candidate; -1 if it has no usable answer.
         size: (T,) number of candidates.
-        label: (T,) the right candidate; -1 if it is missing or only scores are known.
-        value: (T, N) worth of the answer: 1 right, 0 wrong, or its score; NaN without an output.
-        seconds: (T, N) duration of the call, as recorded or by a model (`call_seconds`).
-        usd: (T, N) cost of the call; 0 without a call, and for unpriced endpoints.
+        label: (T,) the right candidate; -1 if no endpoint gave it, or only scores are known.
+        value: (T, N) worth of the output: 1 if right, 0 if wrong, or its score; NaN without an output.
+        usd: (T, N) float64, the cost of the call; 0 without a call, and for unpriced endpoints.
+        seconds: (T, N) duration of the call, recorded or modelled (`call_seconds`).
         embed: embeds a text.
-        unpriced: endpoints whose calls count as free, as neither pool file nor log has the cost of every call.
-        bad_rows: lines of the log that were left out.
+        unpriced: endpoints for which neither pool file nor log has the cost of every call; their calls count as free.
+        bad_rows: number of the log's lines that were left out.
     """
 
     queries: tuple[LoggedQuery, ...]
@@ -77,15 +78,15 @@ class LogTable:
 
     @property
     def never_right(self) -> tuple[str, ...]:
-        """Endpoints with at least 20 replies to queries with a label, of which none is right."""
+        """Endpoints with at least `SUSPICIOUS` replies to queries with a label, none of which is right."""
         labelled = np.array([query.label is not None for query in self.queries])[:, None]
         replied = self.there & ~self.failed & labelled
-        right = (replied & (self.value == 1)).sum(axis=0)
-        counts = zip(self.names, replied.sum(axis=0).tolist(), right.tolist(), strict=True)
-        return tuple(name for name, replies, n in counts if replies >= SUSPICIOUS and not n)
+        right = replied & (self.value == 1)
+        suspicious = (replied.sum(axis=0) >= SUSPICIOUS) & ~right.any(axis=0)
+        return tuple(self.names[i] for i in np.flatnonzero(suspicious))
 
     def worth(self, row: int, candidate: int) -> float:
-        """Return the worth of an answer: 1 or 0 by the label, else its mean score; 0 for no answer (-1)."""
+        """Return the worth of an answer: 1 or 0 by the label; without a label, its mean score; 0 for no answer (-1)."""
         if candidate < 0:
             return 0.0
         if self.queries[row].label is not None:
@@ -94,32 +95,35 @@ class LogTable:
         return float(self.value[row, backed].mean()) if backed.any() else 0.0
 
     def worths(self, rows: I64) -> F64:
-        """Worth of each candidate of these rows, (len(rows), K), padded with 0 to the most candidates K of any."""
+        """Worth of each candidate of these rows, (len(rows), K); K is the most candidates of any row, 0 is padding."""
         found = np.zeros((len(rows), int(self.size[rows].max(initial=1))))
         for n, row in enumerate(rows.tolist()):
             size = int(self.size[row])
             found[n, :size] = [self.worth(row, candidate) for candidate in range(size)]
         return found
 
-    def masses(self, rows: I64, width: int) -> F32:
-        """Each endpoint's mass on each candidate, (len(rows), N, ``width``); NaN if it gave none."""
-        mass = np.full((len(rows), len(self.endpoints), width), np.nan, np.float32)
+    def probabilities(self, rows: I64, width: int) -> F32:
+        """Each endpoint's recorded probability of each candidate, (len(rows), N, ``width``); NaN if not recorded."""
+        found = np.full((len(rows), len(self.endpoints), width), np.nan, np.float32)
         for t, row in enumerate(rows.tolist()):
             for i, name in enumerate(self.names):
                 output = self.queries[row].outputs.get(name)
                 if output is not None and output.probabilities is not None:
-                    mass[t, i] = 0
-                    mass[t, i, : len(output.probabilities)] = output.probabilities
-        return mass
+                    found[t, i] = 0
+                    found[t, i, : len(output.probabilities)] = output.probabilities
+        return found
 
     def accuracy(self, rows: I64) -> F64:
-        """Mean value of each endpoint's calls on these rows, (N,); 0 for a failed call, and without any."""
+        """Each endpoint's mean value over its calls on these rows, (N,).
+
+        A failed call counts 0. An endpoint without calls has 0.
+        """
         there = self.there[rows]
         mean: F64 = np.where(there, self.value[rows], 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
         return mean
 
     def cheapest(self, rows: I64) -> tuple[str, float]:
-        """The endpoint with the cheapest calls on these rows, and its `single_cost_ratios`, at most 1."""
+        """The name of the endpoint with the cheapest calls on these rows, and its `single_cost_ratios`, at most 1."""
         ratios = self.single_cost_ratios(rows)
         i = int(np.where(self.there[rows].any(axis=0), ratios, np.inf).argmin())
         return self.names[i], min(float(ratios[i]), EVERYTHING)
@@ -130,14 +134,17 @@ class LogTable:
         ratios: F64 = usd / (float(self.usd[rows].sum()) or 1.0)
         return ratios
 
-    def held(self, rows: I64, ratio: float | None) -> float | None:
-        """USD per query at this cost ratio on these rows; None without rows or target, or if all are asked."""
+    def target_usd_per_query(self, rows: I64, ratio: float | None) -> float | None:
+        """USD per query that correspond to this cost ratio on these rows.
+
+        None if there is nothing to hold: no ratio, the ratio of asking every endpoint, no rows, or no known cost.
+        """
         if ratio is None or ratio == EVERYTHING or not len(rows):
             return None
         return ratio * float(self.usd[rows].mean(axis=0).sum()) or None
 
     def rank(self, rows: I64) -> tuple[int, ...]:
-        """The endpoints by accuracy on these rows, best first, equals in pool order."""
+        """The endpoints by accuracy on these rows, best first; ties are in pool order."""
         return tuple(np.argsort(-self.accuracy(rows), kind="stable").tolist())
 
 
@@ -153,15 +160,16 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
     """Join a log with its pool.
 
     Raises:
-        ConfigError: an output's endpoint is not in the pool; names file, line and field.
+        ConfigError: an output's endpoint is not in the pool (the message names file, line and field), or a question has
+            too many choices for a log of this size.
     """
     endpoints = pool.endpoints
     choices = max((len(query.choices or ()) for query in queries), default=0)
-    if len(queries) * len(endpoints) * choices > _MOST_MASSES:
+    if len(queries) * len(endpoints) * choices > _MOST_PROBABILITIES:
         widest = next(query for query in queries if len(query.choices or ()) == choices)
         raise ConfigError(
             f"{path}:{widest.line}: choices: {choices} are too many for a log of {len(queries)} queries and a pool of "
-            f"{len(endpoints)} endpoints, as every query takes the room of the widest; split the log"
+            f"{len(endpoints)} endpoints, as every query takes the memory of the one with most choices; split the log"
         )
     index = {endpoint.name: i for i, endpoint in enumerate(endpoints)}
     shape = (len(queries), len(endpoints))
@@ -193,11 +201,12 @@ def join(queries: Sequence[LoggedQuery], pool: PoolFile, path: str | Path) -> Lo
 
 
 def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) -> F64:
-    """Seconds of each call, (T, N), from the log (0 if an output has none), or by a model if the log has none at all.
+    """Seconds of each call, (T, N): those in the log (0 for an output without); if the log has none at all, modelled.
 
     The model is s (0.3 + tokens / 80) seconds with s = (p / median p)^(1/3), where p is the endpoint's price of a
-    generated token, as dearer models are larger and slower (s = 1 if unknown). Each call varies by a log-normal factor
-    with a standard deviation of 0.3, and one in twenty takes three times as long.
+    generated token, as dearer models are larger and slower (s = 1 if unknown). This is multiplied by a log-normal
+    factor for each call, with a standard deviation of 0.3 of its logarithm. One call in twenty takes three times as
+    long.
     """
     outputs = [[query.outputs.get(endpoint.name, Output()) for endpoint in endpoints] for query in queries]
     recorded = np.array([[output.latency_s or 0.0 for output in row] for row in outputs], np.float64)
@@ -207,14 +216,14 @@ def call_seconds(queries: Sequence[LoggedQuery], endpoints: Sequence[Endpoint]) 
     prices = np.array([float(e.price.completion) if e.price else 0.0 for e in endpoints])
     median = float(np.median(prices[prices > 0])) if prices.any() else 1.0
     slowness = (np.where(prices > 0, prices, median) / median) ** (1 / 3)
-    chance = np.random.default_rng(0)
-    factor = np.exp(chance.normal(0, _SPREAD, tokens.shape))
-    factor *= np.where(chance.random(tokens.shape) < _LATE_SHARE, _LATE, 1.0)
-    return slowness * (_FIRST_S + tokens / _TOKENS_A_SECOND) * factor
+    rng = np.random.default_rng(0)
+    factor = np.exp(rng.normal(0, _LOG_SPREAD, tokens.shape))
+    factor *= np.where(rng.random(tokens.shape) < _SLOW_SHARE, _SLOW_FACTOR, 1.0)
+    return slowness * (_FIRST_TOKEN_S + tokens / _TOKENS_PER_S) * factor
 
 
 def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
-    """Split the whole log once, or every task, at this fraction.
+    """Use this fraction of the log, from its start, for training and the rest for testing; ``per_task``: of each task.
 
     Raises:
         ConfigError: one of the parts would be empty.
@@ -235,10 +244,10 @@ def split(table: LogTable, *, per_task: bool, fraction: float) -> Split:
 
 
 def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
-    """These rows in the order to learn from them, which should resemble the test part.
+    """Return training rows in the order in which to learn from them.
 
-    For a stream it is the order of arrival. For a split per task it is five rounds, each with a fifth of every task.
-    Task by task, every task would be new, and the validation part at the end would have other tasks.
+    For a stream that is the order of arrival. For a split per task it is five rounds, each with a fifth of every task,
+    so that every task is known after the first round, and the validation part at the end has all tasks.
 
     Raises:
         ConfigError: there is no such split.
@@ -246,7 +255,7 @@ def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
     if split == "stream":
         return rows
     if split != "per-task":
-        raise ConfigError(f"split: stream or per-task, not {split!r}")
+        raise ConfigError(f"split: give stream or per-task, not {split!r}")
     tasks: dict[str | None, list[int]] = {}
     for row in rows.tolist():
         tasks.setdefault(table.queries[row].task, []).append(row)
@@ -255,7 +264,7 @@ def learning_order(table: LogTable, rows: I64, split: SplitKind) -> I64:
 
 
 def _usd(output: Output, endpoint: Endpoint) -> float | None:
-    """Return the cost of a call; None: unknown. A failed call without a stated cost is free."""
+    """Return the cost of a call; None: unknown. A failed call without a recorded cost and price is free."""
     if output.cost_usd is not None:
         return output.cost_usd
     price = endpoint.price
@@ -265,21 +274,26 @@ def _usd(output: Output, endpoint: Endpoint) -> float | None:
 
 
 def _candidates(query: LoggedQuery, outputs: Sequence[Output | None]) -> tuple[list[int], int, int]:
-    """The candidate of each output, how many there are, and the right one."""
+    """Return the candidate of each output, the number of candidates, and the right candidate (-1 as in `LogTable`)."""
+    found = [-1] * len(outputs)
+    replied = [(i, output) for i, output in enumerate(outputs) if output is not None and not output.error]
     if query.choices is not None:
-        backed = [o.answer if o and not o.error and isinstance(o.answer, int) else -1 for o in outputs]
-        return backed, len(query.choices), query.label if isinstance(query.label, int) else -1
+        for i, output in replied:
+            if isinstance(output.answer, int):
+                found[i] = output.answer
+        return found, len(query.choices), query.label if isinstance(query.label, int) else -1
     answers: dict[int | str, int] = {}
-    found = []
-    for i, output in enumerate(outputs):
-        key = None if output is None or output.error else output.answer
-        if key is None and output is not None and not output.error and query.label is None:
+    for i, output in replied:
+        key = output.answer
+        if key is None and query.label is None:
             key = i  # only scores are known, so the output counts as an answer of its own
-        found.append(-1 if key is None else answers.setdefault(key, len(answers)))
-    return found, len(answers), answers.get(query.label, -1) if query.label is not None else -1
+        if key is not None:
+            found[i] = answers.setdefault(key, len(answers))
+    return found, len(answers), -1 if query.label is None else answers.get(query.label, -1)
 
 
 def _value(query: LoggedQuery, output: Output) -> float:
+    """Return the worth of an output: 1 or 0 by the label, else its score; 0 if the call failed."""
     if output.error is not None:
         return 0.0
     if query.label is None:

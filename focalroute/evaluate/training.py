@@ -40,10 +40,13 @@ def read_table(
     skip_bad_rows: bool = False,
     shown: bool = False,
 ) -> LogTable:
-    """Read a log and join it with its pool; texts are embedded by the embedder, the pool file's, or the built-in one.
+    """Read a log and join it with its pool.
 
     Args:
-        skip_bad_rows: whether to leave out lines that break the format, instead of refusing the log.
+        log: an outcome log.
+        pool: its pool file.
+        embedder: embeds the texts; None: the pool file's embedder, or the built-in one.
+        skip_bad_rows: whether to leave out lines that break the format; else such a line is an error.
         shown: whether to show progress bars.
 
     Raises:
@@ -54,11 +57,11 @@ def read_table(
     bad_rows: list[str] | None = None
     if skip_bad_rows:
         bad_rows = []
-    with progress_bar("reading", None, shown=shown) as told, gathered(told) as advance:
+    with progress_bar("reading", None, shown=shown) as report, gathered(report) as advance:
         queries = read_log(log, bad_rows=bad_rows, advance=advance)
     table = join(queries, file, log)
     if not (table.there & ~table.failed).any():
-        raise ConfigError(f"{log}: outputs: no query has one that did not fail; record them with focalroute collect")
+        raise ConfigError(f"{log}: outputs: there is none, or all calls failed; record answers with focalroute collect")
     table = replace(table, bad_rows=len(bad_rows or ()))
     embedder = embedder or embedder_from_pool_file(file, pool)
     if embedder is not None:
@@ -67,9 +70,7 @@ def read_table(
 
 
 def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = False) -> LogTable:
-    """The log with texts embedded by this embedder, for training and for serving.
-
-    Each distinct text is embedded here, once.
+    """Return the log with this embedder, for training and for serving; each distinct text is embedded here, once.
 
     Args:
         shown: whether to show a progress bar.
@@ -84,7 +85,7 @@ def with_embedder(table: LogTable, embedder: TextEmbedder, *, shown: bool = Fals
 
 
 def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> RecordedLog:
-    """The data that training needs from these rows of a log; without tasks unless ``show_task``."""
+    """Return these rows of a log in the form that training takes; without tasks unless ``show_task``."""
     if not len(rows):
         raise ConfigError("log: leaves no query to train on; give a longer one")
     worth = table.worths(rows).astype(np.float32)
@@ -95,9 +96,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
         tasks = np.array([query.task or "" for query in queries])
     prices = [typical_cost(endpoint) for endpoint in table.endpoints]
     there = table.there[rows]
-    masses, mass = table.masses(rows, worth.shape[1]), None
-    if not np.isnan(masses).all():
-        mass = masses
+    probabilities = table.probabilities(rows, worth.shape[1])
     return RecordedLog(
         names=table.names,
         prices=np.array(prices, np.float64),  # None becomes NaN
@@ -111,7 +110,7 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
         usd=table.usd[rows].astype(np.float32),
         tokens=np.array([[output.completion_tokens for output in row] for row in outputs], np.float32),
         latency_s=np.array([[output.latency_s or 0.0 for output in row] for row in outputs], np.float32),
-        mass=mass,
+        mass=None if np.isnan(probabilities).all() else probabilities,
         vectors=np.stack([unit_vector(table.embed(table.texts[row])) for row in rows.tolist()]),
         tasks=tasks,
         choices=np.fromiter((tuple(map(candidate_key, query.choices or ())) for query in queries), np.object_),
@@ -121,14 +120,14 @@ def recorded(table: LogTable, rows: I64, *, show_task: bool = False) -> Recorded
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training to run.
+    """A training to run with one or more seeds.
 
     Attributes:
         log: the data to learn from, with the validation part last.
         settings: the training's settings.
-        backend: the engine that runs the networks.
-        folder: where to keep checkpoints for a killed process; None: nowhere.
-        resume: continue from the checkpoint there.
+        backend: the backend that runs the networks.
+        folder: where to write checkpoints, from which a killed training can resume; None: no checkpoints.
+        resume: whether to continue from the checkpoints there.
 
     Raises:
         ConfigError: the log is too short.
@@ -141,16 +140,16 @@ class TrainingJob:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.held < len(self.log):
+        if not 0 < self.n_validation < len(self.log):
             raise ConfigError(f"log: {len(self.log)} queries are too few to train and validate on; give a longer one")
 
     @property
-    def held(self) -> int:
+    def n_validation(self) -> int:
         """The number of queries in the validation part."""
         return int(len(self.log) * self.settings.validation)
 
     def checkpoint(self, seed: int) -> Checkpoint | None:
-        """Return the checkpoint of this training with this seed; None without one."""
+        """Return the checkpoint of this training with this seed; None if there is no folder."""
         if self.folder is None:
             return None
         key = made_for(self.log, seed=seed, settings=self.settings, engine=self.backend.name)
@@ -168,7 +167,9 @@ def train_each(
     engine: Engine = HERE,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[list[Trained]]:
-    """Train every job with each seed; return the results by job, which do not depend on the engine.
+    """Train every job with each seed; return, for each job, the results in the order of the seeds.
+
+    They do not depend on the engine.
 
     Args:
         advance: called with units of progress, `OfflineSettings.steps` for each job and seed.
@@ -177,26 +178,27 @@ def train_each(
         ConfigError: a checkpoint belongs to another training, or cannot be written.
     """
     inputs = [(number, seed) for number in range(len(jobs)) for seed in seeds]
-    found = engine.each(_train, jobs, inputs, advance)
-    return [found[start : start + len(seeds)] for start in range(0, len(found), len(seeds))]
+    results = engine.each(_train, jobs, inputs, advance)
+    return [results[start : start + len(seeds)] for start in range(0, len(results), len(seeds))]
 
 
-def _train(jobs: Sequence[TrainingJob], one: tuple[int, int], tell: Callable[[int], object]) -> Trained:
-    number, seed = one
+def _train(jobs: Sequence[TrainingJob], number_and_seed: tuple[int, int], report: Callable[[int], object]) -> Trained:
+    """Train the job of this number with this seed; an engine's job."""
+    number, seed = number_and_seed
     job = jobs[number]
-    settings: dict[str, Any] = {}
-    kept = job.checkpoint(seed)
-    if kept is not None:
-        settings["keep"] = kept.write
+    checkpointing: dict[str, Any] = {}
+    checkpoint = job.checkpoint(seed)
+    if checkpoint is not None:
+        checkpointing["keep"] = checkpoint.write
         if job.resume:
-            settings["progress"] = kept.read()
-    with gathered(tell) as advance:
-        return train(job.log, seed=seed, settings=job.settings, passes=job.backend, advance=advance, **settings)
+            checkpointing["progress"] = checkpoint.read()
+    with gathered(report) as advance:
+        return train(job.log, seed=seed, settings=job.settings, passes=job.backend, advance=advance, **checkpointing)
 
 
-def best_of(found: Sequence[Trained]) -> Trained:
-    """The training with the best score on its validation part."""
-    return max(found, key=lambda one: one.score)
+def best_of(results: Sequence[Trained]) -> Trained:
+    """The result with the best score on its validation part."""
+    return max(results, key=lambda result: result.score)
 
 
 def train_on(
@@ -208,7 +210,7 @@ def train_on(
     show_task: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Trained:
-    """Train on these rows of a log (see `TrainingJob`)."""
+    """Train on these rows of a log with one seed, in this process (see `TrainingJob`)."""
     job = TrainingJob(recorded(table, rows, show_task=show_task), settings or OfflineSettings())
     return _train([job], (0, seed), advance)
 
@@ -216,7 +218,17 @@ def train_on(
 def publish_trained(
     root: str | Path, trained: Trained, *, settings: OfflineSettings, trained_on: Iterable[str] = ()
 ) -> int:
-    """Publish a trained policy as the next version, from which online updates continue."""
+    """Publish a trained policy as the next version of a folder, with the critic that online updates need.
+
+    Args:
+        root: the folder.
+        trained: the result of the training.
+        settings: the settings it was trained with.
+        trained_on: digests of the questions (`focalroute.evaluate.outcomes.digest`).
+
+    Returns:
+        The version.
+    """
     return publish(
         root,
         decider=decider_model(trained.decider),
@@ -236,20 +248,20 @@ def publish_trained(
     )
 
 
-def publish_best(job: TrainingJob, table: LogTable, folder: Path, found: Sequence[Trained]) -> dict[str, Any]:
-    """Publish the best seed, and remove all checkpoints; return the results for the JSON."""
-    best = best_of(found)
+def publish_best(job: TrainingJob, table: LogTable, folder: Path, results: Sequence[Trained]) -> dict[str, Any]:
+    """Publish the result with the best seed, and remove all checkpoints; return the JSON report of the training."""
+    best = best_of(results)
     version = publish_trained(folder, best, settings=job.settings, trained_on=map(digest, table.queries))
     seeds = []
-    for one in found:
-        curve = [asdict(point) for point in one.curve]
-        seeds.append({"seed": one.seed, "score": one.score, "trust": one.trust, "curve": curve})
-        _checkpoint_path(folder, one.seed).unlink(missing_ok=True)
+    for result in results:
+        curve = [asdict(point) for point in result.curve]
+        seeds.append({"seed": result.seed, "score": result.score, "trust": result.trust, "curve": curve})
+        _checkpoint_path(folder, result.seed).unlink(missing_ok=True)
     return {
         "version": version,
         "seed": best.seed,
         "queries": len(job.log),
-        "validation": job.held,
+        "validation": job.n_validation,
         "bad_rows": table.bad_rows,
         "unpriced": table.unpriced,
         "never_right": table.never_right,

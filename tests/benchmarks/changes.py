@@ -25,7 +25,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
-from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackPlan, FeedbackStream, ReplayResult, play
+from focalroute.evaluate.replay import COST_WEIGHT, FeedbackPlan, FeedbackStream, ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
 from focalroute.policy.bundle import cold
@@ -159,9 +159,9 @@ def played(data: Path, log: str, name: str, seed: int) -> Played:
     for side in sides:
         serving = Serving(cold(), side.endpoints, seed=seed)
         run = play(serving, side, rows, feedback=FeedbackStream(replace(case.feedback, seed=seed)))
-        net = run.worth - PRICE_OF_MONEY * run.usd / ask_all_usd
+        net = run.worth - COST_WEIGHT * run.usd / ask_all_usd
         runs.append(replace(run, worth=net).part(slice(HALF, None)))
-    singles = after.accuracy(late) - PRICE_OF_MONEY * after.single_cost_ratios(late)
+    singles = after.accuracy(late) - COST_WEIGHT * after.single_cost_ratios(late)
     return Played(runs[0], runs[1], float(singles.max()))
 
 

@@ -42,7 +42,7 @@ from focalroute.core.records import F64
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
 from focalroute.evaluate.playing import PolicyReplay, trained
 from focalroute.evaluate.replay import (
-    PRICE_OF_MONEY,
+    COST_WEIGHT,
     FeedbackPlan,
     FeedbackStream,
     ReplayResult,
@@ -251,7 +251,7 @@ def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> No
         for name in UNTRAINED:
             runs = [pool.submit(untrained, data, log, seed, rows, name) for log, seed in jobs]
             accuracy, cost, labels, *ahead = np.array([run.result() for run in runs]).T
-            worth = accuracy - PRICE_OF_MONEY * cost
+            worth = accuracy - COST_WEIGHT * cost
             comparisons = len(UNTRAINED) * (len(ahead) + 1)
             gain = "" if first is None else student_points(worth - first, comparisons)
             first = worth if first is None else first

@@ -28,7 +28,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.pool import PoolFile, load_pool
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, Output, read_log
-from focalroute.evaluate.playing import price_at, trained
+from focalroute.evaluate.playing import cost_weight_at, trained
 from focalroute.evaluate.replay import ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
@@ -260,10 +260,10 @@ def _held(
     policy: Policy, stream: LogTable, seed: int, cost: float, ends: Sequence[int], *, detect: bool = True
 ) -> ReplayResult:
     """Play parts of a stream in turn at a held cost, from `WARM` rows before the first end on; return the last part."""
-    serving = Serving(policy, stream.endpoints, seed=seed, detect=detect, cost_weight=price_at(policy, cost))
+    serving = Serving(policy, stream.endpoints, seed=seed, detect=detect, cost_weight=cost_weight_at(policy, cost))
     for first, last in zip((ends[0] - WARM, *ends), ends, strict=False):
         rows = np.arange(first, last)
-        serving.hold(stream.held(rows, cost))
+        serving.hold(stream.target_usd_per_query(rows, cost))
         played = play(serving, stream, rows)
     return played
 

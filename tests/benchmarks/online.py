@@ -33,8 +33,8 @@ from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import I64
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
-from focalroute.evaluate.playing import price_at
-from focalroute.evaluate.replay import PRICE_OF_MONEY, FeedbackKind, ReplayResult, play
+from focalroute.evaluate.playing import cost_weight_at
+from focalroute.evaluate.replay import COST_WEIGHT, FeedbackKind, ReplayResult, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join, split
 from focalroute.evaluate.training import publish_trained, train_on
@@ -162,7 +162,7 @@ def main() -> None:
             table = changed(whole, pool, stream, train, start)
             runs: dict[str, list[ReplayResult]] = {way: [] for way in ways}
             for seed, root in enumerate(roots):
-                cost_weight = PRICE_OF_MONEY if given.cold else price_at(load(root), POINT)
+                cost_weight = COST_WEIGHT if given.cold else cost_weight_at(load(root), POINT)
                 settings = {"seed": seed, "cost_weight": cost_weight}
                 for way in ways:
                     runs[way].append(served(way, table, root, test, settings, point=POINT, every=100))

@@ -30,7 +30,7 @@ from focalroute.core.pool import PoolFile, load_pool
 from focalroute.core.records import I64
 from focalroute.evaluate.metrics import PairedDifference, compare, mixed
 from focalroute.evaluate.outcomes import LoggedQuery, read_log
-from focalroute.evaluate.playing import price_at
+from focalroute.evaluate.playing import cost_weight_at
 from focalroute.evaluate.replay import ReplayResult, Turn, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
@@ -166,7 +166,7 @@ def main() -> None:
     for point, under_way in itertools.product(points, together):
         target, paced = point * ask_all_usd, []
         for seed, policy in enumerate(trained):
-            price = price_at(policy, point)
+            price = cost_weight_at(policy, point)
             paced.append(served(policy, table, test, seed, price, Late(target, price, under_way)))
         found[point, under_way] = paced, best_fixed(fixed, mean_usd(paced))
     minus = compare(found)

@@ -24,7 +24,7 @@ from focalroute.core.pool import PoolFile
 from focalroute.evaluate.baselines import baselines, best_in_hindsight
 from focalroute.evaluate.metrics import compare
 from focalroute.evaluate.outcomes import LoggedQuery, Output
-from focalroute.evaluate.playing import price_at, trained
+from focalroute.evaluate.playing import cost_weight_at, trained
 from focalroute.evaluate.replay import ReplayResult, Training, play
 from focalroute.evaluate.serving import Serving
 from focalroute.evaluate.table import LogTable, join
@@ -129,8 +129,8 @@ def played(number: int) -> Results:
 def _served(
     policy: Policy, table: LogTable, rows: np.ndarray[tuple[int], np.dtype[np.int64]], seed: int, *, explore: bool
 ) -> ReplayResult:
-    serving = Serving(policy, table.endpoints, seed=seed, explore=explore, cost_weight=price_at(policy, HELD))
-    serving.hold(table.held(rows, HELD))
+    serving = Serving(policy, table.endpoints, seed=seed, explore=explore, cost_weight=cost_weight_at(policy, HELD))
+    serving.hold(table.target_usd_per_query(rows, HELD))
     return play(serving, table, rows)
 
 

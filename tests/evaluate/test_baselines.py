@@ -225,7 +225,7 @@ def test_a_cascade_is_learned_from_what_it_would_have_done(tmp_path: Path) -> No
     training = _training(tmp_path, lines)
     replay = CascadeReplay(training, training.rows)
     for order in ((0,), (0, 2), (0, 1, 2)):
-        for right, paid, stages in list(replay.tried(order))[::5]:
+        for right, paid, stages in list(replay.results(order))[::5]:
             played = play(TrainedCascade(training, stages), training.table, training.rows, feedback="none")
             assert (right, paid) == pytest.approx((played.worth.mean(), played.usd.mean()), abs=0.02)
     budget = 3.0 * float(training.table.usd[0, 0])

@@ -369,7 +369,7 @@ def test_where_every_call_fails_it_does_not_go_on(tmp_path: Path) -> None:
         endpoints = _endpoints(server, "a", "b")
         collected = collect(endpoints, questions, tmp_path / "log.jsonl", concurrency=1)
     assert collected.asked == 10
-    assert "every call failed" in (collected.stopped or "")
+    assert "every call of 10 questions in a row failed" in (collected.stopped or "")
     assert collected.usd == Decimal(0)
     assert all("who are you?" in collected.error[name] for name in "ab")
 

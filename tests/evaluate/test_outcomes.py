@@ -208,11 +208,15 @@ def test_a_log_of_bad_rows_alone_names_the_first(tmp_path: Path) -> None:
         (
             "log.json",
             "[{}]",
-            r"log\.json:1: begins a list; give one object a line, as jq",
+            r"log\.json:1: begins a list; give one object per line, as jq",
         ),
         ("log.jsonl", '\n[\n{"id": "7"}]', r"log\.jsonl:2: begins a list"),
-        ("log.csv", "id,prompt\n", r"log\.csv: give JSON, one object a line, as pandas' to_json\(orient='records'"),
-        ("log.parquet", "PAR1", r"log\.parquet: give JSON, one object a line"),
+        (
+            "log.csv",
+            "id,prompt\n",
+            r"log\.csv: is a table; give JSON with one object per line, as pandas' to_json\(orient='records'",
+        ),
+        ("log.parquet", "PAR1", r"log\.parquet: is a table; give JSON with one object per line"),
     ],
 )
 def test_what_tables_and_lists_are_exported_as_is_refused_with_a_remedy(

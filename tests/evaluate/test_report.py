@@ -345,7 +345,7 @@ def test_a_log_without_any_output_is_refused(tmp_path: Path) -> None:
     lines = [closed(n, {}) for n in range(10)]
     lines[3]["outputs"] = {"a": failed}
     log = write_log(tmp_path / "log.jsonl", lines)
-    with pytest.raises(ConfigError, match=r"log.jsonl: outputs: no query has one that did not fail; record"):
+    with pytest.raises(ConfigError, match=r"log.jsonl: outputs: there is none, or all calls failed; record"):
         evaluate_command(log, write_pool(tmp_path / "pool.toml", {"a": 1.0}))
 
 
@@ -358,7 +358,7 @@ def test_nothing_that_is_read_is_written_over_and_nothing_twice(
     Path("sub").mkdir()
     for file in ("log.jsonl", "pool.toml"):
         Path(file).write_text("as it was")
-    with pytest.raises(ConfigError, match="is read or written for something else, too; give another name"):
+    with pytest.raises(ConfigError, match="is also read or written for another purpose; give another name"):
         evaluate_command(Path("log.jsonl"), Path("pool.toml"), json_file=Path(used), html_file=Path("report.html"))
     assert [Path(file).read_text() for file in ("log.jsonl", "pool.toml")] == ["as it was"] * 2
 
@@ -369,7 +369,7 @@ def test_a_page_on_standard_output_is_all_that_is_printed(given: tuple[Path, Pat
     log, pool = map(str, given)
     options = ["eval", log, "--pool", pool, "--policy", "cold", "--html", "-"]
     twice = focalroute(*options, "--json", "-")
-    assert (twice.returncode, "-: is read or written for something else, too" in twice.stderr) == (2, True)
+    assert (twice.returncode, "-: is also read or written for another purpose" in twice.stderr) == (2, True)
     printed = focalroute(*options)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.startswith("<!doctype html>")

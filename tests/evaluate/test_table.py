@@ -61,8 +61,8 @@ def test_a_share_of_what_no_rows_cost_is_no_target(tmp_path: Path) -> None:
     """It was NaN, with a warning."""
     table = table_of(tmp_path, [closed(1, {"a": 0, "b": 1})], {"a": 1.0, "b": 3.0})
     every = np.arange(1)
-    assert table.held(every[:0], 0.5) is None
-    assert table.held(every, 0.5) == pytest.approx(0.5 * table.usd.sum())
+    assert table.target_usd_per_query(every[:0], 0.5) is None
+    assert table.target_usd_per_query(every, 0.5) == pytest.approx(0.5 * table.usd.sum())
 
 
 def test_an_endpoint_of_unknown_cost_is_named_and_left_out_of_all_costs(tmp_path: Path) -> None:
@@ -114,5 +114,5 @@ def test_tasks_that_come_again_are_learned_in_rounds(tmp_path: Path) -> None:
     rounds = [0, 1, 10, 2, 3, 11, 4, 5, 12, 6, 7, 13, 8, 9, 14]
     assert learning_order(table, rows, "per-task").tolist() == rounds
     assert learning_order(table, rows[8:12], "per-task").tolist() == [8, 10, 9, 11]
-    with pytest.raises(ConfigError, match="split: stream or per-task, not 'both'"):
+    with pytest.raises(ConfigError, match="split: give stream or per-task, not 'both'"):
         learning_order(table, rows, "both")  # type: ignore[arg-type]

@@ -196,5 +196,5 @@ def test_the_tasks_of_a_log_can_be_learned_as_what_comes_again(
         train([log], [given[1]], out, iterations=1, split=split, as_json=True)
         (seed,) = json.loads(capsys.readouterr().out)["seeds"]
         assert [point["accuracy"] for point in seed["curve"]] == pytest.approx([right] * len(seed["curve"]))
-    with pytest.raises(ConfigError, match="split: stream or per-task"):
+    with pytest.raises(ConfigError, match="split: give stream or per-task"):
         train([log], [given[1]], tmp_path / "out", split="both")  # type: ignore[arg-type]

@@ -379,7 +379,7 @@ class DerStrategy(Strategy):
             c = reply.candidate
             one_hot[last] = 1
             answer = _answer_features(turn.query.choices, c, reply.output.answer)
-            certainty = float(turn.masses(max(turn.choices, self._size))[last, c])
+            certainty = float(turn.probabilities(max(turn.choices, self._size))[last, c])
             backed = [h.candidate for h in turn.replies.values() if h.candidate >= 0]
             agreeing = backed.count(c) / len(backed)
         figures = np.array([[certainty], [agreeing]], np.float32)

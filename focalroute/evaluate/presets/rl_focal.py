@@ -299,7 +299,7 @@ def rl_focal(training: Training, settings: RlFocalSettings | None = None) -> RlF
 
     with threadpool_limits(1, "blas"):  # on matrices this small, two threads are slower
         if settings is None:
-            fit, _ = training.cut()
+            fit, _ = training.hold_out()
             data = fit.arrays()
             agents = train(data, RlFocalSettings(), fit.seed)
             options = [RlFocalSettings(), RlFocalSettings(sample=False)]
@@ -488,7 +488,7 @@ class RlFocal:
         )
         for i in [i for i in turn.available if self._pools[0, i]] or turn.available[:1]:
             turn.ask(i)
-        probabilities = turn.masses(max(turn.choices, self._pools.shape[1], self._width))[None]
+        probabilities = turn.probabilities(max(turn.choices, self._pools.shape[1], self._width))[None]
         order, offered = by_mass(probabilities, turn.choices, self._width)
         fusable = turn.choices <= self._width
         offered = offered & fusable
