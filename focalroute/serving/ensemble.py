@@ -133,7 +133,7 @@ class AsyncEnsemble:
         self._process = os.getpid()
         policy = resolve_policy(settings.policy, self._names, settings.seed)
         self._recorder = make_recorder(settings.telemetry, self.endpoints)
-        self._store = open_store(settings.store, durability=settings.durability, tends=True)
+        self._store = open_store(settings.store, durability=settings.durability, maintain=True)
         try:
             self._open(settings, policy, judging)
         except BaseException:

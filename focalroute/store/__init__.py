@@ -1,4 +1,4 @@
-"""Keeps answers, feedback, capabilities and the ledger: `Store` is the narrow face, SQLite the default."""
+"""Stores answers, feedback, capabilities and the ledger. The interface is `Store`; its default engine is SQLite."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Store", "display_name", "is_redis", "is_shared", "open_store", "requ
 
 
 def open_store(
-    where: str | Path | None, *, durability: Literal["normal", "full"] = "normal", tends: bool = False
+    where: str | Path | None, *, durability: Literal["normal", "full"] = "normal", maintain: bool = False
 ) -> Store:
     """Open the store at a path or at a ``redis://`` address, or in memory.
 
     Args:
-        tends: whether to tend the store, as ensembles do: drop the oldest answers from Redis, settle dead processes'
-            reservations there, and add up a file's ledger. Otherwise a file may be in a place that is read-only.
+        maintain: whether to maintain the store, as ensembles do: drop the oldest answers from Redis, settle dead
+            processes' reservations there, and add up a file's ledger. Without it a file may be read-only.
 
     Raises:
         ConfigError: the address is wrong, or redis-py is not installed.
@@ -36,31 +36,31 @@ def open_store(
     if isinstance(where, str) and is_redis(where):
         from focalroute.store.redis.store import RedisStore
 
-        return RedisStore(where, durability=durability, tends=tends)
+        return RedisStore(where, durability=durability, maintain=maintain)
     if isinstance(where, str) and ("://" in where or where.startswith("redis:")):
         raise ConfigError(f"store: {where.partition(':')[0]}: is not known; give a file, or redis://HOST:PORT/DB")
     from focalroute.store.sqlite.store import SqliteStore
 
-    return SqliteStore(where, durability=durability, tends=tends)
+    return SqliteStore(where, durability=durability, maintain=maintain)
 
 
 def is_shared(store: Store) -> TypeGuard[RedisStore]:
-    """Whether the store is one that a fleet shares, found without importing the Redis module."""
+    """Whether a fleet can share the store. Finds out without importing the Redis module."""
     module = sys.modules.get("focalroute.store.redis.store")
     return module is not None and isinstance(store, module.RedisStore)
 
 
 def require_existing(where: str) -> str:
-    """Return the path or address of a store that must be there, as opening it would else make a new one.
+    """Return a store's path or address if the store exists; opening it would create a missing one.
 
     Raises:
         ConfigError: the file does not exist or is empty; or Redis has no store at this address.
         StoreError: Redis cannot be used.
     """
     if is_redis(where):
-        from focalroute.store.redis.store import require_there
+        from focalroute.store.redis.store import require_stored
 
-        require_there(where)
+        require_stored(where)
         return where
     path, remedy = Path(where), "give the file or address that the ensemble uses as its store"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Account arithmetic: amounts in whole picodollars, and what is spent and reserved in an account's current period.
+"""Account arithmetic: what is spent and reserved in an account's current period, in whole picodollars (1e-12 USD).
 
 The SQLite store calls these functions inside a transaction. ``lua/common.lua`` does the same for Redis, where only a
 script on the server is atomic.
@@ -13,13 +13,13 @@ from focalroute.core.dollars import MONEY
 
 #: The longest time between the end of a call and its settlement in the store.
 GRACE_S = 60.0
-#: How long part of a reservation stays held for a call that may have been billed; at least as long as any period.
+#: How long part of a reservation stays held for a call that may have cost more; at least as long as any period.
 DOUBT_S = 24 * 3600.0
 #: How often a store settles the reservations of dead processes, and releases what was held for `DOUBT_S`.
 SETTLE_EVERY_S = 600.0
-#: A period that begins later than this from now was begun by a wrong clock; a slip of a second is tolerated.
+#: A moment that is further ahead than this comes from a wrong clock.
 AHEAD_S = 60.0
-#: How many of the latest calls show whether a clock has come back to a period.
+#: How many of the latest calls to search for the calls of a period that began before, if the clock was set back since.
 LATEST_CALLS = 1000
 
 _PICO = Decimal(10) ** 12
@@ -46,7 +46,7 @@ def from_pico(pico: int) -> Decimal:
 
 
 class Account(NamedTuple):
-    """The account that a limit is held against: calls with a tag ("": all) in the current period (0 seconds: for ever).
+    """The calls that a limit applies to: those with a tag ("": all) in the current period (0 seconds: for ever).
 
     Periods follow the clock in UTC: an hour begins at :00, a day at midnight.
     """
@@ -59,7 +59,7 @@ class Account(NamedTuple):
         return int(at // self.period_s) if self.period_s else 0
 
     def credible(self, period: int, now: float) -> bool:
-        """Whether a period has begun or is about to; one further ahead comes from a wrong clock."""
+        """Whether a period has begun or is about to; one that begins later comes from a wrong clock."""
         return period * self.period_s <= now + AHEAD_S
 
 
@@ -89,7 +89,7 @@ class AccountState(NamedTuple):
     reserved: int = 0
 
     def at(self, period: int) -> AccountState:
-        """The state in this period, or in the latest one if that is later, so a clock set back changes nothing."""
+        """The state in this period or, if that is over, in the latest one: a clock set back begins no period again."""
         return self if period <= self.period else AccountState(period)
 
     def add(self, period: int, spent: int, reserved: int) -> AccountState:

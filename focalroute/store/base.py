@@ -57,12 +57,12 @@ class StoredAnswer:
         kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
             answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
         answered: index of the candidate given as the answer; one written from several candidates stands last.
-        probabilities: of each candidate to be right, length K; the rest to 1 is the probability that none is right.
+        probabilities: the probability that each candidate is right, length K; what is left of 1 is that none is.
         members: endpoint -> how it took part, for every endpoint that replied.
-        trajectory: the policies' steps; None when a fallback or a named policy answered.
+        trajectory: the policies' steps; None if a fallback or a named policy answered.
         receipt: the receipt as JSON.
         texts: prompt and replies as JSON; None unless the user chose to store text.
-        probes: replies of the endpoints that were probed with the query afterwards; kept in rows of their own.
+        probes: the replies of endpoints that got the query afterwards, for exploration; stored in rows of their own.
     """
 
     id: str
@@ -79,12 +79,12 @@ class StoredAnswer:
 
     @property
     def open_text(self) -> bool:
-        """Whether it is open text, of which a difference does not show that a member is wrong."""
+        """Whether it is open text: members that differ may all be right."""
         return self.kind in ("text", SYNTHESIS)
 
     @property
     def disputed(self) -> bool:
-        """Whether members, without those probed after the answer, gave different answers."""
+        """Whether its members gave different answers; probes do not count."""
         return differ(member.candidate for member in self.members.values())
 
 
@@ -112,8 +112,8 @@ class LedgerRow:
     Attributes:
         at: when the call began, Unix time; the cost counts towards the periods of that moment.
         reservation: the one that the row settles, if anything was reserved.
-        doubt: for an estimate, the USD of the reservation that stay held, as the call may have cost that much more;
-            None: the cost is known.
+        doubt: how much more than this estimate the call may have cost, USD; as much of the reservation stays held.
+            None: the row is final.
     """
 
     answer_id: str
@@ -137,7 +137,7 @@ class LedgerRow:
 
     @property
     def held_on(self) -> Reservation | None:
-        """The part of the reservation that stays held; a later `LedgerRow` that settles it replaces this estimate."""
+        """The reservation that stays held (see `doubt`); a later `LedgerRow` that settles it replaces this row."""
         if self.doubt is None or self.reservation is None:
             return None
         return Reservation(DOUBT + self.reservation.id, self.answer_id, self.endpoint, self.doubt, self.tags)
@@ -145,7 +145,7 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Releases the reservation of a call that was never made; ``at``: the moment the reservation counted towards."""
+    """Releases the reservation of a call that was never made; ``at``: the moment that it counted towards."""
 
     reservation: Reservation
     at: float
@@ -157,7 +157,7 @@ class ReservationResult:
 
     Attributes:
         granted: whether the amount was reserved.
-        at: the moment the reservation counts towards; the call's `LedgerRow.at`.
+        at: the moment that the reservation counts towards; the call's `LedgerRow.at`.
         balances: of the limited accounts, after the reservation.
     """
 
@@ -177,7 +177,7 @@ class CapabilityRow:
 
 @dataclass(frozen=True, slots=True)
 class HealthRow:
-    """The state of an endpoint's circuit breaker, as last reported by any process.
+    """The state of an endpoint's circuit breaker, as any process reported it last.
 
     Attributes:
         key: names endpoint, service, model and dialect.
@@ -198,7 +198,9 @@ class LedgerSum:
 
     Attributes:
         asks: number of asks; probes and judgements belong to none.
-        calls: number of rows: the cost of ``unpriced`` is unknown, that of ``estimated`` is what was reserved.
+        calls: number of rows.
+        unpriced: rows whose cost is unknown.
+        estimated: rows whose cost is what was reserved.
         cost: USD of the rows with a known or estimated cost.
         estimated_cost: the estimated part of ``cost``.
         held: USD reserved for calls under way, or by a process that died lately; not in ``cost``.
@@ -256,11 +258,11 @@ class Store(Protocol):
     """
 
     def write(self, *rows: Row) -> Future[None]:
-        """Queue rows; the future resolves when all of them are committed together, or fails with StoreError.
+        """Queue rows, to be committed together; the future resolves once they are, or fails with StoreError.
 
-        A `Feedback` fails with UnknownAnswer if its answer is not in the store. Different feedback from the same
-        source replaces its earlier one, of which up to `MOST_REVISIONS` are kept; repeating the same is a no-op. A call
-        that fails writes none of its rows, and bad rows fail only their own call. A write cannot be cancelled: it is
+        A call that fails writes none of its rows, and bad rows fail only their own call. A `Feedback` fails with
+        UnknownAnswer if its answer is not in the store. Different feedback from the same source replaces its earlier
+        one, of which up to `MOST_REVISIONS` are kept; repeating the same is a no-op. A write cannot be cancelled: it is
         done even if its caller stops waiting.
         """
 
@@ -277,10 +279,10 @@ class Store(Protocol):
     def subscribe(self, on_feedback: OnFeedback, *, last: int) -> None:
         """Call ``on_feedback`` with each feedback of any process and its answer, in the order of commits.
 
-        All feedback on the ``last`` answers that got some last is delivered before this returns, then every new one.
-        Feedback written by this process is delivered before its `write` future resolves. Feedback is delivered again
-        when a probe of its answer is committed later. ``on_feedback`` is called on the store's thread and must be
-        quick.
+        Before this returns, all feedback on the ``last`` answers that got any most recently is delivered; afterwards
+        each new one. Feedback written by this process is delivered before its `write` future resolves. Feedback is
+        delivered again when a probe of its answer is committed later. ``on_feedback`` is called on the store's thread
+        and must be quick.
         """
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
@@ -311,8 +313,8 @@ class Store(Protocol):
     def totals(self) -> Mapping[str, LedgerSum]:
         """The ledger's sum for each endpoint that was called, by endpoint, pruned rows included.
 
-        An ask counts at the endpoint that it called first; what is estimated or held is left out. Takes as long whether
-        the ledger is short or long.
+        An ask counts at the endpoint that it called first; what is estimated or held is left out. Fast, however long
+        the ledger is.
         """
 
     def recent(self, limit: int) -> Iterable[tuple[StoredAnswer, tuple[Feedback, ...]]]:

@@ -1,4 +1,4 @@
-"""Encodes records as JSON, and trajectories as JSON and little-endian float32 with a checksum; decodes them exactly."""
+"""Encodes records as JSON, and trajectories as JSON and little-endian float32 with a checksum. Decoding is exact."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_answer(
     row: tuple[str, float, str | bytes, bytes | None, str | bytes, str | bytes | None],
     probes: str | bytes | None = None,
 ) -> StoredAnswer:
-    """Decode an answer's row (id, created_at, record, trajectory, receipt, texts), its texts as such or in UTF-8.
+    """Decode an answer's row (id, created_at, record, trajectory, receipt, texts), whose strings may be UTF-8 bytes.
 
     Args:
         probes: the records of the answer's probes as a JSON list; None: there are none.
@@ -118,7 +118,7 @@ def pack(trajectory: Trajectory) -> bytes:
     head = {
         "version": trajectory.version,
         "endpoints": trajectory.endpoints,
-        "decisions": [_values(decision) for _, decision in trajectory.decisions],
+        "decisions": [_decision_values(decision) for _, decision in trajectory.decisions],
         "members": trajectory.evidence.endpoints,
         "fused": trajectory.fused,
         "fusion_log_mu": trajectory.fusion_log_mu,
@@ -134,7 +134,7 @@ def pack(trajectory: Trajectory) -> bytes:
 
 
 def unpack(data: bytes) -> Trajectory:
-    """The trajectory that `pack` encoded; raises ValueError, KeyError or the like for other bytes."""
+    """The trajectory that `pack` encoded. Other bytes may raise any exception, such as ValueError or KeyError."""
     checksum, size = _HEAD.unpack_from(data)
     if zlib.crc32(memoryview(data)[_HEAD.size :]) != checksum:
         raise ValueError("wrong checksum")
@@ -164,7 +164,7 @@ def _arrays(data: bytes, start: int, shapes: Sequence[Sequence[int]]) -> list[F3
     return [numbers[i:j].reshape(shape) for i, j, shape in zip(ends[:-1], ends[1:], shapes, strict=True)]
 
 
-def _values(decision: Decision) -> tuple[object, ...]:
+def _decision_values(decision: Decision) -> tuple[object, ...]:
     d = decision
     return d.round, d.must_pick, d.order, d.eligible, d.probabilities, d.picked, d.log_mu, d.one
 

@@ -51,7 +51,7 @@ def comes(what: Callable[[], Any]) -> Any:
 
 def at_once(store: SqliteStore, *calls: Sequence[Row]) -> Sequence[Exception | None] | None:
     """What became of calls that this thread does itself; None: nothing, they are for the store's thread."""
-    return store._at_once([engine._inserting(rows) for rows in calls])
+    return store._try_in_caller([engine._insertion(rows) for rows in calls])
 
 
 def written(store: SqliteStore, calls: Sequence[Sequence[Row]]) -> Sequence[Exception | None]:
@@ -98,7 +98,7 @@ def test_an_interrupted_caller_leaves_nothing_half_done(store: SqliteStore) -> N
 
     written(store, [(answer("a"),)])
     with pytest.raises(KeyboardInterrupt):
-        store._at_once([Unit((), interrupted)])
+        store._try_in_caller([Unit((), interrupted)])
     assert store.capabilities("k") is None
     assert set(written(store, [(answer("b"),)])) == {None}
     assert ids(store) == ["a", "b"]
@@ -241,7 +241,7 @@ def test_the_thread_brings_it_into_the_file_and_prunes(tmp_path: Path) -> None:
         for part in range(40):
             written(store, [(answer(f"{part}-{i}", steps=trajectory()), bill()) for i in range(100)])
             comes(lambda: True if store._since_checkpoint < 300 else None)
-            if store._next_write_waits:
+            if store._next_write_syncs:
                 store.write(bill()).result(10)
         assert len(ids(store)) <= 600
         assert store.totals()["a"].calls >= 4000

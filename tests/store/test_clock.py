@@ -51,7 +51,7 @@ def test_no_period_exceeds_its_limit_however_the_clock_jumps(seed: int, monkeypa
                 held, at = under_way.pop()
                 store.write(Release(held, at)).result(10)
             if rng.random() < 0.1:
-                store._change(AccountBalances.settle_overdue).result(10)
+                store._change_balances(AccountBalances.settle_overdue).result(10)
         store.open_accounts(LIMITS)  # in the present periods
         assert store.verify() == ()
     counted += [(at, held.amount, held.tags) for held, at in under_way]

@@ -321,7 +321,7 @@ try:
     SqliteStore(sys.argv[1])
 except Exception as error:
     print(type(error).__name__, error)
-print(SqliteStore(sys.argv[1], tends=False).answer("x").id)
+print(SqliteStore(sys.argv[1], maintain=False).answer("x").id)
 """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", code, "s.db"]

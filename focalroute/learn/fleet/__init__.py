@@ -92,7 +92,7 @@ def rollback_fleet_command(where: str, version: int | None, *, as_json: bool = F
     from focalroute.store.redis.fleet_policy import FleetPolicy
     from focalroute.store.redis.store import RedisStore
 
-    with closing(RedisStore(require_existing(where), tends=False)) as store:
+    with closing(RedisStore(require_existing(where), maintain=False)) as store:
         fleet_policy = FleetPolicy(store)
         state = fleet_policy.state()
         if not state.current:

@@ -13,7 +13,7 @@ from focalroute.core.errors import ConfigError
 #: How the address of a Redis store begins; ``rediss`` is TLS.
 SCHEMES = ("redis://", "rediss://")
 
-#: Settings passed on to redis-py; any other is taken for a misspelling.
+#: Settings passed on to redis-py. Unknown settings are refused, as they are probably misspelled.
 _TLS_FILES = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
 _TLS = {*_TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname"}
 _CERT_REQS = ("none", "optional", "required")
@@ -31,8 +31,8 @@ class RedisAddress:
     Attributes:
         url: the URL for the client, with the password; never shown.
         name: the address to show: scheme, host, port, database, and the prefix if one is given.
-        prefix: the prefix of every key, so that several fleets may share a server.
-        keep: how many of the latest answers stay in Redis; None: as many as another ensemble's address said.
+        prefix: the prefix of every key, so that several fleets can share a server.
+        keep: how many of the latest answers stay in Redis; None: as many as the last address with this setting said.
         journal: the folder where writes wait while Redis is unavailable; None: they wait in memory.
     """
 
@@ -81,7 +81,7 @@ class RedisAddress:
 
 
 def _check_tls(settings: Mapping[str, str]) -> None:
-    """Refuse what redis-py would take for a server that cannot be reached."""
+    """Refuse wrong TLS settings, which redis-py would report as a server that cannot be reached."""
     for name in sorted(_TLS_FILES & settings.keys()):
         try:
             Path(settings[name]).open("rb").close()

@@ -1,6 +1,6 @@
 """The connection to Redis, its keys and its scripts. The only module that imports redis-py.
 
-Trouble with the connection or the server raises `RedisUnavailable`: the same call may succeed later. In a cluster all
+If the same call may succeed later, an error of the connection or the server raises `RedisUnavailable`. In a cluster all
 keys are on one node; the address may name any node, which redirects to that one.
 """
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _SCRIPTS = ("write", "reserve", "balances", "overdue", "verify", "trim", "count", "lease", "publish", "rollback")
 _TIMEOUT_S = 5.0
-_MOVES = 5
+_MOST_REDIRECTS = 5
+#: A server's error code -> what is wrong and what to do.
 _ADVICE = {
     "OOM": "it has no memory left: raise its maxmemory, or keep fewer answers (?keep=)",
     "MISCONF": "it cannot write to its disk: make room there",
@@ -45,26 +46,28 @@ _ADVICE = {
     "LOSTDATA": "has lost its data since this process opened it (FLUSHALL, a restart or a failover without it), so "
     "what was spent is unknown; restore the data, or accept a fresh start from zero by opening a new ensemble",
 }
-_FOR_GOOD = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "WRONGTYPE", "NOACCOUNT"}
+_PERMANENT = {"NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "WRONGTYPE", "NOACCOUNT"}
 _LOST = "LOSTDATA"
-#: Scripts that count money; they get the epoch as their last argument, and do nothing if the data has another.
+#: Scripts that count money. Their last argument is the epoch; they do nothing if the data has another one.
 _WITH_EPOCH = {"write", "reserve", "balances"}
 
 
-#: The names of the keys. Streams: the ids of answers, feedback, the ids of probed answers, ledger rows. Hashes, except
-#: for the sorted set "due": ledger sums by endpoint, reservations, when these are due, and the rows that estimate their
-#: calls; balances, and the periods of a tag's accounts; endpoints' capabilities and health; the last call of each
-#: writer; the policy's state, and its files. A set: the ids of the asks in the ledger.
+#: The names of the keys, by their types:
+#: - streams: the ids of "answers", "feedback", the ids of "probed" answers, rows of the "ledger";
+#: - hashes: "totals" of the ledger by endpoint, "reservations", ledger entries that estimate a reservation's call
+#:   ("overdue"), "balances", the periods of a tag's "accounts", "capabilities" and "health" of endpoints, the last call
+#:   of each of the "writers", the state of the "policy" and its files ("bundles");
+#: - a sorted set: when reservations are "due"; a set: the ids of the "asks" in the ledger.
 KeyName = Literal[
     "answers", "feedback", "probed", "ledger", "totals", "reservations", "due", "overdue", "balances", "accounts",
     "capabilities", "health", "writers", "policy", "bundles", "asks",
 ]  # fmt: skip
-#: Keys that every script gets, in this order, before the keys of the answers it touches. "asks" comes after these, as
-#: journals of earlier versions hold their positions.
+#: Keys that every script gets, in this order, before the keys of the answers it touches. "asks" comes after the
+#: answers' keys, since journals of earlier versions refer to those by position.
 FIXED: tuple[KeyName, ...] = get_args(KeyName)[:-1]
-#: The feedback stream's consumer group; entries that its one consumer has not acknowledged were not learned from yet.
+#: The feedback stream's consumer group. Its one consumer acknowledges an entry once it was learned from.
 GROUP = "learner"
-#: The field of the policy's hash with a random id, written when the store is first opened; data loss changes it.
+#: The field of the policy's hash with a random id, written when the store is first opened. Data loss changes it.
 EPOCH = "epoch"
 
 
@@ -115,10 +118,10 @@ class RedisConnection:
         self._epoch = b""  # of the data; empty until first connected
 
     def _make_pool(self, url: str, **changed: Any) -> redis.ConnectionPool:
-        once = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # no retries: they are the caller's decision
+        no_retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0)  # the caller retries
         try:
             pool: redis.ConnectionPool = self._redis.ConnectionPool.from_url(
-                url, protocol=2, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=once
+                url, protocol=2, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=no_retry
             )
         except (ValueError, TypeError):
             raise ConfigError(
@@ -134,7 +137,7 @@ class RedisConnection:
 
         Raises:
             RedisUnavailable: it cannot be reached now.
-            StoreError: retrying will not help, as when the password is wrong or the access list forbids a command.
+            StoreError: retrying will not help, as if the password is wrong or the access list forbids a command.
             DataLost: Redis has lost the data that was there when this first connected.
         """
         if self.connected:
@@ -145,7 +148,7 @@ class RedisConnection:
         self.connected = True
 
     def _check_epoch(self) -> None:
-        """On the first connection read the data's epoch, creating it if missing; later check that it is unchanged."""
+        """Read the data's epoch on the first connection, creating it if missing; later check that it is unchanged."""
         key = self.keys["policy"]
         found = self._direct("HGET", key, EPOCH)
         if not self._epoch:
@@ -156,8 +159,8 @@ class RedisConnection:
         elif found != self._epoch:
             raise DataLost(f"{self._address.name}: {_ADVICE[_LOST]}")
 
-    def there(self) -> bool:
-        """Whether the store is there, which `connect` would make; raises as `connect` does."""
+    def has_store(self) -> bool:
+        """Whether Redis has this store, which `connect` would create. Raises as `connect` does."""
         return bool(self._direct("HEXISTS", self.keys["policy"], EPOCH))
 
     def command(self, *words: Any) -> Any:
@@ -203,7 +206,7 @@ class RedisConnection:
         return reply
 
     def _replies(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        for _ in range(_MOVES):
+        for _ in range(_MOST_REDIRECTS):
             replies = self._send(commands)
             moved = next((reply for reply in replies if isinstance(reply, self._redis.exceptions.MovedError)), None)
             if moved is None:
@@ -234,17 +237,17 @@ class RedisConnection:
             self._pool.release(connection)
 
     def error_of(self, error: Exception) -> FocalrouteError | RedisUnavailable:
-        """The error to raise for one of redis-py's, or of reading a reply; it quotes nothing of what was sent."""
+        """The error to raise for an exception of redis-py or of decoding a reply. It does not quote what was sent."""
         if isinstance(error, RedisUnavailable | FocalrouteError):
             return error
         if not isinstance(error, self._redis.exceptions.RedisError | OSError):
             return StoreError(f"{self._address.name}: its data is damaged ({type(error).__name__}); restore a copy")
         code, tls = _code(error), self._address.url.startswith("rediss:")
-        said = f"{self._address.name}: {_ADVICE.get(code, _plain(error, tls=tls))}"
+        message = f"{self._address.name}: {_ADVICE.get(code, _without_code(error, tls=tls))}"
         if code == _LOST:
-            return DataLost(said)
-        wrong = isinstance(error, self._redis.exceptions.ResponseError) and not code
-        return StoreError(said) if wrong or code in _FOR_GOOD else RedisUnavailable(said)
+            return DataLost(message)
+        refused = isinstance(error, self._redis.exceptions.ResponseError) and not code
+        return StoreError(message) if refused or code in _PERMANENT else RedisUnavailable(message)
 
 
 def _reply(connection: Any, refused: type[Exception]) -> Any:
@@ -273,7 +276,8 @@ def _code(error: Exception) -> str:
     return known.get(type(error).__name__, word if word in _ADVICE else "")
 
 
-def _plain(error: Exception, *, tls: bool) -> str:
+def _without_code(error: Exception, *, tls: bool) -> str:
+    """Say what is wrong and what to do, for an error without a code in `_ADVICE`."""
     if type(error).__name__ == "ResponseError":
         return (
             "refused a call; check that it is Redis 6.2 or newer, or Valkey, has that database, and that nothing else "
@@ -298,7 +302,7 @@ def _plain(error: Exception, *, tls: bool) -> str:
 
 
 def _source(name: str) -> str:
-    """Read a script, without its comments: before the password Redis takes no more than 16 kB at once."""
+    """Read a script, without its comments: Redis accepts at most 16 kB at once before the password."""
     folder = Path(__file__).parent / "lua"
     text = "\n".join((folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--"))

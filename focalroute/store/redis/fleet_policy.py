@@ -20,10 +20,10 @@ class FleetPolicyState:
     """The state of a fleet's policy.
 
     Attributes:
-        current: the version that serves; 0: none was published yet.
+        current: the version in use; 0: none was published yet.
         since: when it became current, Unix time by Redis's clock; 0: there is none.
         versions: the versions that are kept, oldest first.
-        learned: how many feedbacks were learned from, each counted once.
+        learned: how many feedbacks were learned from.
         token: the fencing token of the latest lease.
     """
 
@@ -55,7 +55,7 @@ class FleetPolicy:
         return self._store.run(read)
 
     def files(self, version: int, without: Sequence[str] = ()) -> dict[str, bytes]:
-        """The files of a version by name; none if it is not kept."""
+        """The files of a version by name, except ``without``; empty if the version is not kept."""
 
         def read(connection: RedisConnection) -> dict[str, bytes]:
             versions = dict(json.loads(connection.command("HGET", connection.keys["policy"], "versions") or b"[]"))
@@ -68,7 +68,7 @@ class FleetPolicy:
         return self._store.run(read)
 
     def trial(self) -> dict[str, bytes]:
-        """The files of the learner's trial of a challenger by name; none if there is none."""
+        """The files of the learner's trial of a challenger by name; empty if there is no trial."""
 
         def read(connection: RedisConnection) -> dict[str, bytes]:
             names = json.loads(connection.command("HGET", connection.keys["bundles"], _TRIAL) or b"[]")
@@ -88,7 +88,7 @@ class FleetPolicy:
         return int(self._store.run(lambda connection: connection.script("lease", (), (what, who, repr(seconds)))))
 
     def unlearned(self, most: int) -> list[str]:
-        """Entries of feedback not yet learned from, oldest first, including those handed to a learner that died.
+        """Entries of feedback not yet learned from, oldest first, also those given to a learner that has died.
 
         An entry is returned again until it is passed to `publish`.
         """
@@ -121,7 +121,7 @@ class FleetPolicy:
         """Make a version current and acknowledge the feedback it learned from, atomically.
 
         Args:
-            files: the version's files; empty: the update yielded no version, and only the feedback is acknowledged.
+            files: the version's files; empty: there is no new version, and the feedback is only acknowledged.
             parent: the version that must still be current.
             token: the fencing token of the lease that must still be held; None: the publisher is not a learner.
             learned: entries from `unlearned`.
@@ -140,7 +140,7 @@ class FleetPolicy:
         return bool(self._store.run(lambda connection: connection.script("rollback", (), (version,))))
 
     def keep_archive(self, wanted: bool) -> None:
-        """Set whether workers keep more rows in Redis, until an archive has them."""
+        """Set whether workers keep twice as many rows in Redis, until an archive has them."""
         self._store.run(
             lambda connection: connection.command("HSET", connection.keys["policy"], ARCHIVED, 1 if wanted else "")
         )

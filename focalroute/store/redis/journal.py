@@ -1,7 +1,7 @@
-"""Keeps writes in append-only files, one or more per process in a folder, while Redis is unavailable.
+"""Keeps writes in append-only files while Redis is unavailable. Each process has its own files in a shared folder.
 
-Entries are acknowledged, so they must outlive their process: the next process to open the folder takes over the files
-of dead ones. An entry cut off by the death of its process was not acknowledged, and is left out.
+A written entry counts as stored, so it must outlive its process: the next process to open the folder takes over the
+files of dead ones. An entry that was cut off by the death of its process does not count, and is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUFFIX = ".journal"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call of a writer: its number, the keys of the answers it concerns, and its rows as script arguments."""
+    """One call of a writer: its number, the keys of the answers it concerns, its rows as arguments of ``write.lua``."""
 
     writer: str
     number: int
@@ -125,7 +125,7 @@ class Journal:
             self._waiting.append(path)
 
     def _opened(self) -> Path:
-        """The file this process writes to; a new one once the last was sent and removed, or somebody deleted it."""
+        """The file this process writes to: a new one if the last was sent and removed, or was deleted by somebody."""
         while self._own is None or self._own not in self._files or not self._own.exists():
             self._made += 1
             self._own = self._folder / f"{self._writer}-{self._made}{_SUFFIX}"
@@ -133,9 +133,9 @@ class Journal:
         return self._own
 
     def batches(self, size: int) -> Iterator[list[Entry]]:
-        """Yield all waiting entries, each writer's in order; a file is removed once the caller is done with it.
+        """Yield all waiting entries, each writer's in order. Once the caller has sent those of a file, it is removed.
 
-        A file that holds anything else is renamed instead.
+        A file with anything but whole entries is renamed instead.
         """
         while self._waiting:
             path = self._waiting[0]
@@ -144,7 +144,7 @@ class Journal:
                 yield entries[start : start + size]
             if left_out:
                 _log.error("%s: %d of its bytes are not whole entries; it is kept, as *.damaged", path, left_out)
-            with suppress(OSError):  # it is gone, or may not be removed; entries that are sent again change nothing
+            with suppress(OSError):  # it is gone, or must not be removed: sending its entries again is harmless
                 if left_out:
                     path.rename(path.with_suffix(".damaged"))
                 else:
@@ -160,7 +160,7 @@ class Journal:
 
 
 def _entries(descriptor: int) -> tuple[list[Entry], int]:
-    """The entries of an open file, even if it was deleted; and how many bytes are not of whole, undamaged ones."""
+    """The entries of an open file, which may be deleted; and how many of its bytes do not belong to undamaged ones."""
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(0)
         data = file.read()

@@ -1,4 +1,4 @@
-"""Reads from a Redis store and keeps it bounded, through the store's connection."""
+"""Reads from a Redis store, and drops its oldest rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
 from focalroute.store.accounts import Account, from_pico
 from focalroute.store.base import (
+    JUDGE,
+    PROBE,
     BalanceDifference,
     CapabilityRow,
     FeedbackRows,
@@ -26,15 +28,16 @@ from focalroute.store.engine import difference_of, unless_damaged, with_totals
 from focalroute.store.redis.connection import KeyName, RedisConnection
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
-#: Set while a learner keeps an archive: then twice as many rows are kept, until they are archived.
+# Fields of the policy's hash:
+#: Set while a learner keeps an archive: then twice as many rows stay in Redis, until they are archived.
 ARCHIVED = "archived"
 #: Set once the asks of all rows of the ledger are counted.
 _COUNTED = "asks_counted"
-#: How many of the latest answers to keep, as the address of an ensemble said last.
+#: How many of the latest answers to keep, from the last address with this setting.
 _KEEP = "keep"
-_KEPT = 100_000  # if none said
+_KEPT = 100_000  # without it
 
-#: Runs a command: of a connection, or of a store, between its other jobs.
+#: Runs one command.
 Command = Callable[..., Any]
 #: Entries of a stream: (id, fields).
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
@@ -66,7 +69,7 @@ def _every_entry(command: Command, stream: str) -> Iterator[Entries]:
 
 
 def find_durability(connection: RedisConnection) -> str:
-    """When Redis writes calls to disk: "always", "everysec", "no" (up to the system), "none"; "" if it does not say."""
+    """When Redis syncs calls to disk: "always", "everysec", "no" (the system decides), "none"; "": it does not say."""
     found = _settings(connection, "append*")
     if found is None:
         return ""
@@ -74,7 +77,7 @@ def find_durability(connection: RedisConnection) -> str:
 
 
 def may_evict(connection: RedisConnection) -> bool:
-    """Whether Redis, when its memory is full, drops any keys, such as a balance; False if it does not say."""
+    """Whether Redis may drop keys, such as a balance, when its memory is full; False if it does not say."""
     found = _settings(connection, "maxmemory*") or {}
     return found.get("maxmemory-policy", b"").startswith(b"allkeys") and found.get("maxmemory") != b"0"
 
@@ -119,14 +122,14 @@ def _ids_of(found: Entries) -> list[str]:
 
 
 def _id_of(fields: Mapping[bytes, bytes]) -> str:
-    """The id of the answer that a stream's entry is about; for an entry of something else one that no answer has."""
+    """The id of the answer that a stream's entry is about; "" if the entry has none."""
     return fields.get(b"id", b"").decode(errors="replace")
 
 
 def answers_with_feedback(
     connection: RedisConnection, ids: Sequence[str]
 ) -> list[tuple[StoredAnswer, list[tuple[bytes, Feedback]]]]:
-    """These answers with their feedback and its stream entries, without missing and damaged answers."""
+    """These answers with their feedback, each with its stream entry; missing and damaged answers are left out."""
     return [
         pair
         for found in answer_hashes(connection, ids)
@@ -181,17 +184,21 @@ def feedback_after(connection: RedisConnection, position: _Position) -> tuple[Fe
 
 
 def _with_answers(connection: RedisConnection, feedback: Entries) -> FeedbackRows:
-    """The feedback of these entries with its answers, without feedback whose answer is gone."""
+    """The feedback of these entries with its answers; feedback whose answer is gone is left out."""
     answers = answers_with_feedback(connection, _ids_of(feedback))
-    found = {entry: (answer, one) for answer, said in answers for entry, one in said}
+    found = {entry: (answer, one) for answer, given in answers for entry, one in given}
     return [found[entry] for entry, _ in feedback if entry in found]
 
 
 def _up_to(connection: RedisConnection, ids: Sequence[str], newest: bytes) -> FeedbackRows:
     """All feedback on these answers up to an entry, in the order in which it was committed."""
-    found = [(entry, answer, one) for answer, said in answers_with_feedback(connection, ids) for entry, one in said]
-    found = [row for row in found if entry_order(row[0]) <= entry_order(newest)]
-    return [(answer, one) for _, answer, one in sorted(found, key=lambda row: entry_order(row[0]))]
+    found = [
+        (entry_order(entry), answer, one)
+        for answer, given in answers_with_feedback(connection, ids)
+        for entry, one in given
+    ]
+    found.sort(key=lambda row: row[0])
+    return [(answer, one) for order, answer, one in found if order <= entry_order(newest)]
 
 
 # -- endpoints -----------------------------------------------------------------------------------------------------
@@ -236,7 +243,7 @@ class LedgerEntry:
 
 
 def ledger_sums(connection: RedisConnection, by: Grouping, command: Command | None = None) -> list[LedgerSum]:
-    """See `EngineReads`; ``command``: runs the commands in place of the connection."""
+    """See `EngineReads`; ``command`` runs the commands instead of the connection, so that other jobs run in between."""
     command, keys = command or connection.command, connection.keys
     asks: defaultdict[str, set[str]] = defaultdict(set)
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -251,10 +258,12 @@ def ledger_sums(connection: RedisConnection, by: Grouping, command: Command | No
     for part in _every_entry(command, keys["ledger"]):
         for one in (LedgerEntry.of(*found) for found in part):
             answer_id, endpoint, prompt, completion, *_, pico, source = one.row
-            ask = None if answer_id.startswith(("probe", "judge")) else answer_id
-            numbers = {"calls": 1, "unpriced": int(pico is None), "estimated": int(source == "reserved")}
-            numbers |= {"prompt": prompt or 0, "completion": completion or 0, "pico": pico or 0}
-            add(endpoint, one.at, one.tags, ask, **numbers, estimated_pico=(source == "reserved") * (pico or 0))
+            ask = None if answer_id.startswith((PROBE, JUDGE)) else answer_id
+            numbers = {"calls": 1, "unpriced": int(pico is None), "prompt": prompt or 0, "completion": completion or 0}
+            numbers["pico"] = pico or 0
+            if source == "reserved":
+                numbers |= {"estimated": 1, "estimated_pico": pico or 0}
+            add(endpoint, one.at, one.tags, ask, **numbers)
     for held in map(json.loads, command("HVALS", keys["reservations"])):
         pico = int(held["micro"]) * 1_000_000 + int(held["pico"])
         add(json.loads(held["row"])[1], float(held["at"]), json.loads(held["tags"]), None, held=pico)
@@ -263,7 +272,7 @@ def ledger_sums(connection: RedisConnection, by: Grouping, command: Command | No
 
 
 def totals(connection: RedisConnection, command: Command | None = None) -> dict[str, LedgerSum]:
-    """See `EngineReads`; ``command``: runs the command in place of the connection."""
+    """See `EngineReads`; ``command``: as in `ledger_sums`."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, value in pairs((command or connection.command)("HGETALL", connection.keys["totals"])).items():
         endpoint, field = json.loads(name)
@@ -289,7 +298,7 @@ def _ledger_sum(key: str, asks: int, total: Counter[str]) -> LedgerSum:
     )
 
 
-# -- keeping it bounded -------------------------------------------------------------------------------------------
+# -- dropping old rows --------------------------------------------------------------------------------------------
 
 
 def count_asks(connection: RedisConnection) -> None:
@@ -306,30 +315,30 @@ def kept_answers(connection: RedisConnection) -> int:
     return int(connection.command("HGET", connection.keys["policy"], _KEEP) or _KEPT)
 
 
-def trim(connection: RedisConnection, said: int | None) -> None:
-    """Drop all but the latest answers and their share of the ledger; twice as many stay with an archive.
+def trim(connection: RedisConnection, new_keep: int | None) -> None:
+    """Drop all but the latest answers and their share of the ledger; with an archive twice as many stay.
 
     Args:
-        said: how many answers stay from now on; None: as many as before.
+        new_keep: how many answers stay from now on; None: as many as before.
     """
-    keep = kept_answers(connection) if said is None else said
+    keep = kept_answers(connection) if new_keep is None else new_keep
     if connection.command("HGET", connection.keys["policy"], ARCHIVED):
         keep *= 2
     while rows := _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep):
         drop_ledger(connection, rows[-1][0], keep)
     while answers := _oldest(connection, "answers", keep):
         drop_answers(connection, [(entry, _id_of(fields)) for entry, fields in answers], keep)
-    if said is not None:
-        connection.command("HSET", connection.keys["policy"], _KEEP, said)  # last, as a Redis that is full refuses it
+    if new_keep is not None:
+        connection.command("HSET", connection.keys["policy"], _KEEP, new_keep)  # last, as a full Redis refuses it
 
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
-    """Up to 500 of the oldest ledger rows beyond the share of ``keep`` answers."""
+    """Up to 500 of the oldest ledger rows, without those that stay with the latest ``keep`` answers."""
     return [LedgerEntry.of(*found) for found in _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep)]
 
 
 def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
-    """Up to 500 of the oldest answers beyond ``keep``: each one's stream entry, id and hash."""
+    """Up to 500 of the oldest answers, without the latest ``keep``: the stream entry, id and hash of each."""
     found = _oldest(connection, "answers", keep)
     ids = [_id_of(fields) for _, fields in found]
     return [

@@ -1,4 +1,4 @@
-"""Encodes rows as script arguments, and decodes replies. Numbers that must come back exactly are sent as text."""
+"""Encodes rows as arguments of the Lua scripts, and decodes replies. Numbers that must be exact are sent as text."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from focalroute.store.redis.connection import FIXED, Keys
 _LARGEST = 2**63 - 1  # Redis adds 64-bit integers
 
 
-# -- in ------------------------------------------------------------------------------------------------------------
+# -- encoding ------------------------------------------------------------------------------------------------------
 
 
 def pack_rows(rows: Sequence[Row], keys: Keys) -> tuple[list[str], list[bytes]]:
-    """The keys of the answers these rows concern, and the rows as arguments of ``write.lua``.
+    """The keys of the answers that these rows concern, and the rows as arguments of ``write.lua``.
 
     Raises:
-        StoreError: a row cannot be stored; the message quotes nothing of it.
+        StoreError: a row cannot be stored; the message does not quote it.
     """
     positions: dict[str, int] = {}
 
@@ -62,7 +62,7 @@ def _to_bytes(value: str | bytes) -> bytes:
 
 
 def _fields(row: Row, position: Callable[[str], str]) -> list[str | bytes]:
-    """The row's kind and fields; ``position`` gives the index of an answer's key among the script's keys."""
+    """The row's kind and fields; ``position`` returns the index of an answer's key among the script's keys."""
     if isinstance(row, StoredAnswer):
         steps = b"" if row.trajectory is None else pack(row.trajectory)
         record = write_answer(row)
@@ -108,7 +108,7 @@ def _micro_and_pico(pico: int) -> tuple[str, str]:
 
 
 def reservation_words(reservation: Reservation, limits: Mapping[Account, Decimal]) -> list[str]:
-    """A reservation as arguments of ``reserve.lua``; ``row`` is its ledger row if its process dies."""
+    """A reservation as arguments of ``reserve.lua``, with the ledger row that it becomes if its process dies."""
     amount = pico_above(reservation.amount)
     row = [reservation.answer_id, reservation.endpoint, *(None,) * 5, amount, "reserved"]
     words = [reservation.id, *_micro_and_pico(amount), repr(reservation.timeout_s + GRACE_S)]
@@ -118,11 +118,11 @@ def reservation_words(reservation: Reservation, limits: Mapping[Account, Decimal
     return words
 
 
-# -- out -----------------------------------------------------------------------------------------------------------
+# -- decoding ------------------------------------------------------------------------------------------------------
 
 
 def refusal(reply: Sequence[bytes]) -> FocalrouteError | None:
-    """The error if ``write.lua`` wrote nothing; None if it wrote."""
+    """The error if ``write.lua`` refused to write the rows; None if it wrote them."""
     code, *about = (word.decode() for word in reply)
     if code == "unknown":
         return unknown_answer(about[0])
@@ -150,7 +150,7 @@ def read_balances(reply: Sequence[bytes], accounts: Sequence[Account]) -> dict[A
 
 
 def read_state(text: bytes) -> AccountState | None:
-    """Decode a state: period, then micro- and picodollars spent and reserved; None if it is damaged."""
+    """Decode an account's state: its period, then micro- and picodollars spent and reserved; None if it is damaged."""
     try:
         period, micro, pico, held_micro, held_pico = map(int, text.split())
     except ValueError:
@@ -201,7 +201,7 @@ class AnswerHash:
         return self._fields[b"entry"]
 
     def feedback(self) -> list[tuple[bytes, Feedback]]:
-        """The feedback with its entries in the stream of feedback, in the stream's order; StoreError if damaged."""
+        """The feedback, each with its entry in the stream of feedback, in that order; StoreError if it is damaged."""
         found = []
         with _reading():
             answer_id = self._fields[b"id"].decode()

@@ -20,7 +20,7 @@ from focalroute.store.redis.rows import pack_rows, refusal
 
 _AGAIN_S = 0.1  # between two tries to reach Redis
 _BATCH = 500
-_EARLY = [b"early"]  # the script's reply to a call if earlier calls of its writer are missing
+_EARLY = [b"early"]  # the reply of `write.lua` to a call if Redis lacks earlier calls of its writer
 
 _STILL_WRITTEN = ". It is still written if Redis comes back while this process lives"
 _FORGOT = "Redis has lost writes that it had acknowledged: it was restarted or replaced without them"
@@ -33,7 +33,7 @@ class WriteJob(Job):
     """A call that writes rows by ``write.lua``.
 
     Attributes:
-        number: the call's sequence number in its writer, kept when it is sent again; 0: none yet.
+        number: the call's number among those of its writer, kept when it is sent again; 0: none yet.
     """
 
     rows: tuple[Row, ...]
@@ -48,7 +48,7 @@ class ScriptJob(Job):
 
     Attributes:
         read: decodes its reply.
-        undo: written if the caller gave up on a script that may have run.
+        undo: the row to write if the caller gave up waiting, although the script may have run.
         sent: whether the script may have run.
     """
 
@@ -60,7 +60,7 @@ class ScriptJob(Job):
 
 
 class Sender:
-    """Takes jobs in order and completes or fails each. For the store's thread.
+    """Takes jobs in order, sends them to Redis, and completes or fails each. For the store's thread.
 
     Args:
         journal: where writes go while Redis is unavailable; None: they wait in memory.
@@ -87,7 +87,8 @@ class Sender:
         self._next_try = 0.0
         self._data_lost = False
         self._reason = ""
-        self._renamed: dict[str, tuple[str, int]] = {}  # journal writers whose earlier calls Redis has lost
+        #: A journal's writer whose earlier calls Redis has lost -> its new name, and what to subtract from its numbers.
+        self._renamed: dict[str, tuple[str, int]] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -120,7 +121,7 @@ class Sender:
             self._data_lost = False
 
     def lost(self, error: Exception) -> None:
-        """Note that Redis is unavailable."""
+        """Note that Redis is unavailable, because of this error."""
         self._connection.drop()
         self._reason = str(error)
         if isinstance(error, DataLost) and not self._data_lost:
@@ -151,7 +152,7 @@ class Sender:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def _send_batch(self) -> None:
-        """Send all waiting writes and scripts in one round trip; without any, do the first read, which sees them."""
+        """Send the waiting writes and scripts in one round trip; if there are none, do the first read."""
         batch = [job for job in self._waiting if not isinstance(job, ReadJob)][:_BATCH]
         if not batch:
             self._read(self._waiting[0])
@@ -164,7 +165,7 @@ class Sender:
         for job, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 error = self._connection.error_of(reply)
-                emptied = isinstance(job, WriteJob) and not job.words  # by `_refuse`; later calls would be refused, too
+                emptied = isinstance(job, WriteJob) and not job.words  # by `_refuse`: even an empty call was refused
                 if isinstance(error, RedisUnavailable | DataLost) or emptied:
                     unavailable = error
                 else:
@@ -191,7 +192,7 @@ class Sender:
         return self._connection.script_command(job.name, (), job.words)
 
     def _refuse(self, job: Job, error: FocalrouteError) -> None:
-        """Fail a job that Redis will never do. An empty call takes a write's number, so that later calls follow on."""
+        """Fail a job that Redis will never do. A write becomes an empty call, so that its number is not missing."""
         _fail(job, error)
         if isinstance(job, WriteJob):
             job.rows, job.keys, job.words = (), [], []
@@ -199,7 +200,7 @@ class Sender:
             self._waiting.remove(job)
 
     def _restart_numbers(self) -> None:
-        """Become a new writer, as Redis has lost calls it had done, which can no longer be sent again."""
+        """Become a new writer, as Redis has lost calls of this one that can no longer be sent again."""
         _log.error(_FORGOT)
         self._writer, self._number = f"{self._writer}+", 0
         for job in self._waiting:
@@ -207,9 +208,9 @@ class Sender:
                 job.number = 0
 
     def _end(self, ended: list[tuple[Job, Any]]) -> None:
-        """Remove done jobs, call the subscribers, then settle the jobs' futures."""
-        gone = {id(job) for job, _ in ended}
-        self._waiting = deque(job for job in self._waiting if id(job) not in gone)
+        """Remove jobs that are done, call the subscribers, then resolve the jobs' futures."""
+        done = {id(job) for job, _ in ended}
+        self._waiting = deque(job for job in self._waiting if id(job) not in done)
         written = [row for job, _ in ended if isinstance(job, WriteJob) for row in job.rows]
         if any(isinstance(row, Feedback | StoredProbe) for row in written):
             self._deliver()
@@ -224,7 +225,7 @@ class Sender:
                 job.future.set_result(None)
 
     def _deliver(self) -> None:
-        """Call the subscribers with new feedback; if it cannot be read now, a later call delivers it."""
+        """Call the subscribers with new feedback; if it cannot be read now, a later call does it."""
         try:
             self._subscription.deliver(self._connection)
         except Exception as error:  # noqa: BLE001 - damage may show as anything
@@ -236,7 +237,7 @@ class Sender:
             self._complete(job, partial(job.work, self._connection))
 
     def _complete(self, job: Job, read: Callable[[], Any]) -> None:
-        """Complete a job with what is read for it, or fail it."""
+        """Resolve a job's future with what ``read`` returns, or with its error."""
         try:
             job.future.set_result(read())
         except Exception as error:  # noqa: BLE001 - damage may show as anything
@@ -248,7 +249,7 @@ class Sender:
     # -- while Redis is unavailable ----------------------------------------------------------------------------------
 
     def _journal_or_fail(self) -> None:
-        """Put writes into the journal, and fail remaining jobs that have waited too long."""
+        """Put writes into the journal, and fail the other jobs that have waited too long."""
         if self._journal is not None:
             self._add_to(self._journal)
         now = time.monotonic()
@@ -258,7 +259,7 @@ class Sender:
             waits = isinstance(job, WriteJob) and not self._closing
             _fail(job, StoreError(f"{self._reason}{_STILL_WRITTEN if waits else ''}"))
             if isinstance(job, WriteJob):
-                continue  # it still waits: what was consumed must be recorded
+                continue  # it still waits, as what was consumed must be recorded
             self._waiting.remove(job)
             if isinstance(job, ScriptJob) and job.undo is not None and job.sent:
                 self._waiting.append(WriteJob((job.undo,), *pack_rows((job.undo,), self._connection.keys)))
@@ -295,7 +296,7 @@ class Sender:
         self._deliver()
 
     def _send_entries(self, entries: list[Entry]) -> list[Any]:
-        """Send entries; return the replies to the first of them, as many as were done."""
+        """Send entries; return the replies to those that were done, which are the first ones."""
         replies = self._connection.run([self._entry_command(entry) for entry in entries])
         done: list[Any] = []
         for reply in replies:
@@ -305,16 +306,16 @@ class Sender:
                 break
             done.append(reply)
         if not done:
-            # Redis has lost calls before the first entry: it and the entries after it get another writer and new
-            # numbers, the same ones each time they are sent.
+            # Redis has lost calls before the first entry. So this entry and those after it get another writer and new
+            # numbers, which are the same whenever they are sent.
             _log.error(_FORGOT)
             first = entries[0]
             self._renamed[first.writer] = f"{first.writer}~{first.number}", first.number - 1
         return done
 
     def _entry_command(self, entry: Entry) -> Sequence[Any]:
-        writer, before = self._renamed.get(entry.writer, (entry.writer, 0))
-        return self._connection.script_command("write", entry.keys, (writer, entry.number - before, *entry.words))
+        writer, offset = self._renamed.get(entry.writer, (entry.writer, 0))
+        return self._connection.script_command("write", entry.keys, (writer, entry.number - offset, *entry.words))
 
 
 def _fail(job: Job, error: FocalrouteError) -> None:

@@ -1,7 +1,7 @@
-"""The store of a fleet: Redis (or Valkey). Safe to use from any thread.
+"""The store of a fleet: Redis (or Valkey).
 
-One thread owns the connection. Calls queued while it waits for a reply go out in the next round trip, each as a script
-of its own, which is atomic. Each writer numbers its calls, and Redis keeps the last number of each writer. So a call
+One thread owns the connection. Calls queued while it waits for a reply go out together in the next round trip, each as
+an atomic script of its own. Each writer numbers its calls, and Redis keeps the last number of each writer. So a call
 that is sent again, because its reply was lost, is not done twice.
 """
 
@@ -50,18 +50,19 @@ _RETRY_S = 0.05  # between checks whether Redis is back
 
 
 class RedisStore(QueuedStore[RedisConnection]):
-    """Answers, feedback, capabilities and the ledger in Redis, for any number of processes and machines.
+    """Answers, feedback, capabilities and the ledger in Redis, for many processes. Safe to use from any thread.
 
     While Redis is unavailable, writes go into the journal, if the address names one, and count as done. Without a
-    journal they wait in memory; their callers get an error after 5 seconds, but the writes are still done if Redis
-    comes back while this process lives. Calls that need a reply (budgets, reads) wait as long and then fail.
+    journal they wait in memory: their callers get an error after 5 seconds, but the writes are still done if Redis
+    comes back while this process lives. Calls that need a reply (budgets, reads) also fail after 5 seconds.
 
     Args:
         where: the address, see `RedisAddress`.
         durability: "full": refuse a Redis that acknowledges calls before they are on its disk, and sync the journal.
         poll_s: how often to look for feedback and policies from other processes.
         patience_s: how long a call waits for an unavailable Redis.
-        tends: whether to drop old answers, count those of earlier versions and settle dead processes' reservations.
+        maintain: whether to drop old answers, count the asks in an earlier version's ledger and settle dead processes'
+            reservations.
 
     Attributes:
         name: the address without its password.
@@ -79,7 +80,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         durability: Literal["normal", "full"] = "normal",
         poll_s: float = 0.25,
         patience_s: float = _PATIENCE_S,
-        tends: bool = True,
+        maintain: bool = True,
     ) -> None:
         super().__init__(reads)
         address = RedisAddress.of(where)
@@ -88,8 +89,8 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._poll_s = poll_s
         self._patience_s = patience_s
         self._connection = RedisConnection(address)
-        self._tends = tends
-        self._opened: set[Account] = set()  # by this process: if one is missing in Redis, it was lost
+        self._maintain = maintain
+        self._opened: set[Account] = set()  # by this process: if one is missing in Redis, its data was lost
         self._untrimmed = 0
         self._next_settling = time.monotonic() + SETTLE_EVERY_S
         self._on_version: list[Callable[[int], None]] = []
@@ -108,7 +109,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         """Connect once, and raise if Redis cannot be used as it is set up."""
         try:
             self._connection.connect()
-            if self._tends:
+            if self._maintain:
                 self._check_durability()
                 reads.trim(self._connection, self.keep)  # first, as it makes room in a Redis that is full
                 reads.count_asks(self._connection)
@@ -130,7 +131,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         if reads.may_evict(self._connection):
             _log.warning("%s: drops budgets when its memory is full; set maxmemory-policy noeviction", self.name)
 
-    # -- the store's face --------------------------------------------------------------------------------------------
+    # -- the interface -----------------------------------------------------------------------------------------------
 
     def write(self, *rows: Row) -> Future[None]:
         """See `Store.write`."""
@@ -163,7 +164,7 @@ class RedisStore(QueuedStore[RedisConnection]):
         return opened
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
-        """See `Store.reserve`; the moment is by Redis's clock, which all machines share."""
+        """See `Store.reserve`; time is Redis's, which all machines share."""
         words = reservation_words(reservation, limits)
         read = partial(read_reservation, limits=tuple(limits))
         return self._submit(ScriptJob("reserve", words, read, undo=Release(reservation, 0.0)))
@@ -215,9 +216,9 @@ class RedisStore(QueuedStore[RedisConnection]):
         return self._read(work)
 
     def follow(self, on_version: Callable[[int], None]) -> None:
-        """Call ``on_version`` with the version of the fleet's policy, now if there is one, and whenever it changes.
+        """Call ``on_version`` with the version of the fleet's policy: now, if there is one, and whenever it changes.
 
-        Changes are reported on the store's thread; ``on_version`` must be quick.
+        Changes are reported on the store's thread, so ``on_version`` must be quick.
         """
         self._on_version.append(on_version)
         if self._version:
@@ -266,15 +267,15 @@ class RedisStore(QueuedStore[RedisConnection]):
         self._untrimmed += sum(isinstance(job, WriteJob) for job in jobs)
 
     def _poll(self) -> None:
-        """Look for feedback from other processes and for a new policy; keep the streams bounded."""
+        """Look for feedback from other processes and for a new policy; maintain the store."""
         try:
             kept = self._connection.command("HMGET", self._connection.keys["policy"], "current", "clock_jumps")
             version, jumps = (int(number or 0) for number in kept)
             self._subscription.deliver(self._connection)
-            if self._tends and self._untrimmed >= min(_TRIM_EVERY, self.keep or _TRIM_EVERY):
+            if self._maintain and self._untrimmed >= min(_TRIM_EVERY, self.keep or _TRIM_EVERY):
                 reads.trim(self._connection, self.keep)
                 self._untrimmed = 0
-            if self._tends and time.monotonic() >= self._next_settling:
+            if self._maintain and time.monotonic() >= self._next_settling:
                 settle_overdue(self._connection)
                 self._next_settling = time.monotonic() + SETTLE_EVERY_S
         except Exception as error:  # noqa: BLE001 - damage may show as anything, and the thread goes on
@@ -293,12 +294,12 @@ class RedisStore(QueuedStore[RedisConnection]):
                 on_version(version)
 
 
-def require_there(where: str) -> None:
+def require_stored(where: str) -> None:
     """Raise ConfigError if no store is at this address, StoreError if Redis cannot be used."""
     address = RedisAddress.of(where)
     connection = RedisConnection(address)
     try:
-        if not connection.there():
+        if not connection.has_store():
             raise ConfigError(
                 f"{address.name}: there is no such store; give the address that the ensemble uses, with its database "
                 "and prefix, or start the ensemble first"
@@ -321,12 +322,12 @@ def _gather(futures: Sequence[Future[None]]) -> Future[Outcomes]:
     gathered.set_running_or_notify_cancel()
     left = iter(futures)
 
-    def go_on(_: object = None) -> None:
+    def wait_for_next(_: object = None) -> None:
         for future in left:
             if not future.done():
-                future.add_done_callback(go_on)
+                future.add_done_callback(wait_for_next)
                 return
         gathered.set_result([future.exception() for future in futures])
 
-    go_on()
+    wait_for_next()
     return gathered

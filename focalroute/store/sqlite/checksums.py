@@ -1,12 +1,12 @@
 """Detects rows that were changed or lost, and acknowledged transactions that were lost.
 
-Every row carries the CRC-32 of its values. One mark holds the number of chained rows, the sum of their checksums, and
-the number of transactions that wrote them; each such transaction rewrites it. So `checks` find a row that was changed,
-lost or put back. The mark is a row of ``sqlite_sequence``, whose page those transactions write anyway: a table of its
-own took twice the time.
+Every row carries the CRC-32 of its values. The rows of answers, feedback, probes and the ledger are also *chained*: one
+`Mark` holds their number, the sum of their checksums and the number of transactions that wrote any, and each such
+transaction rewrites it. So `checks` find a row that was changed, lost or put back. The mark is a row of
+``sqlite_sequence``, whose page those transactions write anyway: a table of its own took twice the time.
 
-SQLite silently drops a damaged part of its write-ahead log and everything after it. Then the number of transactions in
-the chain is less than the one in the `CommitLog`, a small file beside the database.
+SQLite silently drops a damaged part of its write-ahead log and everything after it. Then the mark counts fewer
+transactions than the `CommitLog`, a small file beside the database.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("focalroute.store")
 
-_HEAD = 8  # bytes of a trajectory: its own checksum and length (see `focalroute.store.codec`) stand for the rest
+_HEAD = 8  # bytes of a trajectory: its own checksum and length, which cover the rest (see `focalroute.store.codec`)
 
 #: The columns that a row's checksum covers, in this order, by table; the first column names the row.
 COLUMNS = {
@@ -49,24 +49,24 @@ COLUMNS = {
     "balances": ("tag", "period_s", "period", "spent", "reserved"),
     "health": ("key", "open_until", "ejections", "changed_at"),
 }
-#: Tables whose rows the chain counts. Only these may have old rows without checksums.
+#: The tables with chained rows. Only these may have old rows without checksums.
 CHAINED = ("answers", "feedback", "probes", "ledger")
 _SPACES = re.compile(r"--[^\n]*|\s")
 _FORMATS = tuple("%s\0" * count for count in range(1 + max(map(len, COLUMNS.values()))))
 
 
 def checksum(values: Sequence[object]) -> int:
-    """The checksum of a row's values, of the types that SQLite returns: REAL columns as floats."""
+    """The checksum of a row's values, which must have the types that SQLite returns: floats for REAL columns."""
     return zlib.crc32((_FORMATS[len(values)] % tuple(values)).encode("utf-8", "surrogatepass"))
 
 
 def head(trajectory: object) -> object:
-    """Return the part of a trajectory that its checksum covers."""
+    """The part of a trajectory that its row's checksum covers."""
     return trajectory[:_HEAD] if isinstance(trajectory, bytes) else trajectory
 
 
 def seal(db: sqlite3.Connection, table: str) -> None:
-    """Set the checksum of every row of a table to that of its current values."""
+    """Recompute the checksum of every row of a table."""
     columns = COLUMNS[table]
     named = " AND ".join(f"{column} IS ?" for column in columns)
     for row in db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall():  # noqa: S608 - constants
@@ -77,7 +77,7 @@ def seal(db: sqlite3.Connection, table: str) -> None:
 
 
 class Mark(NamedTuple):
-    """The chain's row. Its text always has the same length, so that it is overwritten in place.
+    """The counts of the chained rows. Its text always has the same length, so it is overwritten in place.
 
     Attributes:
         store: the store's random id.
@@ -117,7 +117,7 @@ _WRITE = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'chain'"
 
 
 class Chain:
-    """Tracks how a transaction changes the chain.
+    """Tracks how a transaction changes the chained rows, and updates the mark at its end.
 
     Attributes:
         counts: how much the number of rows and the sum of their checksums have changed.
@@ -125,21 +125,21 @@ class Chain:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._written = "", Mark(0)  # saves parsing: mostly this process wrote the mark last
+        self._written = "", Mark(0)  # the last mark that this process wrote, to save parsing it
         self.begin()
 
     def begin(self) -> None:
         """Start tracking a new transaction."""
-        self._touched = self._anew = False
+        self._touched = self._recount = False
         self.counts = (0, 0)
 
     def touch(self) -> None:
-        """Make `save` write the mark, as a chained table may have used up a row number."""
+        """Make `save` write the mark, as an insertion without effect may have used up a row number."""
         self._touched = True
 
     def accept(self) -> None:
-        """Make `save` recount the rows that are there, and forget lost transactions."""
-        self._touched = self._anew = True
+        """Make `save` recount the present rows and forget lost transactions."""
+        self._touched = self._recount = True
 
     def add(self, crc: int) -> None:
         """Count a row of a chained table."""
@@ -148,7 +148,7 @@ class Chain:
         self.counts = (rows + 1, total + crc)
 
     def remove(self, table: str, which: str, values: Sequence[object] = ()) -> None:
-        """Subtract rows that are about to be deleted; ``which``: the rest of the query after the table's name."""
+        """Subtract rows that are about to be deleted; ``which``: the query's text after the table's name."""
         query = f"SELECT count({table}.crc), coalesce(sum({table}.crc), 0) FROM {table} {which}"  # noqa: S608 - constants
         self._touched = True
         fewer, less = self._db.execute(query, values).fetchone()
@@ -156,7 +156,7 @@ class Chain:
         self.counts = (rows - fewer, total - less)
 
     def save(self) -> Mark | None:
-        """Write the mark if chained rows have changed; return it, or None if none has or the mark is damaged."""
+        """Write the mark and return it; None: no chained row has changed, or the mark is damaged."""
         if not self._touched:
             return None
         text, numbers = self._db.execute(_STATE).fetchone() or (None, None)
@@ -166,7 +166,7 @@ class Chain:
         store, commits, lost, rows, total, _ = mark
         more, higher = self.counts
         mark = Mark(store, commits + 1, lost, rows + more, total + higher, numbers or 0)
-        if self._anew:
+        if self._recount:
             rows, total = _count(self._db)
             mark = mark._replace(lost=0, rows=rows, total=total)
         text = mark.to_text()
@@ -216,7 +216,7 @@ Check = Callable[["sqlite3.Connection"], Iterator[str]]
 
 
 def checks(schema: Sequence[Any]) -> dict[str, Check]:
-    """All checks except that of answers, by name; ``schema``: that of a fresh database."""
+    """All checks by name, except that of answers; ``schema``: that of a fresh database."""
     tables = COLUMNS.keys() - {"answers"}
     rows: dict[str, Check] = {f"rows of {table}": partial(_changed_rows, table) for table in sorted(tables)}
     return {**rows, "chain": _changed_chain, "schema": partial(_changed_schema, schema)}
@@ -275,8 +275,8 @@ _MARK = re.compile(rb"focalroute chain(?: [0-9a-f]{16}){6} [0-9a-f]{8}")
 class CommitLog:
     """The numbers of the latest transactions, in a file beside the database. Its failures do not affect the store.
 
-    It is written soon after a commit (`write`) and never synced: after the death of a process it is a moment behind,
-    after a power failure by any amount.
+    It is written soon after a commit and never synced. So after the death of a process it may lack the latest
+    transactions, after a power failure many.
 
     Args:
         path: the database's file; None: it is in memory, and nothing is kept.
@@ -289,7 +289,7 @@ class CommitLog:
         self._next = 0.0  # when it may be written again (monotonic)
 
     def open(self) -> None:
-        """Open or create the file; to be called once the database is known to be ours."""
+        """Open or create the file. To be called once the database is known to be ours."""
         if self._path is None:
             return
         beside = Path(f"{os.path.realpath(self._path)}-commits")
@@ -313,10 +313,10 @@ class CommitLog:
         return max((commits for of, commits, crc in entries if of == store and crc == _crc(of, commits)), default=0)
 
     def add(self, mark: Mark | None) -> None:
-        """Note a committed transaction; its number is written now, or by the next `write` if one was written just now.
+        """Note a committed transaction, and write its number unless another was written just now.
 
         Args:
-            mark: None: the transaction wrote no mark.
+            mark: the mark that the transaction wrote, if it wrote any.
         """
         self._latest = mark or self._latest
         if time.monotonic() >= self._next:
@@ -351,7 +351,7 @@ def _crc(store: int, commits: int) -> int:
 
 
 def note_lost(db: sqlite3.Connection, name: str, log: CommitLog) -> int:
-    """Note in the chain how many acknowledged transactions are lost, within the caller's transaction; return how many.
+    """Add the number of lost acknowledged transactions to the mark, in the caller's transaction; return that number.
 
     After the commit the caller must clear the log, as the lost numbers will be used again.
     """

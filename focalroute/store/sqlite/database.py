@@ -86,7 +86,7 @@ def open_database(path: Path | None, name: str, log: CommitLog, *, full: bool, t
         name: the database's name, for errors.
         log: the log of its latest commits.
         full: whether a committed row must survive a power failure.
-        to_write: whether a file in a read-only place is an error.
+        to_write: whether a read-only file is an error.
 
     Raises:
         StoreError: it cannot be opened, belongs to another program, or was written by a newer version.
@@ -103,9 +103,9 @@ def open_database(path: Path | None, name: str, log: CommitLog, *, full: bool, t
         except FAILURES as error:
             unwritable = _code(error) in _NOT_WRITABLE and path is not None and not _has_log(path)
             if unwritable and not to_write and not immutable:
-                immutable = True  # else SQLite must make the -wal file that a closed database lacks
+                immutable = True  # else SQLite would create the -wal file
                 continue
-            # The process that switches the file to WAL locks others out, and SQLite does not wait for that.
+            # While a process switches the file to WAL it locks others out, and SQLite does not wait for that.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise store_error(name, error) from None
         time.sleep(0.01)
@@ -117,7 +117,7 @@ def _has_log(path: Path) -> bool:
 
 
 def prepare(path: Path) -> None:
-    """Create the file if missing; StoreError if it cannot hold a database."""
+    """Create the file if it is missing; StoreError if it cannot hold a database."""
     try:
         _check_path(path)
     except OSError as error:  # such as a folder without access
@@ -184,8 +184,8 @@ def _mark_without_log(path: Path, empty: Mark) -> Mark | None:
         return read_mark(db) if tables else empty
 
 
-def open_beside(path: Path) -> sqlite3.Connection:
-    """Open a file that this process has open, to read it while that connection goes on."""
+def open_second(path: Path) -> sqlite3.Connection:
+    """Open a second connection to a file that this process has open, to read from it."""
     db = sqlite3.connect(f"file:{quote(os.fsencode(path))}?mode=ro", timeout=BUSY_S, isolation_level=None, uri=True)
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
     db.execute("PRAGMA trusted_schema = OFF")
@@ -197,17 +197,11 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable
     db = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=immutable)
     try:
         if path is None:
-            _fresh(os.getpid()).backup(db)
+            _template(os.getpid()).backup(db)
             recount(db)
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
         db.execute("PRAGMA trusted_schema = OFF")
-        made = list(db.execute("SELECT type, name FROM sqlite_master"))
-        tables = {name for kind, name in made if kind == "table"}
-        if tables and not tables >= _OUR_TABLES:
-            raise StoreError(f"{name}: is a database of something else; name another file")
-        if foreign := [each for each in made if each[0] not in ("table", "index")]:
-            kind, called = foreign[0]  # it would run on writes or reads, and might never end
-            raise StoreError(f"{name}: holds a {kind}, {called[:40]!r}; drop it, or name another file")
+        _require_ours(db, name)
         if path is not None:
             db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {'FULL' if full else 'NORMAL'}")
@@ -223,7 +217,7 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable
             raise
         if not immutable:
             log.open()
-            _compare(db, name, log)
+            _note_lost_transactions(db, name, log)
         db.execute("PRAGMA foreign_keys = ON")  # only now: a migration may have to rebuild a table
     except BaseException:
         db.close()
@@ -231,8 +225,19 @@ def _connect(path: Path | None, name: str, log: CommitLog, full: bool, immutable
     return db
 
 
-def _compare(db: sqlite3.Connection, name: str, log: CommitLog) -> None:
-    """Note transactions that the log has and the database lacks; a damaged chain is left for `verify` to report."""
+def _require_ours(db: sqlite3.Connection, name: str) -> None:
+    """Raise StoreError if another program made the database, or added a view or trigger to it."""
+    made = list(db.execute("SELECT type, name FROM sqlite_master"))
+    tables = {called for kind, called in made if kind == "table"}
+    if tables and not tables >= _OUR_TABLES:
+        raise StoreError(f"{name}: is a database of something else; name another file")
+    for kind, called in made:
+        if kind not in ("table", "index"):  # it would run on writes or reads, and might never end
+            raise StoreError(f"{name}: holds a {kind}, {called[:40]!r}; drop it, or name another file")
+
+
+def _note_lost_transactions(db: sqlite3.Connection, name: str, log: CommitLog) -> None:
+    """Note transactions that the log has but the database lacks; `verify` reports a damaged chain."""
     try:
         begin_writing(db, BUSY_S)
         lost = note_lost(db, name, log)
@@ -268,10 +273,10 @@ def migrate(db: sqlite3.Connection, name: str) -> None:
 
 
 @cache
-def _fresh(process: int) -> sqlite3.Connection:
-    """An empty database to copy, which takes a fiftieth of the time of making one.
+def _template(process: int) -> sqlite3.Connection:
+    """An empty database in memory to copy, which takes a fiftieth of the time of running all migrations.
 
-    A fork makes its own, as the parent's may have been in use by another thread.
+    Each process has its own: after a fork, the parent's may have been in use by another thread.
     """
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     atexit.register(db.close)  # CPython 3.13 warns of one that is left open
@@ -282,17 +287,17 @@ def _fresh(process: int) -> sqlite3.Connection:
 @cache
 def fresh_schema() -> list[Any]:
     """The schema of a database made by this version."""
-    return read_schema(_fresh(os.getpid()))
+    return read_schema(_template(os.getpid()))
 
 
 class OpenedFile:
     """Detects that the file of an open database was deleted, replaced or overwritten.
 
-    SQLite goes on writing to a deleted or replaced file, where no other process sees the rows. If another file was
-    copied over it, SQLite mixes the two.
+    SQLite would go on writing to a deleted or replaced file, where no other process sees the rows, and would mix the
+    database with another file copied over it.
 
     Args:
-        path: the file's absolute path; None, or a path without file, is not checked.
+        path: the file's absolute path; None, or a path without a file, is not checked.
         db: the open database.
     """
 
@@ -301,7 +306,7 @@ class OpenedFile:
         self._mark: Mark | None = None
         with contextlib.suppress(*FAILURES):  # `verify` says what is wrong
             mark = read_mark(db)
-            self._mark = mark and Mark(mark.store)  # without commits, as the file may lack those in the log
+            self._mark = mark and Mark(mark.store)  # 0 commits, as the file may lack those in the write-ahead log
         self._changed_at: int | None = None
         files = [] if path is None else [path, Path(f"{os.path.realpath(path)}-wal")]
         self._identities = [(file, found) for file in files if (found := _identity(file)) is not None]
@@ -323,7 +328,7 @@ class OpenedFile:
         self._require_own_content()
 
     def _require_own_content(self) -> None:
-        """Check the mark in the file, if the file was written since the last check, by a checkpoint or a copy."""
+        """Check the mark in the file, if a checkpoint or a copy has written the file since the last check."""
         if self._path is None or self._mark is None:
             return
         try:
@@ -362,11 +367,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def begin_writing(db: sqlite3.Connection, patience_s: float) -> None:
     """Begin a write transaction as soon as no other process has one.
 
-    SQLite's own busy handler, which is switched off here, sleeps up to 100 ms at a time. Among many short transactions
-    of other processes it may miss every gap for seconds.
+    SQLite's own busy handler, which is switched off, sleeps up to 100 ms at a time. With many short transactions of
+    other processes it may miss every gap for seconds.
 
     Args:
-        patience_s: how long to try; 0: once.
+        patience_s: how long to try; 0: only once.
 
     Raises:
         sqlite3.OperationalError: another process held the lock all this time, or the database fails.
@@ -384,7 +389,7 @@ def begin_writing(db: sqlite3.Connection, patience_s: float) -> None:
 
 @contextlib.contextmanager
 def patient(db: sqlite3.Connection) -> Iterator[None]:
-    """Let SQLite wait for locks within this context: a read may have to while a file is recovered."""
+    """Let SQLite wait for locks within this context, as a read may have to while the file is recovered."""
     db.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}")
     try:
         yield
@@ -405,7 +410,7 @@ def roll_back(db: sqlite3.Connection) -> None:
 def copy_answers(db: sqlite3.Connection, using: threading.Lock, file: Path, latest: int) -> None:
     """Copy the latest answers with their feedback and probes into a new file.
 
-    Copies part by part, so that asks run in between; SQLite copies each part without the interpreter's lock.
+    Copies a part at a time, so that asks run in between; SQLite releases the GIL while it copies a part.
 
     Args:
         using: the lock to hold while using the connection.

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-# Texts are read as bytes: one that is not UTF-8 then damages its row only, and the query goes on.
+# Texts are read as bytes, so that one that is not UTF-8 damages only its row, and the query goes on.
 _ANSWER = (
     "a.id, a.created_at, CAST(a.record AS BLOB), a.trajectory, CAST(a.receipt AS BLOB), CAST(a.texts AS BLOB), "
     "(SELECT CAST('[' || group_concat(p.record) || ']' AS BLOB) FROM probes p WHERE p.answer_id = a.id) "
@@ -42,10 +43,10 @@ _FEEDBACK = (
     + _ANSWER
     + "FROM feedback f JOIN answers a ON a.id = f.answer_id "
 )
-_PART = 50  # answers read at a time
+_AT_ONCE = 50  # answers
 
 _Position = tuple[int, int]  # the numbers of the newest feedback and of the newest probe
-_Part = tuple[list[Any], dict[str, list[Feedback]]]
+_Rows = tuple[list[Any], dict[str, list[Feedback]]]  # rows of answers, and their feedback by answer id
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def find_answer(db: sqlite3.Connection, answer_id: str) -> StoredAnswer | None:
 
 
 def latest_answers(
-    read: Callable[[Callable[[sqlite3.Connection], _Part]], _Part], limit: int
+    read: Callable[[Callable[[sqlite3.Connection], _Rows]], _Rows], limit: int
 ) -> list[tuple[StoredAnswer, tuple[Feedback, ...]]]:
     """See `Store.recent`.
 
@@ -67,10 +68,10 @@ def latest_answers(
     Args:
         read: runs a function with the connection on the store's thread.
     """
-    parts: list[_Part] = []
+    parts: list[_Rows] = []
     left, before = limit, sys.maxsize
     while left > 0:
-        part = read(partial(_answers_before, before=before, limit=min(left, _PART)))
+        part = read(partial(_answers_before, before=before, limit=min(left, _AT_ONCE)))
         if not part[0]:
             break
         parts.append(part)
@@ -79,12 +80,12 @@ def latest_answers(
         (answer, tuple(feedback.get(answer.id, ())))
         for rows, feedback in reversed(parts)
         for row in reversed(rows)
-        for answer in _readable(row[1:])
+        for answer in _decoded(row[1:])
     ]
 
 
-def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part:
-    """The rows of the latest answers before this number, each with its number first; and their feedback, by id."""
+def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Rows:
+    """The rows of the latest answers before this number, each beginning with its number; and their feedback."""
     latest = "SELECT a.seq, " + _ANSWER + "FROM answers a WHERE a.seq < ? ORDER BY a.seq DESC LIMIT ?"
     rows = db.execute(latest, (before, limit)).fetchall()
     feedback: dict[str, list[Feedback]] = {}
@@ -98,7 +99,8 @@ def _answers_before(db: sqlite3.Connection, *, before: int, limit: int) -> _Part
     return rows, feedback
 
 
-def _readable(row: Any) -> list[StoredAnswer]:
+def _decoded(row: Any) -> list[StoredAnswer]:
+    """The answer of a row, or none if it is damaged."""
     return unless_damaged(partial(read_answer, row[:6], row[6]))
 
 
@@ -142,7 +144,7 @@ def feedback_after(db: sqlite3.Connection, position: _Position) -> tuple[Feedbac
 
 
 def _with_answers(rows: Iterable[Any]) -> FeedbackRows:
-    return [(answer, _feedback(row[:5])) for row in rows for answer in _readable(row[6:])]
+    return [(answer, _feedback(row[:5])) for row in rows for answer in _decoded(row[6:])]
 
 
 def _feedback(row: Sequence[Any]) -> Feedback:
@@ -172,7 +174,7 @@ def find_health(db: sqlite3.Connection) -> dict[str, HealthRow]:
 
 # -- the ledger ----------------------------------------------------------------------------------------------------
 
-# Costs are summed as separate micro- and picodollars: a 64-bit sum of picodollars overflows at 9.2 million USD.
+# Costs are summed as micro- and picodollars separately: a 64-bit sum of picodollars overflows at 9.2 million USD.
 _LEDGER_ROWS = f"""
 WITH bills AS (
     SELECT CASE WHEN {IS_OF_ASK} THEN answer_id END AS ask,
@@ -211,10 +213,15 @@ def ledger_sums(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
 def _sums_of_rows(db: sqlite3.Connection, by: Grouping) -> list[LedgerSum]:
     key, rows = _LEDGER_KEYS[by]
     query = f"{_LEDGER_ROWS} SELECT {key}, {_LEDGER_SUMS} FROM {rows} GROUP BY 1 ORDER BY 1"  # noqa: S608 - constants
-    return [
-        LedgerSum(*row[:7], *(from_pico(row[i] * 1_000_000 + row[i + 1]) for i in (7, 9, 11)))
-        for row in db.execute(query)
-    ]
+    found = []
+    for *counts, micro, pico, estimated_micro, estimated_pico, held_micro, held_pico in db.execute(query):
+        costs = [_usd(micro, pico), _usd(estimated_micro, estimated_pico), _usd(held_micro, held_pico)]
+        found.append(LedgerSum(*counts, *costs))
+    return found
+
+
+def _usd(micro: int, pico: int) -> Decimal:
+    return from_pico(micro * 1_000_000 + pico)
 
 
 def totals(db: sqlite3.Connection) -> dict[str, LedgerSum]:
@@ -223,8 +230,7 @@ def totals(db: sqlite3.Connection) -> dict[str, LedgerSum]:
     query = f"SELECT endpoint, {summed} FROM ({ALL_SUMS}) GROUP BY endpoint ORDER BY endpoint"  # noqa: S608 - constants
     found = {}
     for endpoint, asks, calls, unpriced, prompt, completion, micro, pico in db.execute(query):
-        cost = from_pico(micro * 1_000_000 + pico)
-        found[endpoint] = LedgerSum(endpoint, asks, calls, unpriced, 0, prompt, completion, cost)
+        found[endpoint] = LedgerSum(endpoint, asks, calls, unpriced, 0, prompt, completion, _usd(micro, pico))
     return {endpoint: row for endpoint, row in found.items() if row.calls or row.asks}
 
 
@@ -234,7 +240,7 @@ def totals(db: sqlite3.Connection) -> dict[str, LedgerSum]:
 def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
     """See `EngineReads`."""
     found: list[str] = []
-    every: dict[str, Check] = {
+    named_checks: dict[str, Check] = {
         "pages": _damaged_pages,
         "references": _lost_rows,
         "answers": _damaged_answers,
@@ -244,11 +250,11 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
     }
     usual, db.text_factory = db.text_factory, partial(str, encoding="utf-8", errors="backslashreplace")
     try:
-        for what, check in every.items():
+        for name, check in named_checks.items():
             try:
                 found.extend(check(db))
-            except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # a damaged value may be any
-                found.append(f"{what}: could not all be read ({type(error).__name__}: {error})")
+            except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # what damage may raise
+                found.append(f"{name}: could not all be read ({type(error).__name__}: {error})")
     finally:
         db.text_factory = usual
     return tuple(found)
@@ -256,7 +262,7 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
 
 def reconcile(db: sqlite3.Connection) -> list[BalanceDifference]:
     """See `Store.reconcile`."""
-    return [difference_of(*one) for one in find_differences(db, time.time())]
+    return [difference_of(*difference) for difference in find_differences(db, time.time())]
 
 
 def _wrong_sums(db: sqlite3.Connection) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """The default store: SQLite, in a file or in memory.
 
-One thread works through a queue. The calls queued while it works are committed together, so that many writers share a
-commit; each call is a unit of its own within it, and fails alone. Reads wait in the same queue, so they see every row
-queued before them. While the queue is empty and the database is not in use, a caller commits in its own thread
-(`write_calls`), as waking another takes several times as long as a commit. Slow work (a locked file, a sync of the
-disk, a checkpoint, pruning, calling subscribers) is left to the store's thread.
+One thread works through a queue of jobs. It commits all calls queued meanwhile together, so that writers share a
+commit; each call is a unit within it that fails alone. Reads wait in the same queue, so they see every row queued
+before them.
+
+If the queue is empty and the database is not in use, a caller commits in its own thread (`SqliteStore.write_calls`),
+since waking another thread takes several times as long as a commit. Slow work is left to the store's thread: waiting
+for a locked file or the disk, checkpoints, pruning, calling subscribers.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,12 +56,12 @@ _BATCH = 1000
 _KEPT_IN_MEMORY = 10_000
 _PRUNE_EVERY = 500  # rows
 _SUM_EVERY = 1000  # rows
-_SUMMED_AT_ONCE = 5000  # rows: asks wait for it, some 10 ms
+_SUMMED_AT_ONCE = 5000  # rows: asks wait about 10 ms for them
 _CHECKPOINT_EVERY = 300  # rows of this process: about 1,000 pages, SQLite's own default
-_SLOW_S = 0.05  # after a commit that waited longer, the store's thread does the next ones
+_SLOW_S = 0.05  # after a commit that waited longer, callers leave their commits to the store's thread
 _SLOW_FOR_S = 10.0  # for this long
 _JUMP_S = 60.0  # a clock set ahead by more is worth a warning
-#: A clock that cannot be set and runs on while the machine sleeps: of Linux, else of macOS.
+#: A clock that cannot be set and that runs on while the machine sleeps: Linux's, else macOS's.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -96,8 +97,7 @@ class TransactionJob(Job):
 class SqliteStore(QueuedStore["sqlite3.Connection"]):
     """Answers, feedback, capabilities and the ledger in one SQLite database. Safe to use from any thread.
 
-    A write is committed even if its caller stops waiting, as what was consumed must be recorded. After a fork only the
-    parent may use the store; the child opens its own.
+    After a fork only the parent may use the store; the child opens its own.
 
     Args:
         path: the file, created if missing (its folder must exist); None: in memory.
@@ -105,7 +105,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         keep: how many of the latest answers to keep, with their feedback; None: all in a file, 10,000 in memory. The
             ledger's sums are never pruned.
         poll_s: how often to look for feedback from other processes.
-        tends: whether to add up its ledger; if not, its file may be in a read-only place.
+        maintain: whether to add up its ledger; if not, its file may be read-only.
 
     Raises:
         StoreError: it cannot be opened, is not a focalroute database, or was written by a newer version.
@@ -118,22 +118,22 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         durability: Literal["normal", "full"] = "normal",
         keep: int | None = None,
         poll_s: float = 0.25,
-        tends: bool = True,
+        maintain: bool = True,
     ) -> None:
         super().__init__(reads)
-        if path is not None and os.fspath(path) == ":memory:":  # SQLite's own name for it
+        if path is not None and os.fspath(path) == ":memory:":  # SQLite's own name for a database in memory
             path = None
         self._path = None if path is None else Path(path)
         self._name = "the store in memory" if self._path is None else str(self._path)
         self._file = None if self._path is None else self._path.absolute()  # the working folder may change
-        self._tends = tends
+        self._maintain = maintain
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         if self._path is not None:
             database.prepare(self._path)
         self._commit_log = CommitLog(self._file)
         self._connection = database.open_database(
-            self._path, self._name, self._commit_log, full=durability == "full", to_write=tends
+            self._path, self._name, self._commit_log, full=durability == "full", to_write=maintain
         )
         self._chain = Chain(self._connection)
         self._opened_file = database.OpenedFile(self._file, self._connection)
@@ -141,29 +141,31 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         self._copying = threading.Lock()
         self._slow_until = math.inf if durability == "full" else 0.0  # until then the store's thread commits
         self._since_checkpoint = 0  # rows written since the last checkpoint
-        self._next_write_waits = False  # for the disk, as no write followed the last checkpoint yet
+        self._next_write_syncs = False  # the first write after a checkpoint waits for the disk
         self._unpruned = _PRUNE_EVERY  # an earlier process may have left rows to prune
-        self._unsummed = _SUM_EVERY if tends else 0  # or to add up
+        self._unsummed = _SUM_EVERY if maintain else 0  # or to add up
+        self._next_settling = time.monotonic() + SETTLE_EVERY_S
+        self._clock_lead = _lead_over_steady_clock()
         self._queue = WriterQueue(self._name, self._work, trouble="is the file locked, or its disk too slow?")
         self._queue.open()
-        self._change(AccountBalances.settle_overdue).exception()  # errors ignored: `verify` reports a damaged file
+        self._change_balances(AccountBalances.settle_overdue).exception()  # ignored: `verify` reports a damaged file
 
-    # -- the store's face --------------------------------------------------------------------------------------------
+    # -- the interface -----------------------------------------------------------------------------------------------
 
     def write(self, *rows: Row) -> Future[None]:
         """See `Store.write`."""
-        return self._submit(TransactionJob([_inserting(rows)], single=True))
+        return self._submit(TransactionJob([_insertion(rows)], single=True))
 
     def write_calls(self, calls: Sequence[Sequence[Row]]) -> Future[Outcomes]:
         """See `Store.write_calls`."""
-        units = [_inserting(rows) for rows in calls]
+        units = [_insertion(rows) for rows in calls]
         if _concerns_subscribers(units):
             return self._submit(TransactionJob(units, single=False))  # the store's thread calls them
-        return self._soon(units, single=False)
+        return self._do_or_queue(units, single=False)
 
     def open_accounts(self, accounts: Iterable[Account]) -> Mapping[Account, Balance]:
         """See `Store.open_accounts`."""
-        opened: Mapping[Account, Balance] = self._change(lambda balances: balances.open(accounts)).result()
+        opened: Mapping[Account, Balance] = self._change_balances(lambda balances: balances.open(accounts)).result()
         return opened
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> Future[ReservationResult]:
@@ -174,7 +176,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._opened_file.require_in_place()
             return balances.reserve(reservation, limits)
 
-        return self._soon([Unit((), work)], single=True)
+        return self._do_or_queue([Unit((), work)], single=True)
 
     def balances(self, accounts: Iterable[Account]) -> Future[Mapping[Account, Balance]]:
         """See `Store.balances`."""
@@ -190,28 +192,28 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     def ledger(self, by: Grouping) -> Sequence[LedgerSum]:
         """See `Store.ledger`."""
-        return self._read_beside(lambda db: reads.ledger_sums(db, by))
+        return self._read_in_caller(lambda db: reads.ledger_sums(db, by))
 
     def totals(self) -> Mapping[str, LedgerSum]:
         """See `Store.totals`."""
-        return self._read_beside(reads.totals)
+        return self._read_in_caller(reads.totals)
 
     def verify(self) -> tuple[str, ...]:
         """See `Store.verify`."""
-        return self._read_beside(reads.find_problems)
+        return self._read_in_caller(reads.find_problems)
 
     def reconcile(self, *, repair: bool = False) -> Sequence[BalanceDifference]:
         """See `Store.reconcile`."""
         if not repair:
-            return self._read_beside(reads.reconcile)
-        repaired: Sequence[BalanceDifference] = self._change(AccountBalances.repair).result()
+            return self._read_in_caller(reads.reconcile)
+        repaired: Sequence[BalanceDifference] = self._change_balances(AccountBalances.repair).result()
         return repaired
 
     @contextmanager
     def on_disk(self, latest: int) -> Iterator[Path]:
-        """Yield the store's file, or for a store in memory a temporary copy of its latest answers and their feedback.
+        """Yield the store's file, or for a store in memory a temporary copy with its latest answers and their feedback.
 
-        Only this user may read the copy. ``on_feedback`` callbacks, on the store's own thread, must not call this.
+        Only this user may read the copy. ``on_feedback`` callbacks must not call this.
 
         Raises:
             StoreError: the copy cannot be written.
@@ -231,13 +233,13 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
-    def _read_beside(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Read a file in the calling thread, as all of it may take seconds, for which asks would have to wait."""
-        if self._file is None or not self._tends or self._queue.inside:
+    def _read_in_caller(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Read a file in the calling thread: reading all of it may take seconds, for which asks would have to wait."""
+        if self._file is None or not self._maintain or self._queue.inside:
             return self._read(work)
         self._read(lambda _: None)  # waits for queued writes, and finds a file that was replaced
         try:
-            with closing(database.open_beside(self._file)) as db:
+            with closing(database.open_second(self._file)) as db:
                 db.execute("BEGIN")
                 return work(db)
         except FocalrouteError:
@@ -245,20 +247,20 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         except Exception as error:  # noqa: BLE001 - damage may show as anything
             raise self._error(error) from None
 
-    def _change(self, work: Callable[[AccountBalances], Any]) -> Future[Any]:
+    def _change_balances(self, work: Callable[[AccountBalances], Any]) -> Future[Any]:
         """Queue work on the accounts' balances."""
-        return self._submit(_changing(work))
+        return self._submit(_balances_job(work))
 
-    def _soon(self, units: Sequence[Unit], *, single: bool) -> Future[Any]:
+    def _do_or_queue(self, units: Sequence[Unit], *, single: bool) -> Future[Any]:
         """Do units in the calling thread if that needs no waiting, else queue them; see `TransactionJob`."""
-        results = self._at_once(units)
+        results = self._try_in_caller(units)
         if results is None:
             return self._submit(TransactionJob(units, single=single))
         return Resolved(results[0] if single else results)
 
-    def _at_once(self, units: Sequence[Unit]) -> list[Any] | None:
-        """Do units in the calling thread; return their results, None if that means waiting for others or the disk."""
-        if self._next_write_waits or time.monotonic() < self._slow_until or not self._using.acquire(blocking=False):
+    def _try_in_caller(self, units: Sequence[Unit]) -> list[Any] | None:
+        """Do units in the calling thread; return their results, or None if it would have to wait."""
+        if self._next_write_syncs or time.monotonic() < self._slow_until or not self._using.acquire(blocking=False):
             return None
         try:
             if not self._queue.idle:
@@ -279,9 +281,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     # -- the store's thread ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        ahead = _ahead_of_steady()
         next_poll = time.monotonic() + self._poll_s
-        next_settling = time.monotonic() + SETTLE_EVERY_S
         running = True
         while running:
             jobs = self._queue.take(0.0 if self._unsummed >= _SUM_EVERY else next_poll, _BATCH)
@@ -292,31 +292,35 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
                 self._sum_up()
                 for job in jobs:
                     if isinstance(job, ReadJob):
-                        self._look(job)
+                        self._do_read(job)
                 if time.monotonic() >= next_poll:
-                    self._deliver()
-                    self._checkpoint()
-                    ahead = self._watch_clock(ahead)
-                    if time.monotonic() >= next_settling:
-                        self._commit([_changing(AccountBalances.settle_overdue)])
-                        next_settling = time.monotonic() + SETTLE_EVERY_S
-                    self._commit_log.write()
+                    self._poll()
                     next_poll = time.monotonic() + self._poll_s
             self._queue.done(len(jobs))
         with self._using:
             self._connection.close()
             self._commit_log.close()
 
-    def _watch_clock(self, before: float) -> float:
-        """Warn if the clock was set far ahead since ``before``; return its lead over a steady clock, in seconds."""
-        now = _ahead_of_steady()
-        if now - before > _JUMP_S:
+    def _poll(self) -> None:
+        """Do what is due now and then: deliver feedback from other processes, and maintain the file."""
+        self._deliver()
+        self._checkpoint()
+        self._watch_clock()
+        if time.monotonic() >= self._next_settling:
+            self._commit([_balances_job(AccountBalances.settle_overdue)])
+            self._next_settling = time.monotonic() + SETTLE_EVERY_S
+        self._commit_log.write()
+
+    def _watch_clock(self) -> None:
+        """Warn if the clock was set far ahead since the last call."""
+        before, self._clock_lead = self._clock_lead, _lead_over_steady_clock()
+        ahead_s = self._clock_lead - before
+        if ahead_s > _JUMP_S:
             _log.warning(
                 "%s: the clock was set ahead by %.0f s, so budgets may begin their next period early",
                 self._name,
-                now - before,
+                ahead_s,
             )
-        return now
 
     def _commit(self, jobs: list[TransactionJob]) -> None:
         """Commit all jobs in one transaction, deliver their feedback, then settle their futures."""
@@ -330,7 +334,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             results = [self._error(error) for _ in units]
         else:
             results = self._transact(units)
-            self._next_write_waits = False
+            self._next_write_syncs = False
         if _concerns_subscribers(units):
             self._deliver()
         left = iter(results)
@@ -345,8 +349,8 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             chain = self._chain
             chain.begin()
             balances = AccountBalances(db, time.time(), chain)
-            single = len(units) == 1  # no savepoint needed
-            results = [self._unit(unit, balances, savepoint=not single) for unit in units]
+            single = len(units) == 1  # so it needs no savepoint
+            results = [self._do_unit(unit, balances, savepoint=not single) for unit in units]
             if single and isinstance(results[0], FocalrouteError):
                 database.roll_back(db)
                 return results
@@ -359,11 +363,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             results = [error if isinstance(error, StoreError) else self._error(error) for _ in units]
         return results
 
-    def _unit(self, unit: Unit, balances: AccountBalances, *, savepoint: bool) -> Any:
+    def _do_unit(self, unit: Unit, balances: AccountBalances, *, savepoint: bool) -> Any:
         """Do the work of one call; return its result or error.
 
         Args:
-            savepoint: whether a failing unit is undone by itself, so that the transaction can go on.
+            savepoint: whether to undo a failing unit alone, so that the transaction can go on.
 
         Raises:
             sqlite3.Error: the database itself fails, and with it the whole transaction.
@@ -391,7 +395,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         return result
 
     def _prune(self) -> None:
-        """Prune if due, also what callers wrote in their own thread."""
+        """Prune the oldest answers, if that is due."""
         keep = self._keep
         if keep is None or self._unpruned < min(_PRUNE_EVERY, keep):
             return
@@ -402,11 +406,11 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             _log.warning("pruning failed, trying again later: %s", error)
 
     def _sum_up(self) -> None:
-        """Add rows to the ledger's sums if due, also what callers wrote in their own thread, a part at a time."""
+        """Add the next rows to the ledger's sums, if that is due."""
         if self._unsummed < _SUM_EVERY:
             return
-        work = partial(sum_up, least=_SUM_EVERY, most=_SUMMED_AT_ONCE)
-        job = TransactionJob([Unit((), lambda db, _: work(db))], single=True)
+        unit = Unit((), lambda db, _: sum_up(db, least=_SUM_EVERY, most=_SUMMED_AT_ONCE))
+        job = TransactionJob([unit], single=True)
         self._commit([job])
         if job.future.exception() is not None or not job.future.result():
             self._unsummed = 0
@@ -417,13 +421,13 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             if self._since_checkpoint >= _CHECKPOINT_EVERY:
                 self._opened_file.require_in_place()  # else the checkpoint would write into a file copied over ours
                 self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-                self._since_checkpoint, self._next_write_waits = 0, self._path is not None
+                self._since_checkpoint, self._next_write_syncs = 0, self._path is not None
         except StoreError:
             self._since_checkpoint = 0  # the next caller gets this error
         except database.FAILURES as error:
             _log.warning("a checkpoint failed, trying again: %s", self._error(error))
 
-    def _look(self, job: ReadJob) -> None:
+    def _do_read(self, job: ReadJob) -> None:
         """Do a read in one transaction, so that all its queries see the same rows."""
         try:
             self._opened_file.require_in_place_lately()
@@ -452,7 +456,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         return database.store_error(self._name, error)
 
 
-def _ahead_of_steady() -> float:
+def _lead_over_steady_clock() -> float:
     return time.time() - time.clock_gettime(_STEADY)
 
 
@@ -461,11 +465,11 @@ def _concerns_subscribers(units: Iterable[Unit]) -> bool:
     return any(isinstance(row, (Feedback, StoredProbe)) for unit in units for row in unit.rows)
 
 
-def _changing(work: Callable[[AccountBalances], Any]) -> TransactionJob:
+def _balances_job(work: Callable[[AccountBalances], Any]) -> TransactionJob:
     return TransactionJob([Unit((), lambda _, balances: work(balances))], single=True)
 
 
-def _inserting(rows: Sequence[Row]) -> Unit:
+def _insertion(rows: Sequence[Row]) -> Unit:
     """The unit that inserts the rows of one call and counts their cost."""
 
     def work(db: sqlite3.Connection, balances: AccountBalances) -> None:

@@ -1,15 +1,15 @@
 """The SQL that writes: rows, reservations, and the balances of accounts with limits.
 
-Reserving (or refusing), settling by a ledger row and releasing each happen within one transaction, so they are exact
-across all processes on the database, whether or not a process has limits itself. A call counts towards the period in
-which it was reserved, whenever it ends; the moment is taken within the transaction. Opening an account sums the ledger
-and the reservations; from then on every process updates the balance. Periods never go back, except from one that a
-wrong clock began: then the balance of the present period is summed again.
+To reserve an amount, to settle it by a ledger row and to release it each take one transaction. So balances are exact
+across all processes on the database, whether or not a process has limits itself. Opening an account sums the ledger and
+the reservations; from then on every process updates its balance. A call counts towards the period in which it was
+reserved, whenever it ends. Periods never go back, except from one that a wrong clock began: then the balance of the
+present period is summed again.
 
-A reservation of a dead process becomes a ledger row, estimated at the whole amount, once the call can no longer be
-under way and some process has the store open. If its process was only asleep and settles the call after all, the
-estimate is removed. So is the estimate of a call that broke off, if its cost becomes known; until then, or for a day,
-part of its reservation stays.
+If a process dies, its reservation becomes a ledger row, estimated at the whole amount, once the call can no longer be
+under way and some process has the store open. If the process was only suspended and settles the call after all, that
+row replaces the estimate. Likewise, the bill of a call that broke off is an estimate until its cost is known; until
+then, or for a day, part of its reservation stays held.
 """
 
 from __future__ import annotations
@@ -64,16 +64,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("focalroute.store")
 
-#: The rows of calls that count towards an account, given its tag twice.
-_OF_TAG = "(? = '' OR ? IN (SELECT value FROM json_each(tags)))"
-_LONGEST_S = 3600.0  # of a call, for old reservations without a deadline
+_LONGEST_S = 3600.0  # how long a call may take whose reservation has no deadline, as earlier versions wrote them
 _LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
-#: The columns of the ledger's sums, all but the first of which can be added.
+#: The columns of the ledger's sums: the key, then those that are added.
 SUMMED = ("endpoint", "asks", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico")
-#: Whether a row of the ledger is a call of an ask.
+#: SQL: whether a row of the ledger is a call of an ask.
 IS_OF_ASK = f"answer_id NOT LIKE '{PROBE}%' AND answer_id NOT LIKE '{JUDGE}%'"
 _SUMMED_UPTO = "(SELECT coalesce(max(upto), 0) FROM ledger_sums)"  # the last ledger row that is in the sums
-# The sums of the ledger rows of a condition; an ask counts at the endpoint of its first row.
+# The sums of the ledger rows that meet a condition; an ask counts at the endpoint of its first row.
 _SUMS = f"""
 SELECT endpoint,
     sum({IS_OF_ASK} AND NOT EXISTS
@@ -83,7 +81,7 @@ SELECT endpoint,
     coalesce(sum(cost_pico / 1000000), 0) AS micro, coalesce(sum(cost_pico % 1000000), 0) AS pico
 FROM ledger WHERE {{}} GROUP BY endpoint
 """  # noqa: S608 - constants
-#: The sums that are kept, and those of the rows after them.
+#: The stored sums, and those of the rows that are not in them yet.
 ALL_SUMS = f"SELECT {', '.join(SUMMED)} FROM ledger_sums UNION ALL {_SUMS.format(f'seq > {_SUMMED_UPTO}')}"  # noqa: S608 - constants
 
 
@@ -91,7 +89,7 @@ ALL_SUMS = f"SELECT {', '.join(SUMMED)} FROM ledger_sums UNION ALL {_SUMS.format
 
 
 def insert(db: sqlite3.Connection, row: Row, chain: Chain) -> None:
-    """Insert a row, and count it in the chain.
+    """Insert a row, and count it among the chained rows.
 
     Raises:
         UnknownAnswer: feedback for an answer that is not in the store.
@@ -126,7 +124,7 @@ def _replacing(table: str, keys: str, newer: str = "") -> str:
     """The clause that replaces the row with the same keys.
 
     Args:
-        newer: a column of moments, by which an older row replaces no newer one, unless a wrong clock wrote that.
+        newer: a column of times: an older row does not replace a newer one, unless a wrong clock wrote that.
     """
     columns = [column for column in (*COLUMNS[table], "crc") if column not in keys.split(", ")]
     clause = f"ON CONFLICT ({keys}) DO UPDATE SET {', '.join(f'{column} = excluded.{column}' for column in columns)}"
@@ -148,7 +146,7 @@ def _put(
 
     Args:
         conflict: the SQL clause for a row that exists already.
-        sealed: the values that the checksum covers; None: ``values``.
+        sealed: the values that the checksum covers, if not ``values``.
     """
     crc = checksum(sealed or values)
     inserted = db.execute(_statement(table, conflict), (*values, crc)).rowcount > 0
@@ -172,15 +170,15 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
     if _try_feedback(db, row, row.source, chain):
         return
     chain.touch()
-    said = db.execute(
+    earlier = db.execute(
         "SELECT reward, label FROM feedback WHERE answer_id = ? AND (source = ? OR instr(source, ?) = 1) ORDER BY seq",
         (row.answer_id, row.source, row.source + REVISION),
     ).fetchall()
-    if said[-1] == (row.reward, row.label):
+    if earlier[-1] == (row.reward, row.label):
         return
-    number = min(len(said), MOST_REVISIONS - 1)
+    number = min(len(earlier), MOST_REVISIONS - 1)
     source = f"{row.source}{REVISION}{number}"
-    if number < len(said):
+    if number < len(earlier):
         which = "WHERE answer_id = ? AND source = ?"
         chain.remove("feedback", which, (row.answer_id, source))
         db.execute(f"DELETE FROM feedback {which}", (row.answer_id, source))  # noqa: S608 - constants
@@ -188,9 +186,9 @@ def _insert_feedback(db: sqlite3.Connection, row: Feedback, chain: Chain) -> Non
 
 
 def _try_feedback(db: sqlite3.Connection, row: Feedback, source: str, chain: Chain) -> bool:
-    """Insert feedback unless this source has some on the answer; return whether it was inserted.
+    """Insert feedback unless this source has given some on the answer; return whether it was inserted.
 
-    The foreign key finds out whether the answer exists, without another statement.
+    The foreign key checks that the answer exists, which saves a statement.
     """
     values = (row.answer_id, source, float(row.reward), row.label, float(row.created_at))
     try:
@@ -208,7 +206,7 @@ def _insert_ledger_row(db: sqlite3.Connection, row: LedgerRow, chain: Chain) -> 
 
 
 def sum_up(db: sqlite3.Connection, *, least: int = 1, most: int = sys.maxsize) -> bool:
-    """Add the next ledger rows, at most ``most``, to the ledger's sums, unless there are fewer than ``least``.
+    """Add the next ledger rows to the ledger's sums: at most ``most``, and none if there are fewer than ``least``.
 
     Returns:
         Whether there may be more.
@@ -230,18 +228,18 @@ def sum_up(db: sqlite3.Connection, *, least: int = 1, most: int = sys.maxsize) -
 
 
 def _take_from_sums(db: sqlite3.Connection, reservation: Reservation, seq: int, pico: int) -> None:
-    """Take a deleted row, the estimate of a call, from the ledger's sums, if it is in them."""
+    """Subtract the estimated row of a call, which was deleted, from the ledger's sums, if it is in them."""
     ask, endpoint = reservation.answer_id, reservation.endpoint
     others = f"SELECT EXISTS (SELECT 1 FROM ledger WHERE answer_id = ? AND seq <= {_SUMMED_UPTO})"  # noqa: S608 - constants
-    no_ask = ask.startswith((PROBE, JUDGE)) or db.execute(others, (ask,)).fetchone()[0]
+    still_counted = ask.startswith((PROBE, JUDGE)) or db.execute(others, (ask,)).fetchone()[0]
     less = "asks = asks - ?, calls = calls - 1, micro = micro - ?, pico = pico - ?"
-    values = (not no_ask, pico // 1_000_000, pico % 1_000_000, endpoint, seq)
+    values = (not still_counted, pico // 1_000_000, pico % 1_000_000, endpoint, seq)
     db.execute(f"UPDATE ledger_sums SET {less} WHERE endpoint = ? AND ? <= {_SUMMED_UPTO}", values)  # noqa: S608 - constants
     seal(db, "ledger_sums")
 
 
 def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
-    """Drop answers beyond the latest ``keep``, with their feedback and probes, and old ledger rows from its sums on."""
+    """Delete all but the latest ``keep`` answers, with their feedback and probes, and ledger rows once summed."""
     old = "WHERE answers.seq <= (SELECT max(seq) - ? FROM answers)"
     chain.remove("answers", old, (keep,))
     for table in ("feedback", "probes"):
@@ -264,22 +262,22 @@ class AccountBalances:
     So a commit shared by many calls takes a few statements for balances, not a few for each call.
 
     Args:
-        now: the time of the transaction, Unix time.
-        chain: counts the rows written.
+        now: when the transaction began, Unix time.
+        chain: counts the chained rows.
     """
 
     def __init__(self, db: sqlite3.Connection, now: float, chain: Chain) -> None:
         self._db = db
         self.chain = chain
         self._now = now
-        self._states: dict[str, dict[Account, AccountState]] = {}  # by tag
+        self._states: dict[str, dict[Account, AccountState]] = {}  # the open accounts by tag
         self._changed: set[Account] = set()
-        self._put_right: list[Account] = []
+        self._corrected: list[Account] = []  # after a wrong clock
 
     def open(self, accounts: Iterable[Account]) -> dict[Account, Balance]:
         """Open the accounts that are not open yet; return the balances of all."""
         wanted = list(accounts)
-        new = {account: account.period(self._now) for account in wanted if account not in self._of(account.tag)}
+        new = {account: account.period(self._now) for account in wanted if account not in self._opened(account.tag)}
         for account, state in _add_up(self._db, new).items():
             self._set(account, state)
         return self.balances(wanted)
@@ -289,10 +287,10 @@ class AccountBalances:
         return {account: self._state(account, self._now).balance(account) for account in accounts}
 
     def reserve(self, reservation: Reservation, limits: Mapping[Account, Decimal]) -> ReservationResult:
-        """Reserve the amount in every account it counts towards, if it fits all limits."""
+        """Reserve the amount in every account that it counts towards, if it fits all limits."""
         amount = pico_above(reservation.amount)
-        begun = (self._state(account, 0.0).period * account.period_s for account in limits)
-        at = max(self._now, *begun, 0.0)
+        periods_begin = (self._state(account, 0.0).period * account.period_s for account in limits)
+        at = max(self._now, *periods_begin, 0.0)
         granted = all(self._state(account, at).fits(amount, pico_below(limits[account])) for account in limits)
         if granted:
             self._resume(reservation.tags, at)
@@ -302,7 +300,7 @@ class AccountBalances:
         return ReservationResult(granted, at, balances)
 
     def resume(self, rows: Iterable[Row]) -> None:
-        """Resume the periods that a clock has come back to with these rows, which are not written yet."""
+        """Before rows are written, resume the periods that a clock has returned to (see `_resume`)."""
         for row in rows:
             if isinstance(row, LedgerRow):
                 self._resume(row.tags, row.at)
@@ -322,7 +320,7 @@ class AccountBalances:
                 self._add(row.reservation.tags, row.at, spent=-estimated, reserved=-held)
 
     def settle_overdue(self) -> None:
-        """Turn dead processes' reservations into ledger rows, estimated at the whole amount; release overdue doubts.
+        """Turn dead processes' reservations into estimated ledger rows; release what was held in doubt for a day.
 
         A reservation made by a clock far ahead gets its full time again, from now.
         """
@@ -344,7 +342,7 @@ class AccountBalances:
             self._add(json.loads(tags), at, spent=0 if doubt else amount, reserved=-amount)
 
     def repair(self) -> list[BalanceDifference]:
-        """Set the balances to the sums of ledger and reservations; return the differences."""
+        """Replace the balances by the sums of ledger and reservations; return the differences."""
         self.save()  # the transaction's own changes are not differences
         self._states.clear()
         self._changed.clear()
@@ -361,11 +359,11 @@ class AccountBalances:
         """Write the changed balances."""
         for account in self._changed:
             self._write(account, self._states[account.tag][account])
-        if self._put_right:
+        if self._corrected:
             _log.warning(
                 "the clock was far ahead, so the balances of %s were of periods that have not begun. The sums of the "
                 "ledger for the present periods replace them",
-                ", ".join(map(str, self._put_right)),
+                ", ".join(map(str, self._corrected)),
             )
 
     def _write(self, account: Account, state: AccountState) -> None:
@@ -380,7 +378,7 @@ class AccountBalances:
         return amount
 
     def _end(self, reservation: Reservation) -> tuple[int, int]:
-        """Delete a reservation and the estimated row of its call; return the picodollars of both, 0 if missing."""
+        """Delete a reservation and the estimated row of its call; return the picodollars of each, 0 if missing."""
         held = 0
         if self._db.execute("DELETE FROM reservations WHERE id = ?", (reservation.id,)).rowcount:
             held = pico_above(reservation.amount)
@@ -395,30 +393,34 @@ class AccountBalances:
         return held, estimate[1]
 
     def _add(self, tags: Sequence[str], at: float, *, spent: int = 0, reserved: int = 0) -> None:
-        """Add picodollars to every open account that a call with these tags and this begin counts towards.
+        """Add picodollars to every open account that a call with these tags, begun at this time, counts towards.
 
-        A time far ahead comes from a wrong clock, and moves no period. An account that is in such a period still counts
-        its calls, as the clock may return to it.
+        A time far ahead comes from a wrong clock and begins no new period. An account that is in such a period already
+        still counts its calls, as the clock may return to it.
         """
-        found = [one for tag in {"", *tags} for one in self._of(tag).items()]  # first all, as one may be damaged
-        for account, state in found:
+        for account, state in self._accounts_of(tags):
             period = account.period(at)
             changed = state.add(period, spent, reserved)
             if changed is not state and (period == state.period or account.credible(period, self._now)):
                 self._set(account, changed)
 
     def _resume(self, tags: Sequence[str], at: float) -> None:
-        """Go on with what the open accounts had spent in the period of a call, if they have left it; see `_state`."""
-        for account, state in [one for tag in {"", *tags} for one in self._of(tag).items()]:
+        """If the clock was set back and has returned, resume what open accounts had spent in a call's period."""
+        for account, state in self._accounts_of(tags):
             if account.period(at) > state.period and account.credible(account.period(at), self._now):
                 self._state(account, at)
 
+    def _accounts_of(self, tags: Sequence[str]) -> list[tuple[Account, AccountState]]:
+        """The open accounts that a call with these tags counts towards. All are read first, as one may be damaged."""
+        return [account for tag in {"", *tags} for account in self._opened(tag).items()]
+
     def _state(self, account: Account, at: float) -> AccountState:
-        state = self._of(account.tag).get(account, AccountState(0))
+        """The account's state at a time, summed again if a wrong clock began its period, or has returned to this."""
+        state = self._opened(account.tag).get(account, AccountState(0))
         if not account.credible(state.period, self._now):
             state = _add_up(self._db, {account: account.period(self._now)})[account]
             self._set(account, state)
-            self._put_right.append(account)
+            self._corrected.append(account)
         period = account.period(at)
         if period > state.period and self._has_calls(account, period):
             state = _add_up(self._db, {account: period})[account]
@@ -427,14 +429,15 @@ class AccountBalances:
 
     def _has_calls(self, account: Account, period: int) -> bool:
         """Whether calls of a period are among the latest: then the clock was set back since, and has returned."""
-        latest = (
+        query = (
             "SELECT EXISTS (SELECT 1 FROM (SELECT * FROM (SELECT at, tags FROM ledger ORDER BY seq DESC LIMIT ?) "
-            "UNION ALL SELECT at, tags FROM reservations) WHERE {} AND at >= ?)"
+            "UNION ALL SELECT at, tags FROM reservations) "
+            "WHERE (? = '' OR ? IN (SELECT value FROM json_each(tags))) AND at >= ?)"
         )
         values = (LATEST_CALLS, account.tag, account.tag, period * account.period_s)
-        return bool(self._db.execute(latest.format(_OF_TAG), values).fetchone()[0])
+        return bool(self._db.execute(query, values).fetchone()[0])
 
-    def _of(self, tag: str) -> dict[Account, AccountState]:
+    def _opened(self, tag: str) -> dict[Account, AccountState]:
         """The open accounts of a tag."""
         if tag not in self._states:
             found = self._db.execute("SELECT period_s, period, spent, reserved FROM balances WHERE tag = ?", (tag,))
@@ -442,7 +445,7 @@ class AccountBalances:
         return self._states[tag]
 
     def _set(self, account: Account, state: AccountState) -> None:
-        self._of(account.tag)[account] = state
+        self._opened(account.tag)[account] = state
         self._changed.add(account)
 
 
@@ -457,7 +460,7 @@ def _state_of(tag: str, values: Iterable[str | int]) -> AccountState:
 def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, AccountState | None, AccountState]]:
     """The accounts whose stored state differs from the sum of ledger and reservations: (account, stored, sum).
 
-    After pruning, the sums of tags and periods are unknown, so those accounts are left out.
+    After pruning, the sums of tags and periods are unknown, so accounts with either are left out.
     """
     pruned = is_pruned(db)
     kept: dict[Account, AccountState | None] = {}
@@ -475,9 +478,9 @@ def find_differences(db: sqlite3.Connection, now: float) -> list[tuple[Account, 
 
 
 def _add_up(db: sqlite3.Connection, periods: Mapping[Account, int]) -> dict[Account, AccountState]:
-    """Sum the ledger and the reservations of accounts, each in the period of this number.
+    """Sum the ledger and the reservations of accounts, each in the period given by its number.
 
-    One pass serves all accounts of a period, as other processes may have to wait for it.
+    One pass serves all accounts of a period, as other processes may be waiting.
     """
     found: dict[Account, AccountState] = {}
     for period_s, period in {(account.period_s, period) for account, period in periods.items()}:
@@ -503,9 +506,9 @@ def is_pruned(db: sqlite3.Connection) -> bool:
 
 
 def _sums(db: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> Counter[str]:
-    """Sum picodollars by tag ("": all rows) from rows of tags, micro- and picodollars.
+    """Sum picodollars by tag ("": all rows); the query's rows have tags, micro- and picodollars.
 
-    They are summed separately, as a 64-bit sum of picodollars overflows at 9.2 million USD.
+    Two columns, as a 64-bit sum of picodollars overflows at 9.2 million USD.
     """
     sums = Counter[str]()
     for tags, micro, pico in db.execute(query, values):

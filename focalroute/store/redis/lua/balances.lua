@@ -1,5 +1,5 @@
--- Returns the present balances of accounts. ARGV: for each account its tag, its period, and '1' to open it if needed;
--- then the epoch.
+-- Returns the present balances of accounts. ARGV: for each account its tag, the length of its periods, and '1' to open
+-- it if needed; then the epoch.
 
 if lost_data() then
     return LOST_DATA
@@ -17,7 +17,7 @@ for i = 1, #ARGV, 3 do
 end
 local sums = {}
 if #new > 0 then
-    sums = added_up(new)
+    sums = sum_accounts(new)
 end
 for i, sum in ipairs(sums) do
     local tag, period_s = new[i][1], new[i][2]
@@ -30,8 +30,8 @@ for i, sum in ipairs(sums) do
     redis.call('HSET', accounts, tag, cjson.encode(periods))
     write_account(tag, period_s, sum)
 end
-local said = {}
+local reply = {}
 for i = 1, #ARGV, 3 do
-    said[#said + 1] = shown(current(ARGV[i], tonumber(ARGV[i + 1]), at))
+    reply[#reply + 1] = account_text(current(ARGV[i], tonumber(ARGV[i + 1]), at))
 end
-return said
+return reply

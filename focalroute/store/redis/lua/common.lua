@@ -1,6 +1,6 @@
 -- Shared by all scripts. KEYS begin with the fixed keys, in the order of `focalroute.store.redis.connection.FIXED`.
--- Lua counts in doubles, which are exact up to 2^53: so an amount is a pair, whole microdollars and the picodollars
--- that are left, 0 to 999,999. All other numbers that have to come back exactly travel as text.
+-- Lua's numbers are doubles, which are exact up to 2^53. So an amount is a pair: whole microdollars, and the rest in
+-- picodollars, 0 to 999,999. All other numbers that must stay exact are passed as text.
 
 local answers, feedback, probed, ledger, totals, reservations, due, overdue, balances, accounts, capabilities, health,
     writers, policy, bundles = unpack(KEYS, 1, 15)
@@ -36,9 +36,8 @@ local function period_at(period_s, at)
     return period_s == 0 and 0 or math.floor(at / period_s)
 end
 
--- If Redis loses its data, it is empty, or has the data of the process that opened the store next. The epoch, an id
--- written when the store was opened, is then missing or another. It is the last argument of the scripts that count
--- money.
+-- If Redis loses its data, it is empty, or has the data of the process that opened the store next. So the epoch, an id
+-- written when the store was opened, is missing or differs. It is the last argument of the scripts that count money.
 
 local function lost_data()
     return redis.call('HGET', policy, 'epoch') ~= table.remove(ARGV)
@@ -63,7 +62,7 @@ local function account_field(tag, period_s)
     return whole(period_s) .. ' ' .. tag
 end
 
--- A balance as `shown` writes it. Any other text is damage, and counts as a lost account.
+-- A balance as `account_text` writes it. Any other text is damaged, and its account counts as missing.
 local SOUND = '^%d+ %-?%d+ %d+ %-?%d+ %d+$'
 
 local function read_account(tag, period_s)
@@ -78,13 +77,13 @@ local function read_account(tag, period_s)
     return {period = n[1], spent = {n[2], n[3]}, reserved = {n[4], n[5]}}
 end
 
-local function shown(row)
+local function account_text(row)
     return table.concat({whole(row.period), whole(row.spent[1]), whole(row.spent[2]), whole(row.reserved[1]),
         whole(row.reserved[2])}, ' ')
 end
 
 local function write_account(tag, period_s, row)
-    redis.call('HSET', balances, account_field(tag, period_s), shown(row))
+    redis.call('HSET', balances, account_field(tag, period_s), account_text(row))
 end
 
 local function periods_of(tag)
@@ -103,16 +102,15 @@ local function is_open(tag, period_s)
     return false
 end
 
-local added_up, has_calls -- see below
+local sum_accounts, has_calls -- see below
 
 -- Returns an account's amounts in the period of this moment, or in its latest period if that is later. Periods never go
--- back, except from one that a wrong clock began: the present period then continues with the sum of ledger and
--- reservations, and `clock_jumps` counts it, so that every client can report it. So does a period that a clock comes
--- back to.
+-- back, except from one that a wrong clock began: then the present period gets the sums of ledger and reservations, and
+-- `clock_jumps` is increased, so that every client can report it. A period to which a clock returns gets its sums, too.
 local function current(tag, period_s, at)
     local row = read_account(tag, period_s)
     if not credible(period_s, row.period) then
-        row = added_up({{tag, period_s, period_at(period_s, present)}})[1]
+        row = sum_accounts({{tag, period_s, period_at(period_s, present)}})[1]
         write_account(tag, period_s, row)
         redis.call('HINCRBY', policy, 'clock_jumps', 1)
     end
@@ -121,14 +119,14 @@ local function current(tag, period_s, at)
         return row
     end
     if has_calls(tag, period_s, number) then
-        row = added_up({{tag, period_s, number}})[1]
+        row = sum_accounts({{tag, period_s, number}})[1]
         write_account(tag, period_s, row)
         return row
     end
     return {period = number, spent = NOTHING, reserved = NOTHING}
 end
 
--- Returns '' and each of a call's tags once: the tags of the accounts that it counts towards.
+-- Returns the tags of the accounts that a call counts towards: '' and each of its own tags once.
 local function distinct(tags)
     local seen, found = {[''] = true}, {''}
     for _, tag in ipairs(tags) do
@@ -140,7 +138,8 @@ local function distinct(tags)
     return found
 end
 
--- Goes on with what open accounts had spent in the period of a call, if they have left it; before the call is counted.
+-- If the clock was set back and has returned, resumes what open accounts had spent in a call's period. To be called
+-- before the call is counted.
 local function resume(tags, at)
     for _, tag in ipairs(distinct(tags)) do
         for _, period_s in ipairs(periods_of(tag)) do
@@ -153,14 +152,14 @@ local function resume(tags, at)
 end
 
 -- Adds to every open account that a call with these tags, begun at this moment, counts towards.
-local function move(tags, at, spent, reserved)
+local function add_to_accounts(tags, at, spent, reserved)
     for _, tag in ipairs(distinct(tags)) do
         for _, period_s in ipairs(periods_of(tag)) do
             local row = read_account(tag, period_s)
             local number = period_at(period_s, at)
             if row.missing then
-                -- it was lost: a part of its balance must not pass for the whole
-            elseif number > row.period and credible(period_s, number) then -- a wrong clock's moment moves no period
+                -- it was lost: this amount must not pass for the whole balance
+            elseif number > row.period and credible(period_s, number) then -- a wrong clock begins no period
                 local held = at_most(NOTHING, reserved) and reserved or NOTHING
                 write_account(tag, period_s, {period = number, spent = spent, reserved = held})
             elseif number == row.period then
@@ -171,10 +170,10 @@ local function move(tags, at, spent, reserved)
     end
 end
 
--- the ledger: a bounded stream of rows, and by endpoint what all of them ever added up to
+-- the ledger: a bounded stream of rows, and for each endpoint the totals of all rows ever
 
--- Adds a row of an endpoint, or (sign '-', else '') takes one away; tokens and amounts are text, at least '0'.
-local function add_up(endpoint, sign, prompt, completion, micro, pico)
+-- Adds a row to the totals of an endpoint, or subtracts one (sign '-', else ''). Tokens and amounts are text.
+local function add_to_totals(endpoint, sign, prompt, completion, micro, pico)
     local function total(what, number)
         if number ~= '0' then
             redis.call('HINCRBY', totals, cjson.encode({endpoint, what}), sign .. number)
@@ -200,8 +199,8 @@ local function count_ask(text)
     end
 end
 
--- A doubt is the part still held of the reservation of a call that broke off and has an estimated row in the ledger. It
--- is held for `focalroute.store.accounts.DOUBT_S`.
+-- A doubt is the part of a reservation that stays held, for `focalroute.store.accounts.DOUBT_S`, after its call broke
+-- off and got an estimated row in the ledger.
 
 local DOUBT_S = 86400
 
@@ -217,12 +216,12 @@ local function hold(id, moment, micro, pico, tags, row, until_s)
 end
 
 -- Notes which entry of the ledger estimates the call of a reservation.
-local function estimate(id, entry, micro, pico)
+local function note_estimate(id, entry, micro, pico)
     redis.call('HSET', overdue, id, entry .. ' ' .. micro .. ' ' .. pico)
 end
 
--- Ends a reservation and the estimate of its call; returns the amounts of both.
-local function finish(id, endpoint, micro, pico)
+-- Ends a reservation and deletes the estimated row of its call; returns the amounts of both.
+local function end_reservation(id, endpoint, micro, pico)
     local held = NOTHING
     if redis.call('HDEL', reservations, id) == 1 then
         redis.call('ZREM', due, id)
@@ -241,7 +240,7 @@ local function finish(id, endpoint, micro, pico)
     end
     redis.call('XDEL', ledger, entry)
     redis.call('HDEL', overdue, id)
-    add_up(endpoint, '-', '0', '0', of_micro, of_pico)
+    add_to_totals(endpoint, '-', '0', '0', of_micro, of_pico)
     return held, {tonumber(of_micro), tonumber(of_pico)}
 end
 
@@ -249,7 +248,7 @@ local function in_period(period_s, number, at)
     return period_s == 0 or period_at(period_s, tonumber(at)) == number
 end
 
-local function concerns(tag, tags)
+local function has_tag(tag, tags)
     if tag == '' then
         return true
     end
@@ -272,7 +271,7 @@ end
 -- Returns whether calls of a period are among the latest: then the clock was set back since, and has returned.
 function has_calls(tag, period_s, number)
     local function is_one(row)
-        return (tonumber(row.at) or 0) >= number * period_s and concerns(tag, row.tags)
+        return (tonumber(row.at) or 0) >= number * period_s and has_tag(tag, row.tags)
     end
     for _, entry in ipairs(redis.call('XREVRANGE', ledger, '+', '-', 'COUNT', LATEST_CALLS)) do
         if is_one(fields_of(entry[2])) then
@@ -300,9 +299,9 @@ local function all_spent()
     return spent
 end
 
--- Returns the sums of ledger and reservations for accounts, each a tag, the length of its periods and the number of one.
--- One pass serves all, as Redis does nothing else meanwhile.
-function added_up(wanted)
+-- Returns the sums of ledger and reservations for accounts, each given by its tag, the length of its periods and the
+-- number of one period. All share one pass, as Redis does nothing else meanwhile.
+function sum_accounts(wanted)
     local sums, spent, reserved = {}, {}, {} -- the latter two by tag
     for i, account in ipairs(wanted) do
         local tag, period_s, number = unpack(account)

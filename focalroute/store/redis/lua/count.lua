@@ -1,4 +1,4 @@
--- Counts the asks of up to 1,000 rows of the ledger, from ARGV[1] on. Returns where to go on, or '' at the end.
+-- Counts the asks of up to 1,000 rows of the ledger, from entry ARGV[1] on. Returns where to continue, '' at the end.
 
 local rows = redis.call('XRANGE', ledger, ARGV[1], '+', 'COUNT', 1000)
 for _, entry in ipairs(rows) do

@@ -1,5 +1,5 @@
--- Turns reservations of dead processes into estimated rows of the ledger, and ends doubts: up to 1,000, whose number it
--- returns. A reservation from a clock far ahead becomes overdue once its intended duration has passed from now on.
+-- Turns reservations of dead processes into estimated rows of the ledger, and ends doubts: up to 1,000. Returns how
+-- many. A reservation made by a clock far ahead gets its full time again, from now.
 
 local at = now()
 local later = redis.call('ZRANGEBYSCORE', due, string.format('%.6f', at + 60), '+inf', 'WITHSCORES')
@@ -21,12 +21,12 @@ for _, id in ipairs(ids) do
         spent = amount
         local entry = redis.call('XADD', ledger, '*', 'at', held.at, 'micro', held.micro, 'pico', held.pico, 'tags',
             held.tags, 'row', held.row, 'overdue', id)
-        estimate(id, entry, held.micro, held.pico)
-        add_up(cjson.decode(held.row)[2], '', '0', '0', held.micro, held.pico)
+        note_estimate(id, entry, held.micro, held.pico)
+        add_to_totals(cjson.decode(held.row)[2], '', '0', '0', held.micro, held.pico)
         count_ask(held.row)
     end
     redis.call('HDEL', reservations, id)
     redis.call('ZREM', due, id)
-    move(cjson.decode(held.tags), tonumber(held.at), spent, minus(NOTHING, amount))
+    add_to_accounts(cjson.decode(held.tags), tonumber(held.at), spent, minus(NOTHING, amount))
 end
 return #ids

@@ -1,6 +1,6 @@
 -- Reserves an amount if it fits all limits. An existing reservation is granted again.
--- ARGV: id, micro, pico, seconds after which its process counts as dead, tags, its ledger row in that case; then for
--- each limit its tag, period, micro and pico; the epoch. Returns whether it is granted, the moment, and the balances.
+-- ARGV: id, micro, pico, seconds after which its process counts as dead, tags, the ledger row for that case; then for
+-- each limit its tag, period, micro and pico; the epoch. Returns whether it is granted, the time, and the balances.
 
 if lost_data() then
     return LOST_DATA
@@ -30,13 +30,13 @@ else
 end
 local moment = string.format('%.6f', at)
 if granted and not kept then
-    local named, begun = cjson.decode(tags), tonumber(moment)
-    resume(named, begun)
+    local tag_list, begun = cjson.decode(tags), tonumber(moment)
+    resume(tag_list, begun)
     hold(id, moment, ARGV[2], ARGV[3], tags, text, at + until_s)
-    move(named, begun, NOTHING, amount)
+    add_to_accounts(tag_list, begun, NOTHING, amount)
 end
-local said = {granted and 1 or 0, moment}
+local reply = {granted and 1 or 0, moment}
 for _, limit in ipairs(limits) do
-    said[#said + 1] = shown(current(limit.tag, limit.period_s, at))
+    reply[#reply + 1] = account_text(current(limit.tag, limit.period_s, at))
 end
-return said
+return reply

@@ -1,5 +1,5 @@
 -- Drops old rows. ARGV: the last entry of the ledger to drop ('' for none), how many feedbacks and probes to keep in
--- their streams, then the entry of each answer whose key follows the fixed keys.
+-- their streams, then the stream entries of the answers to drop, whose keys follow the fixed keys.
 
 local dropped = 0
 if ARGV[1] ~= '' then

@@ -1,6 +1,6 @@
 -- Finds accounts whose balance differs from the sum of ledger and reservations. ARGV: '1' if rows were dropped, so that
--- only the account of all calls, and accounts that cannot be read, are checked; '1' to write the sums. Returns for each
--- its name, its balance, and the sum.
+-- only the account of all calls and damaged accounts can be checked; '1' to replace the balances by the sums. Returns
+-- for each account its name, its balance, and the sum.
 
 local checked, kept = {}, {}
 local fields = redis.call('HGETALL', balances)
@@ -18,16 +18,16 @@ for i = 1, #fields, 2 do
         kept[#kept + 1] = text
     end
 end
-local said = {}
-for i, sum in ipairs(added_up(checked)) do
+local reply = {}
+for i, sum in ipairs(sum_accounts(checked)) do
     local tag, period_s = checked[i][1], checked[i][2]
-    if kept[i] ~= shown(sum) then
-        said[#said + 1] = account_field(tag, period_s)
-        said[#said + 1] = kept[i]
-        said[#said + 1] = shown(sum)
+    if kept[i] ~= account_text(sum) then
+        reply[#reply + 1] = account_field(tag, period_s)
+        reply[#reply + 1] = kept[i]
+        reply[#reply + 1] = account_text(sum)
         if ARGV[2] == '1' then
             write_account(tag, period_s, sum)
         end
     end
 end
-return said
+return reply

@@ -1,4 +1,4 @@
--- Writes the rows of one call: all of them, or none, with the reason.
+-- Writes the rows of one call: all of them, or none, and returns the reason.
 -- ARGV: the writer and the number of its call, which must be the next; then each row as its kind, its number of fields
 -- and the fields; the epoch. A call that is sent again, because its reply was lost, is recognised and not repeated.
 
@@ -31,7 +31,7 @@ end
 
 -- Returns how many feedbacks a source gave on an answer, and its latest with its entry. Earlier ones are kept, up to
 -- MOST_REVISIONS of focalroute.store.base.
-local function spoken(key, source)
+local function given_by(key, source)
     local count, entry, last = 0, nil, nil
     local kept = redis.call('HGET', key, 'said:' .. source)
     while kept do
@@ -42,7 +42,7 @@ local function spoken(key, source)
 end
 
 local function refusal()
-    local made, backed = {}, {}
+    local made, probes = {}, {}
     for _, row in ipairs(rows) do
         local id = row[2]
         if row.kind == 'answer' then
@@ -60,10 +60,10 @@ local function refusal()
             if not made[id] and redis.call('EXISTS', key_of(row)) == 0 then
                 return {'probe'}
             end
-            if not again and (backed[name] or redis.call('HEXISTS', key_of(row), 'probe:' .. row[3]) == 1) then
+            if not again and (probes[name] or redis.call('HEXISTS', key_of(row), 'probe:' .. row[3]) == 1) then
                 return {'probe'}
             end
-            backed[name] = true
+            probes[name] = true
         end
     end
 end
@@ -84,7 +84,7 @@ end
 
 function apply.feedback(row)
     local key, source = key_of(row), row[3]
-    local count, last_entry, last = spoken(key, source)
+    local count, last_entry, last = given_by(key, source)
     if last ~= row[4] then
         if count == 100 then
             count = 99
@@ -104,42 +104,42 @@ end
 function apply.bill(row)
     local endpoint, moment, micro, pico, prompt, completion, tags, text, held = unpack(row, 1, 9)
     local ended, estimated = NOTHING, NOTHING
-    local named, at = cjson.decode(tags), tonumber(moment)
-    resume(named, at)
+    local tag_list, at = cjson.decode(tags), tonumber(moment)
+    resume(tag_list, at)
     if held ~= '' then
-        ended, estimated = finish(held, endpoint, row[10], row[11])
+        ended, estimated = end_reservation(held, endpoint, row[10], row[11])
     end
     local known = ended ~= NOTHING or estimated ~= NOTHING
     if is_doubt(held) and not known then
         return -- its time is over, and the estimate stands
     end
     local entry = redis.call('XADD', ledger, '*', 'at', moment, 'micro', micro, 'pico', pico, 'tags', tags, 'row', text)
-    add_up(endpoint, '', prompt, completion, micro, pico)
+    add_to_totals(endpoint, '', prompt, completion, micro, pico)
     if estimated == NOTHING then -- else the estimate's ask was counted
         count_ask(text)
     end
     local held_on = NOTHING
     if known and (row[12] or '') ~= '' then -- a journal of an earlier version has no such field
         held_on = hold('doubt:' .. held, moment, row[12], row[13], tags, text, now() + DOUBT_S)
-        estimate('doubt:' .. held, entry, micro, pico)
+        note_estimate('doubt:' .. held, entry, micro, pico)
     end
     local spent = micro == '' and NOTHING or {tonumber(micro), tonumber(pico)}
-    move(named, at, minus(spent, estimated), minus(held_on, ended))
+    add_to_accounts(tag_list, at, minus(spent, estimated), minus(held_on, ended))
 end
 
 function apply.release(row)
     local held, endpoint, tags, moment = unpack(row, 1, 4)
     local kept = redis.call('HGET', reservations, held)
-    if kept then -- its own moment: who gave up waiting for the reservation does not know it
+    if kept then -- a caller that gave up waiting for the reservation does not know its time
         moment = cjson.decode(kept).at
     end
-    local named, at = cjson.decode(tags), tonumber(moment)
-    resume(named, at)
-    local ended, estimated = finish(held, endpoint, row[5], row[6])
-    move(named, at, minus(NOTHING, estimated), minus(NOTHING, ended))
+    local tag_list, at = cjson.decode(tags), tonumber(moment)
+    resume(tag_list, at)
+    local ended, estimated = end_reservation(held, endpoint, row[5], row[6])
+    add_to_accounts(tag_list, at, minus(NOTHING, estimated), minus(NOTHING, ended))
 end
 
--- The latest by the writers' clocks, except that one by a clock that is ahead does not stand until its moment comes.
+-- Keeps the latest value by the writers' clocks. A value from a clock that is ahead is replaced by any other.
 local function keep_latest(hash, key, moment, text)
     local kept = redis.call('HGET', hash, key)
     local last = kept and tonumber(string.match(kept, '^[^\n]*'))
