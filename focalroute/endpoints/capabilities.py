@@ -29,8 +29,8 @@ _MAX_TOKENS = 48  # some servers write blanks and a code fence before a constrai
 
 _QUESTION = "Which number is larger?\n\nA. 7\nB. 9\n\nAnswer with the letter of one choice only."
 _MESSAGES = ({"role": "user", "content": _QUESTION},)
-#: Never sent: a request as large as all calls of a capability check together, for an upper bound of their cost. It has
-#: seven questions, and as much again for the chat template of each call.
+#: Never sent: a request as large as all calls of a capability check together that are answered, for an upper bound of
+#: their cost. It has seven questions, and as much again for the chat template of each call.
 CHECK = Request(14 * _MESSAGES, 7 * _MAX_TOKENS, n=2, params={})
 #: Letters that the question does not offer: only a model that was constrained to them answers with one.
 _CONSTRAINED = ("Q", "Z")
@@ -176,7 +176,7 @@ _THINKS = Failure("unusable", "the model thinks before it answers: it needs more
 
 
 class CapabilityCheck:
-    """Measures an endpoint's capabilities: two calls if it accepts all features at once, up to seven if not.
+    """Measures an endpoint's capabilities: two calls if it accepts all features at once, up to eight if not.
 
     A capability counts only if the replies show it.
 

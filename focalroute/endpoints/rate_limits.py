@@ -1,8 +1,8 @@
 """The limits of one endpoint: concurrent calls, requests and tokens a minute, and the pauses that its service asks for.
 
-Configured limits are kept. The limit on concurrent calls also adapts, as TCP does: a 429 halves it, and every
-success adds its reciprocal. If even one call at a time gets a 429, and it asks for no wait, calls pause for a second.
-Each process counts its own calls only.
+Configured limits are kept. The limit on concurrent calls also adapts, as TCP does: a 429 halves it, and every success
+adds 1 / limit. If even one call at a time gets a 429, and it asks for no wait, calls pause for a second. Each process
+counts its own calls only.
 """
 
 from __future__ import annotations
