@@ -87,7 +87,7 @@ def forked_pools() -> Iterator[None]:
         return
     pools = ForkedPools()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimulatedPool, "_begun", staticmethod(pools.begin))
+        patch.setattr(SimulatedPool, "_start_process", staticmethod(pools.begin))
         yield
     pools.close()
 

@@ -23,7 +23,7 @@ from focalroute.sim import SimulatedPool
 __all__ = ["FROM_NOTHING", "ForkedPools"]
 
 #: How pools start otherwise.
-FROM_NOTHING = SimulatedPool._begun
+FROM_NOTHING = SimulatedPool._start_process
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PID_BYTES = 8
@@ -31,7 +31,7 @@ _STDERR = 2
 
 
 class ForkedPools:
-    """Starts processes as `SimulatedPool._begun` does; the one that they are forked from starts with the first."""
+    """Forks the processes of simulated pools from one that starts with the first of them."""
 
     def __init__(self) -> None:
         self._origin: subprocess.Popen[bytes] | None = None

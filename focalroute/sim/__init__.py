@@ -1,8 +1,8 @@
 """A pool of simulated models served over real HTTP, for trying focalroute out, for examples and for tests.
 
 `stream` generates questions with true labels. `SimulatedPool` serves models that differ in skill, price, speed and
-calibration, in the wire format of any provider, and that fail in every way on request (`Fault`). No key and no network
-are needed. `prose_requests` generates requests for prose, whose hidden quality can be read back from a reply.
+calibration, in the wire format of any provider, and that fail in any way on request (`Fault`). It needs no key and no
+network. `prose_requests` generates requests for prose; the quality of a reply can be computed from its text.
 """
 
 from focalroute.sim.faults import Fault, ModelStats

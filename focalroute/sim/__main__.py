@@ -1,7 +1,7 @@
 """``python -m focalroute.sim``: serves the default pool and prints its pool file; or prints questions.
 
-`SimulatedPool` runs it with ``--from-stdin``: it reads the pool's spec as one line of JSON, prints the port, and ends
-when its standard input closes.
+`SimulatedPool` runs it with ``--from-stdin``. Then it reads the pool's spec as one line of JSON, prints the port, and
+ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
             _print_queries(options)
             return
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_serve_parent() if options.from_stdin else _serve_person(options))
+            asyncio.run(_serve_parent_process() if options.from_stdin else _serve_user(options))
     except (ConfigError, OSError, OverflowError) as error:  # such as a port that is taken, or too large
         parser.error(str(error))
 
@@ -54,7 +54,7 @@ def _print_queries(options: argparse.Namespace) -> None:
         print(json.dumps({**line, **rest}))
 
 
-async def _serve_parent() -> None:
+async def _serve_parent_process() -> None:
     from focalroute.sim.server import PoolServer
 
     spec = json.loads(sys.stdin.buffer.readline())
@@ -67,7 +67,7 @@ async def _serve_parent() -> None:
         await _end_of_stdin()
 
 
-async def _serve_person(options: argparse.Namespace) -> None:
+async def _serve_user(options: argparse.Namespace) -> None:
     from focalroute.sim.server import PoolServer
 
     models = default_models(options.seed)

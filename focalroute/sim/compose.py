@@ -1,6 +1,7 @@
-"""Turns a request into a reply, without a server: checks the request, asks the model, writes the payload.
+"""Turns a request into a reply, without a server: `composed` checks the request and asks the model for a completion.
 
-`composed` and `embeddings` do all of this; the server can also stream the payloads of a `Composer`.
+The `Composer` that it returns writes the payload, whole or in the chunks of a stream. `embeddings` does the same for a
+request for embeddings.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class Composer:
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", **self._thought(reply), **self._said(reply.text, reply)},
+                "message": {"role": "assistant", **self._thinking_field(reply), **self._content(reply.text, reply)},
                 "finish_reason": self._finish(reply),
                 **self._logprobs((*reply.thought, *reply.tokens, *self._end(reply)), self.dialect.logprobs),
                 **self.dialect.choice,
@@ -246,26 +247,26 @@ class Composer:
         if tells and self.dialect.usage_null:
             head["usage"] = None
         for i in range(len(self.replies)):
-            yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._said("")}, None)]}
+            yield {**head, "choices": [self._chunk(i, {"role": "assistant", **self._content("")}, None)]}
         for i, reply in enumerate(self.replies):
-            for delta in self._thought_pieces(reply):
+            for delta in self._thinking_deltas(reply):
                 yield {**head, "choices": [self._chunk(i, delta, None)]}
         for tokens in itertools.zip_longest(*(reply.tokens for reply in self.replies)):
             for i, token in enumerate(tokens):
                 if token is not None:
-                    yield {**head, "choices": [self._chunk(i, self._more(token.text), None, (token,))]}
+                    yield {**head, "choices": [self._chunk(i, self._content_delta(token.text), None, (token,))]}
         for i, reply in enumerate(self.replies):
             usage = {"usage": self._usage()} if when == "last" and i == len(self.replies) - 1 else {}
             yield {**head, "choices": [self._chunk(i, {}, self._finish(reply))], **usage}
         if tells and when != "last":
             yield {**head, "choices": [], "usage": self._usage()}
 
-    def _thought(self, reply: SimulatedReply) -> Json:
+    def _thinking_field(self, reply: SimulatedReply) -> Json:
         """The thinking, if the dialect has a field for it."""
         field = self.dialect.thinking.field
         return {field: _joined(reply.thought)} if field and reply.thought else {}
 
-    def _written(self, reply: SimulatedReply) -> tuple[str, str]:
+    def _around_answer(self, reply: SimulatedReply) -> tuple[str, str]:
         """Return the text before and after the answer in the content, such as thinking in tags."""
         how = self.dialect.thinking
         if how.field != "" or not reply.thought:
@@ -273,7 +274,7 @@ class Composer:
         before = how.before + _joined(reply.thought) + (how.after if reply.tokens else "")
         return before, how.end if reply.tokens and not reply.cut else ""
 
-    def _thought_pieces(self, reply: SimulatedReply) -> Iterator[Json]:
+    def _thinking_deltas(self, reply: SimulatedReply) -> Iterator[Json]:
         how = self.dialect.thinking
         if how.field is None or not reply.thought:
             return
@@ -284,17 +285,17 @@ class Composer:
         if reply.tokens:
             yield {"content": how.after}
 
-    def _said(self, text: str, reply: SimulatedReply | None = None) -> Json:
+    def _content(self, text: str, reply: SimulatedReply | None = None) -> Json:
         """Return the content of a message: its text, or a call of the tool with this text as its arguments."""
         calling = self.request.calling
         if calling is None:
-            before, behind = self._written(reply) if reply is not None else ("", "")
-            return {"content": f"{before}{text}{behind}"}
+            before, after = self._around_answer(reply) if reply is not None else ("", "")
+            return {"content": f"{before}{text}{after}"}
         function = {"name": calling.name, "arguments": text}
         call = {"index": 0, "id": f"call_{next(_numbers):012x}", "type": "function", "function": function}
         return {"content": None, "tool_calls": [call]}
 
-    def _more(self, text: str) -> Json:
+    def _content_delta(self, text: str) -> Json:
         if self.request.calling is None:
             return {"content": text}
         return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}

@@ -243,7 +243,7 @@ class Dialect:
         logprobs: writes log-probabilities; None: the service has none.
         chunk_logprobs: the same for a chunk of a stream, if that differs.
         end: the token that ends a reply, if it is listed among those with log-probabilities; else empty.
-        silent: the share of requests whose log-probabilities are null although asked for.
+        silent: the share of requests whose log-probabilities are null although they were asked for.
         max_n: most samples in one call; 1: ``n`` is ignored.
         structured: the supported forms of constraint; others are ignored.
         fields: the supported request fields; others are refused. None: others are ignored.
@@ -258,7 +258,7 @@ class Dialect:
         models: makes the body of the list of models.
         preamble: comment lines that open a stream.
         tools: whether tools are supported; otherwise they are ignored.
-        unable: status and message of a refusal, from what the model cannot do, in two wordings, and its name.
+        unable: makes status and message of a refusal, from the missing feature (in two wordings) and the model's name.
         refuse: checks a request's fields, and raises `RequestRefused`.
         thinking: how the service returns thinking; by default its models do not think.
     """

@@ -1,6 +1,6 @@
 """The faults of simulated models, and the state of a model being served.
 
-This module spoils bodies; `focalroute.sim.server` carries out the faults of connections.
+This module spoils the bodies of replies; `focalroute.sim.server` breaks connections.
 """
 
 from __future__ import annotations
@@ -142,16 +142,16 @@ def _odd(value: Any) -> Any:
 
 
 def _odd_text(payload: dict[str, Any], _: Fault) -> str:
-    return _choices(payload, lambda said: said.update(content=f"\ud800\0{said.get('content') or ''}\x1b[2J\udfff"))
+    return _choices(payload, lambda part: part.update(content=f"\ud800\0{part.get('content') or ''}\x1b[2J\udfff"))
 
 
-def _outside(said: dict[str, Any]) -> None:
-    if said.get("content"):
-        said["content"] = "Pluto. "
+def _outside(part: dict[str, Any]) -> None:
+    if part.get("content"):
+        part["content"] = "Pluto. "
 
 
 def _decoy(payload: dict[str, Any], _: Fault) -> str:
-    return _choices(payload, lambda said: said.update(content=_DECOY + (said.get("content") or "")))
+    return _choices(payload, lambda part: part.update(content=_DECOY + (part.get("content") or "")))
 
 
 def _html(_: dict[str, Any], __: Fault) -> str:
@@ -159,16 +159,16 @@ def _html(_: dict[str, Any], __: Fault) -> str:
 
 
 def _huge(payload: dict[str, Any], fault: Fault) -> str:
-    return _choices(payload, lambda said: said.update(content="All work and no play. " * (fault.size // 22 + 1)))
+    return _choices(payload, lambda part: part.update(content="All work and no play. " * (fault.size // 22 + 1)))
 
 
-#: The faults of bodies: each makes the text to send from the payload of a reply or of one chunk.
+#: The faults of bodies. Each function returns the text to send for the payload of a reply or of one chunk.
 SPOILED: Mapping[str, Callable[[dict[str, Any], Fault], str]] = MappingProxyType({
     "html": _html,
     "bad_json": lambda payload, _: json.dumps(payload)[:-12],
     "wrong_content_type": lambda payload, _: json.dumps(payload),
     "empty_choices": lambda payload, _: json.dumps(payload | {"choices": []}),
-    "null_content": lambda payload, _: _choices(payload, lambda said: said.update(content=None)),
+    "null_content": lambda payload, _: _choices(payload, lambda part: part.update(content=None)),
     "nan_logprobs": lambda payload, _: _logprobs(payload, lambda _: math.nan),
     "no_usage": lambda payload, _: json.dumps({key: value for key, value in payload.items() if key != "usage"}),
     "wrong_type": lambda payload, _: json.dumps(payload | {"choices": 42}),
@@ -227,7 +227,7 @@ class ServedModel:
         self.counts["peak"] = max(self.counts["peak"], self.under_way)
 
     def strike(self) -> Fault | None:
-        """Draw the fault that strikes this call: the first in the list that does, or None."""
+        """Draw the fault that strikes this call: the first in the list whose draw succeeds; None: none."""
         for i, (fault, struck) in enumerate(self._faults):
             spent = fault.count is not None and struck >= fault.count
             if not spent and self._luck("fault", i) < fault.probability:

@@ -1,6 +1,6 @@
 """Simulated models: their skills by topic, their calibration, and the mistakes that models of one kin share.
 
-A model is a pure function. Every draw is a hash of (seed, model or kin, question), never a generator's state. So the
+A model is a pure function: every draw is a hash of (seed, model or kin, question), never a generator's state. So the
 same question gets the same distribution over its choices in every process, in any order and in any prompt.
 """
 
@@ -27,7 +27,7 @@ from focalroute.sim.prose import AXES, JUDGING
 from focalroute.sim.questions import KNOWN
 
 _SURE = 0.9999  # the highest confidence, so that no choice has probability 0
-_FALLING = 0.5  # each choice after the leader gets half the mass of the one before it
+_FALLING = 0.5  # each choice after the leader gets half the probability of the one before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class SimulatedModel:
 
     Attributes:
         name: the model name it is served under; also the endpoint's name.
-        skills: topic -> probability that the most probable choice is right, never below chance. Topics are those of
-            questions, the axes of prose (for each of its points), and "judging" (for a grade).
+        skills: topic -> probability that the most probable choice is right; below chance counts as chance. Topics are
+            those of questions, the axes of prose (for each of its points), and "judging" (for a grade).
         drifted: topic -> skill after the drift switch; other topics keep their skill.
         skill: the skill for topics not in ``skills``.
         sharpness: the power to which probabilities are raised: 1 is calibrated (the probability of a choice is that of
             its being right), above 1 overconfident, below 1 underconfident.
         kin: models of one kin and seed share mistakes; None: no kin.
-        correlation: probability that the kin's draws are used for a question in place of the model's own.
+        correlation: probability that the kin's draws are used for a question instead of the model's own.
         seed: the seed of all draws; use one seed for a pool.
         input_usd_per_1m: USD per million prompt tokens.
         output_usd_per_1m: USD per million completion tokens.
         latency_s: mean time to answer, seconds.
-        jitter_s: half-width of the uniform distribution of that time.
+        jitter_s: the time is uniform within this many seconds of the mean.
         verbosity: mean tokens of reasoning in the text before an answer; none if only the answer is asked for, or the
             format is constrained.
         thinking: tokens of thinking before the answer, in ``dialects`` of reasoning models: a quarter at low effort,
@@ -59,8 +59,8 @@ class SimulatedModel:
         ending: the form of an answer without choices, with "{}" for the answer: "\\n#### {}", "**{}**", ...
         convinced: the share of probability that moves to an earlier answer in the prompt that is right.
         misled: the same for one that is wrong.
-        families: the questions that the model can read; a subclass, in an importable module, may have more.
-        dialects: services that it can be served as besides those of `focalroute.sim.dialects`; likewise.
+        families: the questions that the model understands; a subclass, in an importable module, may have more.
+        dialects: dialects it can be served in besides those of `focalroute.sim.dialects`; a subclass may have more.
     """
 
     families: ClassVar[tuple[Family, ...]] = KNOWN
@@ -141,9 +141,9 @@ def distribution(
     """The model's probability for each choice, shape (K,), sum 1. It does not depend on the order of the choices.
 
     The confidence in the leading choice is c = f + (1 - f) u^((1 - m) / m), with u uniform, f just above chance, and m
-    such that the mean of c is the model's skill. The leading choice is right with probability c; otherwise the right
-    choice is at each later rank with probability equal to that rank's share of 1 - c. So at sharpness 1 every
-    probability is calibrated.
+    such that the mean of c is the model's skill. The leading choice is right with probability c. Otherwise each later
+    choice is the right one with a probability equal to its share of 1 - c. So at sharpness 1 every probability is
+    calibrated.
 
     Args:
         question: the question's own words, which key the draws.
@@ -171,9 +171,9 @@ def distribution(
 
 
 def swayed(model: SimulatedModel, p: Sequence[float], shown: int | None, right: int | None) -> tuple[float, ...]:
-    """The model's probabilities (K,) after it was shown the answer with index ``shown``; None: no known answer.
+    """The model's probabilities (K,) after the prompt has shown it the answer with index ``shown``; None: it has none.
 
-    A model recognises a right answer more easily than it finds one: ``convinced`` should be above ``misled``.
+    A model recognises a right answer more easily than it finds one, so ``convinced`` should be above ``misled``.
     """
     if shown is None:
         return tuple(p)

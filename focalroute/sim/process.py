@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the process that serves does not need them
 #: The dialects that can be served. "minimal" ignores n, log-probabilities and structured output.
 DialectName = Literal["openai", "together", "deepinfra", "vllm", "llamacpp", "openrouter", "minimal"]
 
-_SPOKEN = {name: name for name in get_args(DialectName)[:-1]}  # to all others clients speak as to OpenAI
+_SPOKEN = {name: name for name in get_args(DialectName)[:-1]}  # for all others the endpoint's dialect is "openai"
 _ROOT = Path(__file__).resolve().parents[2]
 _STOP_S = 5.0
 _CONTROL_S = 30.0
@@ -85,9 +85,9 @@ class SimulatedPool:
     def __enter__(self) -> Self:
         models = [(type(model).__module__, type(model).__name__, asdict(model)) for model in self.models]
         spec = {"models": models, "keys": self._secrets()}
-        self._process = self._begun()
+        self._process = self._start_process()
         try:
-            self._port = self._started(self._process, json.dumps(spec, default=str))
+            self._port = self._send_spec(self._process, json.dumps(spec, default=str))
         except BaseException:
             self.close()
             raise
@@ -139,8 +139,8 @@ class SimulatedPool:
 
     def stats(self) -> dict[str, ModelStats]:
         """Return the service's counts so far, by model."""
-        told = self._call("GET", "/sim/stats")
-        return {name: ModelStats(**{**values, "usd": Decimal(values["usd"])}) for name, values in told.items()}
+        counts = self._call("GET", "/sim/stats")
+        return {name: ModelStats(**{**values, "usd": Decimal(values["usd"])}) for name, values in counts.items()}
 
     def set(
         self,
@@ -183,7 +183,7 @@ class SimulatedPool:
             self.set(model.name, drifted=drifted)
 
     def reset(self) -> None:
-        """Undo all changes and restart the counts; calls still under way are not counted."""
+        """Undo all changes and reset the counts; calls still under way are not counted."""
         self._call("POST", "/sim/reset")
 
     def _secrets(self) -> dict[str, str]:
@@ -193,8 +193,7 @@ class SimulatedPool:
         return {name: os.environ[variable] for name, variable in self._keys.items()}
 
     @staticmethod
-    def _begun() -> subprocess.Popen[str]:
-        """Start the process."""
+    def _start_process() -> subprocess.Popen[str]:
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
             [sys.executable, "-m", "focalroute.sim", "--from-stdin"],
@@ -205,8 +204,8 @@ class SimulatedPool:
             start_new_session=True,  # so that Ctrl-C here does not end it before we do
         )
 
-    def _started(self, process: subprocess.Popen[str], spec: str) -> int:
-        """Hand over the spec and wait for the port."""
+    def _send_spec(self, process: subprocess.Popen[str], spec: str) -> int:
+        """Send the spec to the process; return the port that it listens on."""
         if process.stdin is None or process.stdout is None:
             raise FocalrouteError("SimulatedPool: the process has no pipes")
         with contextlib.suppress(BrokenPipeError):

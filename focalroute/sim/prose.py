@@ -61,7 +61,7 @@ class Brief:
 
     @property
     def points(self) -> tuple[ProsePoint, ...]:
-        """Return the points of a good reply, the right option of each known."""
+        """The points of a good reply, each with its right option."""
         return tuple(self._point(number, point) for number, point in enumerate(_POINTS[self.axis]))
 
     def _point(self, number: int, point: ProsePoint) -> ProsePoint:
@@ -71,7 +71,7 @@ class Brief:
         return replace(point, right=int.from_bytes(digest) % len(point.options))
 
     def said(self, text: str) -> tuple[int | None, ...]:
-        """The index of the option that a text states for each point, the first of several; None: none."""
+        """For each point the index of the option that a text states, the first if it states several; None: none."""
         return tuple(_first(point.options, text) for point in self.points)
 
     def quality(self, text: str) -> float:

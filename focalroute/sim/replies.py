@@ -1,9 +1,9 @@
-"""The replies of a simulated model: possible replies with probabilities, and a reply as tokens with probabilities.
+"""The replies of a simulated model: its possible replies with their probabilities, and a sample as tokens.
 
-For a plain question, an answer shown in the prompt moves probability to that answer (`focalroute.sim.models.swayed`).
-In a two-hop question, X is drawn by the skill at the first hop, then the result from that X by the skill at the second.
-The reply states X. An X shown in the prompt sways the first hop, and a shown result the second, if it is among the
-answers for the model's own X.
+If the prompt shows an answer to a plain question, probability moves to that answer (`focalroute.sim.models.swayed`). In
+a two-hop question, X is drawn by the skill at the first hop, then the result from that X by the skill at the second.
+The reply states X. An X shown in the prompt moves probability in the first hop, and a result in the second, if it is
+among the answers for the model's own X.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def options(
     """Return this model's possible replies.
 
     Args:
-        allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
+        allowed: the only replies that the request allows, as (value the model chooses, text to send); None: any.
         drifted: whether the skills after the drift switch apply.
         right: index of the right one of the allowed replies; None: the one that is the question's answer.
     """
@@ -83,7 +83,7 @@ def two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted:
 
 
 def seen_answer(said: str, earlier: str | None) -> str:
-    """Return what was found in an earlier answer; "?" if nothing was found in it."""
+    """Return the part found in an earlier answer; "?" if nothing was found in it."""
     if earlier is not None:
         return said or "?"
     return said
@@ -165,7 +165,7 @@ class SimulatedToken:
 
     Attributes:
         p: its probability.
-        rivals: every possible token with its probability, including this one, in falling order.
+        rivals: every possible token in its place, this one included, with its probability; most probable first.
     """
 
     text: str
@@ -210,10 +210,10 @@ class Voice:
     """Samples replies of one model to one prompt; the distribution is computed once.
 
     Args:
-        allowed: the only replies the request admits, as (value the model chooses, text to send); None: any.
+        allowed: see `options`.
         drifted: whether the skills after the drift switch apply.
         room: the token limit; None: no limit.
-        right: index of the right one of the allowed replies; None: the one that is the question's answer.
+        right: see `options`.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ def _certain(words: Sequence[str]) -> list[SimulatedToken]:
 
 
 def _spell(options: Sequence[Sequence[str]], p: Sequence[float], picked: int) -> list[SimulatedToken]:
-    """The picked option as tokens; a token's probability is the mass of the options that share the text so far."""
+    """The picked option as tokens, each with its probability given the text before it."""
     tokens: list[SimulatedToken] = []
     alive = list(range(len(options)))
     for at, word in enumerate(options[picked]):

@@ -1,4 +1,4 @@
-"""The HTTP server of a simulated pool: every model in every dialect, in one process. The only module with aiohttp here.
+"""The HTTP server of a simulated pool: every model in every dialect, in one process.
 
 POST /{dialect}/v1/chat/completions    POST /{dialect}/v1/embeddings    GET /{dialect}/v1/models
 GET  /sim/stats    POST /sim/model/{name}    POST /sim/reset
@@ -34,8 +34,9 @@ _JSON, _SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: The payloads of a reply, and whether it is streamed.
-Made = tuple[list[Json], bool]
-Make = Callable[[ServedModel, Json, Dialect, Fault | None], Made]
+Payloads = tuple[list[Json], bool]
+#: Bills a call and makes its reply.
+MakeReply = Callable[[ServedModel, Json, Dialect, Fault | None], Payloads]
 
 
 class PoolServer:
@@ -47,20 +48,20 @@ class PoolServer:
     """
 
     def __init__(self, models: Sequence[SimulatedModel], keys: Mapping[str, str]) -> None:
-        self._models_served = tuple(models)
+        self._pool = tuple(models)
         self._dialects: Mapping[str, Dialect] = dict(
             chain(DIALECTS.items(), *(model.dialects.items() for model in models))
         )
         self._keys = dict(keys)
-        self._begin()
+        self._restart()
 
-    def _begin(self) -> None:
-        self._served = {model.name: ServedModel(model) for model in self._models_served}
+    def _restart(self) -> None:
+        self._served = {model.name: ServedModel(model) for model in self._pool}
 
     @contextlib.asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[int]:
         """Listen on 127.0.0.1 within the context; yields the port."""
-        app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[self._refusing])
+        app = web.Application(client_max_size=_MAX_REQUEST, middlewares=[self._errors_as_json])
         app.add_routes([
             web.post("/{dialect}/v1/chat/completions", partial(self._call, make=_completion)),
             web.post("/{dialect}/v1/embeddings", partial(self._call, make=_embeddings)),
@@ -80,11 +81,11 @@ class PoolServer:
 
     # the services
 
-    async def _call(self, request: web.Request, *, make: Make) -> web.StreamResponse:
+    async def _call(self, request: web.Request, *, make: MakeReply) -> web.StreamResponse:
         dialect = self._dialect(request)
         body = _parsed(await request.read())
         served = self._find(body.get("model"), dialect)
-        self._admit(request, (served.model.name,))
+        self._check_key(request, (served.model.name,))
         served.enter()
         try:
             return await _answer(request, lambda fault: make(served, body, dialect, fault), served, dialect)
@@ -96,7 +97,7 @@ class PoolServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         dialect = self._dialect(request)
-        self._admit(request, tuple(self._served))
+        self._check_key(request, tuple(self._served))
         return web.json_response(dialect.models([served.model for served in self._served.values()]))
 
     def _find(self, name: Any, dialect: Dialect) -> ServedModel:
@@ -107,22 +108,22 @@ class PoolServer:
             raise RequestRefused(404, f"The model {name!r} does not exist.", "model_not_found")
         return served
 
-    def _admit(self, request: web.Request, names: Sequence[str]) -> None:
-        """Refuse the request unless one of the models needs no key or accepts this one."""
+    def _check_key(self, request: web.Request, names: Sequence[str]) -> None:
+        """Refuse the request unless one of the models needs no key or accepts the request's."""
         sent = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
         wanted = [self._keys.get(name) for name in names]
         if not any(key is None or hmac.compare_digest(key.encode(), sent) for key in wanted):
             raise RequestRefused(401, "Incorrect API key provided.", "invalid_api_key")
 
     @web.middleware
-    async def _refusing(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn refusals into the dialect's error form, and errors of control requests into plain JSON."""
+    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Send refusals as the dialect's errors, and errors of control requests as plain JSON."""
         try:
             return await handler(request)
         except (ConfigError, RequestRefused) as error:
             if isinstance(error, RequestRefused) and "dialect" in request.match_info:
                 return _refusal(self._dialect(request), error)
-            return _wrong(400, str(error))
+            return _control_error(400, str(error))
 
     def _dialect(self, request: web.Request) -> Dialect:
         try:
@@ -138,14 +139,14 @@ class PoolServer:
     async def _switch(self, request: web.Request) -> web.Response:
         served = self._served.get(request.match_info["name"])
         if served is None:
-            return _wrong(
+            return _control_error(
                 404, f"model {request.match_info['name']!r}: not in the pool; it has {', '.join(self._served)}"
             )
         served.switch(_parsed(await request.read()))
         return web.json_response({})
 
     async def _reset(self, _: web.Request) -> web.Response:
-        self._begin()
+        self._restart()
         return web.json_response({})
 
 
@@ -164,34 +165,34 @@ def _refusal(dialect: Dialect, refused: RequestRefused) -> web.Response:
     return web.json_response(body, status=refused.status)
 
 
-def _wrong(status: int, message: str) -> web.Response:
+def _control_error(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
 
 
-def _completion(served: ServedModel, body: Json, dialect: Dialect, fault: Fault | None) -> Made:
+def _completion(served: ServedModel, body: Json, dialect: Dialect, fault: Fault | None) -> Payloads:
     composer = composed(served, body, dialect, fault)
     return (list(composer.chunks()), True) if composer.request.stream else ([composer.whole()], False)
 
 
-def _embeddings(served: ServedModel, body: Json, _: Dialect, fault: Fault | None) -> Made:
+def _embeddings(served: ServedModel, body: Json, _: Dialect, fault: Fault | None) -> Payloads:
     payload = embeddings(body, served.model.name)
     served.bill(payload["usage"]["prompt_tokens"], 0, fault)
     return [payload], False
 
 
 async def _answer(
-    request: web.Request, make: Callable[[Fault | None], Made], served: ServedModel, dialect: Dialect
+    request: web.Request, make: Callable[[Fault | None], Payloads], served: ServedModel, dialect: Dialect
 ) -> web.StreamResponse:
-    """Serve one call to one model: fault, bill and reply. Faults of a completion's fields leave embeddings as they are.
+    """Serve one call to one model: draw its fault, bill it and reply. Faults of a completion's fields skip embeddings.
 
     Args:
         make: bills the call and makes the reply.
     """
     fault = served.strike()
-    if fault is not None and fault.kind in _INSTEAD:
+    if fault is not None and fault.kind in _REPLACING:
         if fault.bills:
             make(fault)
-        return await _INSTEAD[fault.kind](request, fault, dialect)
+        return await _REPLACING[fault.kind](request, fault, dialect)
     payloads, streamed = make(fault)
     if fault is not None and fault.kind == "hang":
         return await _hang(request, fault)
@@ -218,7 +219,7 @@ def _type(fault: Fault | None, usual: str) -> str:
 async def _send(
     request: web.Request, pieces: Sequence[str], content_type: str, fault: Fault | None, spread_s: float = 0.0
 ) -> web.StreamResponse:
-    """Send the pieces, spread over a time, whole or as the fault demands."""
+    """Send the pieces, spread over ``spread_s`` seconds, or as the fault demands."""
     kind = fault.kind if fault else None
     if kind not in ("drip", "cut", "short") and not spread_s:
         return web.Response(body="".join(pieces).encode(), headers={"Content-Type": content_type})
@@ -300,7 +301,7 @@ async def _bomb(_: web.Request, fault: Fault, __: Dialect) -> web.StreamResponse
 
 
 #: The faults that replace the answer.
-_INSTEAD: Mapping[str, Callable[[web.Request, Fault, Dialect], Awaitable[web.StreamResponse]]] = {
+_REPLACING: Mapping[str, Callable[[web.Request, Fault, Dialect], Awaitable[web.StreamResponse]]] = {
     "status": _status,
     "reset": _reset_connection,
     "redirect": _redirect,

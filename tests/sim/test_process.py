@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools start as they do for users."""
-    monkeypatch.setattr(SimulatedPool, "_begun", staticmethod(FROM_NOTHING))
+    monkeypatch.setattr(SimulatedPool, "_start_process", staticmethod(FROM_NOTHING))
 
 
 def closed(port: int) -> bool:
