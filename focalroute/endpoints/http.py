@@ -68,12 +68,14 @@ class Http(Transport):
         self, endpoint: Endpoint, session: Callable[[], Awaitable[aiohttp.ClientSession]], on_headers: OnHeaders
     ) -> None:
         if endpoint.base_url is None:
-            raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: needed to call it (or client)")
+            raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is missing; give the service's URL, or a client")
         self._base_url = endpoint.base_url
         try:
             self._urls = {path: str(httpx.URL(endpoint.base_url + path)) for path in (CHAT, COMPLETIONS, EMBEDDINGS)}
         except httpx.InvalidURL:
-            raise ConfigError(f"Endpoint {endpoint.name!r}: base_url: is not an address") from None
+            raise ConfigError(
+                f"Endpoint {endpoint.name!r}: base_url: is not a URL; write it like https://host/v1"
+            ) from None
         masked = endpoint.key()
         key = "" if masked is None else masked.get_secret_value()
         super().__init__(endpoint, endpoint.base_url, lambda: key, on_headers)
@@ -138,7 +140,8 @@ def _json(body: Mapping[str, Any]) -> bytes:
     try:
         return _ENCODER.encode(body).encode()  # accepts lone surrogates
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"messages, params: cannot be sent as JSON ({type(error).__name__})") from None
+        reason = type(error).__name__
+        raise ConfigError(f"messages, params: cannot be sent as JSON ({reason}); give plain values only") from None
 
 
 def _httpx_sender(client: httpx.AsyncClient, on_headers: OnHeaders) -> Sender:

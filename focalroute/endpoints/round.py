@@ -252,20 +252,20 @@ class RoundCalls:
         """
         loop = asyncio.get_running_loop()
         self._wakeup = loop.create_future()
-        due_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
+        soonest_s = min([min(self._late_in(member), self._silent_in(member)) for member in pending])
         if self._hurries and self._answered:
-            due_s = min(due_s, max(WEIGH_AGAIN * (time.perf_counter() - pending[0].call.started), LOOK_AGAIN_S))
-        self._latency_unknown = due_s == math.inf
-        timeout_s = min(due_s, self._context.left_s - max(self._rescue_at_s, 0.0))
-        due = loop.time() + max(timeout_s, 0.0)
-        alarm = loop.call_at(due, self._wake)
+            soonest_s = min(soonest_s, max(WEIGH_AGAIN * (time.perf_counter() - pending[0].call.started), LOOK_AGAIN_S))
+        self._latency_unknown = soonest_s == math.inf
+        timeout_s = min(soonest_s, self._context.left_s - max(self._rescue_at_s, 0.0))
+        alarm_at = loop.time() + max(timeout_s, 0.0)
+        alarm = loop.call_at(alarm_at, self._wake)
         try:
             await self._wakeup
         finally:
             alarm.cancel()
-        blocked = loop.time() - due > _STANDSTILL_S
-        if blocked and not self._was_blocked and due_s < math.inf:
-            self._no_race_before = time.perf_counter() + due_s
+        blocked = loop.time() - alarm_at > _STANDSTILL_S
+        if blocked and not self._was_blocked and soonest_s < math.inf:
+            self._no_race_before = time.perf_counter() + soonest_s
         self._was_blocked = blocked
 
     def _on_done(self, member: _AskedMember) -> None:

@@ -33,6 +33,8 @@ from focalroute.store.base import (
 
 _log = logging.getLogger("focalroute.store")
 
+#: How many of the latest ledger rows are kept for each answer that is kept.
+LEDGER_ROWS_AN_ANSWER = 8
 _MOST_WAITING = 10_000  # jobs; beyond it the queue would only eat memory
 
 T = TypeVar("T")

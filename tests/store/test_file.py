@@ -195,7 +195,7 @@ def test_a_path_that_is_too_long_for_sqlite_is_named_as_such(tmp_path: Path) -> 
     """It was to be made readable and writable, which it was; and left an empty file."""
     folder = tmp_path.joinpath(*["f" * 100] * 5)
     folder.mkdir(parents=True)
-    fails(folder / "s.db", "SQLite takes no path of more than 504 bytes; put it into another folder")
+    fails(folder / "s.db", "its path is longer than SQLite's 504 bytes; put it into another folder")
     assert not list(folder.iterdir())
     room = 504 - len(str(tmp_path.resolve())) - 203
     longest = tmp_path / ("f" * 100) / ("f" * 100) / ("s" * room)
@@ -219,7 +219,7 @@ def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     edit(path, "CREATE TABLE customers (name TEXT)")
     before = path.read_bytes()
-    fails(path, "database of something else; name another file")
+    fails(path, "another program's database; name another file")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -381,6 +381,9 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
 # -- verifying -----------------------------------------------------------------------------------------------------
 
 
+_REPLACED = "chain: rows of answers, feedback, probes or ledger are missing or were replaced"
+
+
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
@@ -394,12 +397,12 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
         ("UPDATE ledger SET tags = ''", "ledger: the row of 'x' was changed"),
         ("UPDATE ledger SET cost_pico = cost_pico + 1", "ledger: the row of 'x' was changed"),
         ("UPDATE feedback SET reward = 0.0", "feedback: the row of 'a' was changed"),
+        ("DELETE FROM answers WHERE id = 'b'", f"{_REPLACED} (5 were written, 4 are there)"),
+        ("DELETE FROM ledger", f"{_REPLACED} (5 were written, 4 are there)"),
         (
-            "DELETE FROM answers WHERE id = 'b'",
-            "chain: 5 rows of answers, feedback, probes and ledger were written, 4 ",
+            "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'ledger'",
+            f"{_REPLACED} (5 were written, 5 are there)",
         ),
-        ("DELETE FROM ledger", "chain: 5 rows of answers, feedback, probes and ledger were written, 4 others"),
-        ("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'ledger'", "chain: 5 rows"),
         ("UPDATE sqlite_sequence SET seq = 'x' WHERE name = 'chain'", "chain: damaged"),
         ("CREATE INDEX extra ON ledger (endpoint)", "schema: is not the one"),
     ],

@@ -424,5 +424,5 @@ def test_damage_is_found_and_harms_nothing_else(where: str) -> None:
         assert store.health().result(10) == {}
         said = "; ".join(store.verify())
         assert "answer a: its row is damaged" in said
-        assert "answer b: stands in the stream" in said
+        assert "answer b: is in the stream" in said
         assert "its rows add up to" in said

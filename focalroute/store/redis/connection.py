@@ -29,7 +29,7 @@ _ADVICE = {
     "OOM": "it has no memory left: raise its maxmemory, or keep fewer answers (?keep=)",
     "MISCONF": "it cannot write to its disk: make room there",
     "READONLY": "it is a replica: name the primary",
-    "NOAUTH": "it wants a password: give one in the address, or with ?password_env=",
+    "NOAUTH": "it requires a password: give one in the address, or with ?password_env=",
     "WRONGPASS": "it refuses the user or the password",
     "NOPERM": "its access list does not let this user do that: it needs all keys of the store, whose names begin with "
     "the prefix in braces, and the commands in docs/fleet.md",

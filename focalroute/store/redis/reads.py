@@ -24,7 +24,7 @@ from focalroute.store.base import (
     LedgerSum,
     StoredAnswer,
 )
-from focalroute.store.engine import difference_of, unless_damaged, with_totals
+from focalroute.store.engine import LEDGER_ROWS_AN_ANSWER, difference_of, unless_damaged, with_totals
 from focalroute.store.redis.connection import KeyName, RedisConnection
 from focalroute.store.redis.rows import AnswerHash, entry_order, read_capabilities, read_health, read_state
 
@@ -42,7 +42,6 @@ Command = Callable[..., Any]
 #: Entries of a stream: (id, fields).
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
-_LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 _AT_ONCE = 500
 _MOST_NEW = 1000  # entries of a stream delivered at a time; older ones are dropped
 
@@ -324,7 +323,7 @@ def trim(connection: RedisConnection, new_keep: int | None) -> None:
     keep = kept_answers(connection) if new_keep is None else new_keep
     if connection.command("HGET", connection.keys["policy"], ARCHIVED):
         keep *= 2
-    while rows := _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep):
+    while rows := _oldest(connection, "ledger", LEDGER_ROWS_AN_ANSWER * keep):
         drop_ledger(connection, rows[-1][0], keep)
     while answers := _oldest(connection, "answers", keep):
         drop_answers(connection, [(entry, _id_of(fields)) for entry, fields in answers], keep)
@@ -334,7 +333,7 @@ def trim(connection: RedisConnection, new_keep: int | None) -> None:
 
 def oldest_ledger(connection: RedisConnection, keep: int) -> list[LedgerEntry]:
     """Up to 500 of the oldest ledger rows, without those that stay with the latest ``keep`` answers."""
-    return [LedgerEntry.of(*found) for found in _oldest(connection, "ledger", _LEDGER_ROWS_AN_ANSWER * keep)]
+    return [LedgerEntry.of(*found) for found in _oldest(connection, "ledger", LEDGER_ROWS_AN_ANSWER * keep)]
 
 
 def oldest_answers(connection: RedisConnection, keep: int) -> list[tuple[bytes, str, AnswerHash]]:
@@ -374,7 +373,7 @@ def find_problems(connection: RedisConnection) -> tuple[str, ...]:
         try:
             found.extend(map(str, check(connection)))
         except (ValueError, KeyError, TypeError, StoreError) as error:
-            found.append(f"could not all be read ({type(error).__name__})")
+            found.append(f"could not be read in full ({type(error).__name__})")
     return tuple(found)
 
 
@@ -387,7 +386,7 @@ def _damaged_answers(connection: RedisConnection) -> Iterator[str]:
 
 def _damage(entry: bytes, answer_id: str, found: AnswerHash) -> Iterator[str]:
     if not found or found.entry != entry:
-        yield f"answer {answer_id}: stands in the stream of answers but nowhere else"
+        yield f"answer {answer_id}: is in the stream of answers but nowhere else"
         return
     try:
         json.loads(found.answer.receipt)

@@ -243,7 +243,8 @@ def _changed_chain(db: sqlite3.Connection) -> Iterator[str]:
     rows, total = _count(db)
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_sequence")}
     if (rows, total, numbers or 0) != (mark.rows, mark.total, mark.numbers) or not names <= {*CHAINED, "chain"}:
-        yield f"chain: {mark.rows} rows of answers, feedback, probes and ledger were written, {rows} others are there"
+        counts = f"{mark.rows} were written, {rows} are there"
+        yield f"chain: rows of answers, feedback, probes or ledger are missing or were replaced ({counts})"
     if mark.lost:
         yield (
             f"chain: acknowledged transactions that are lost: {mark.lost}; the end of the write-ahead log was "

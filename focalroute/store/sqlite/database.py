@@ -136,7 +136,7 @@ def _check_path(path: Path) -> None:
     if path.is_dir():
         raise StoreError(f"{path}: is a folder; name a file in it")
     if len(os.fsencode(os.path.realpath(path))) > _LONGEST_PATH:
-        raise StoreError(f"{path}: SQLite takes no path of more than {_LONGEST_PATH} bytes; put it into another folder")
+        raise StoreError(f"{path}: its path is longer than SQLite's {_LONGEST_PATH} bytes; put it into another folder")
 
 
 def _create_private(path: Path) -> None:
@@ -230,7 +230,7 @@ def _require_ours(db: sqlite3.Connection, name: str) -> None:
     made = list(db.execute("SELECT type, name FROM sqlite_master"))
     tables = {called for kind, called in made if kind == "table"}
     if tables and not tables >= _OUR_TABLES:
-        raise StoreError(f"{name}: is a database of something else; name another file")
+        raise StoreError(f"{name}: is another program's database; name another file")
     for kind, called in made:
         if kind not in ("table", "index"):  # it would run on writes or reads, and might never end
             raise StoreError(f"{name}: holds a {kind}, {called[:40]!r}; drop it, or name another file")

@@ -254,7 +254,7 @@ def find_problems(db: sqlite3.Connection) -> tuple[str, ...]:
             try:
                 found.extend(check(db))
             except (db.Error, StoreError, ValueError, TypeError, OverflowError) as error:  # what damage may raise
-                found.append(f"{name}: could not all be read ({type(error).__name__}: {error})")
+                found.append(f"{name}: could not be read in full ({type(error).__name__}: {error})")
     finally:
         db.text_factory = usual
     return tuple(found)

@@ -56,7 +56,7 @@ from focalroute.store.base import (
     StoredProbe,
 )
 from focalroute.store.codec import pack, write_answer, write_probe, write_tags
-from focalroute.store.engine import difference_of, duplicate_answer, unknown_answer
+from focalroute.store.engine import LEDGER_ROWS_AN_ANSWER, difference_of, duplicate_answer, unknown_answer
 from focalroute.store.sqlite.checksums import CHAINED, COLUMNS, Chain, checksum, head, seal
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("focalroute.store")
 
 _LONGEST_S = 3600.0  # how long a call may take whose reservation has no deadline, as earlier versions wrote them
-_LEDGER_ROWS_AN_ANSWER = 8  # kept for each answer that is kept
 #: The columns of the ledger's sums: the key, then those that are added.
 SUMMED = ("endpoint", "asks", "calls", "unpriced", "prompt_tokens", "completion_tokens", "micro", "pico")
 #: SQL: whether a row of the ledger is a call of an ask.
@@ -239,13 +238,16 @@ def _take_from_sums(db: sqlite3.Connection, reservation: Reservation, seq: int, 
 
 
 def prune(db: sqlite3.Connection, keep: int, chain: Chain) -> None:
-    """Delete all but the latest ``keep`` answers, with their feedback and probes, and ledger rows once summed."""
+    """Delete all but the latest ``keep`` answers, with their feedback and probes, and the ledger's oldest rows.
+
+    The ledger's sums keep what the deleted rows add up to.
+    """
     old = "WHERE answers.seq <= (SELECT max(seq) - ? FROM answers)"
     chain.remove("answers", old, (keep,))
     for table in ("feedback", "probes"):
         chain.remove(table, f"JOIN answers ON answers.id = {table}.answer_id {old}", (keep,))
     db.execute(f"DELETE FROM answers {old}", (keep,))  # noqa: S608 - constants
-    last = db.execute("SELECT max(seq) - ? FROM ledger", (_LEDGER_ROWS_AN_ANSWER * keep,)).fetchone()
+    last = db.execute("SELECT max(seq) - ? FROM ledger", (LEDGER_ROWS_AN_ANSWER * keep,)).fetchone()
     sum_up(db)
     chain.remove("ledger", "WHERE seq <= ?", last)
     if db.execute("DELETE FROM ledger WHERE seq <= ?", last).rowcount:
