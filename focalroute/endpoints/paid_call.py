@@ -20,7 +20,7 @@ from focalroute.core.event_loops import Background
 from focalroute.core.json_values import as_object, objects_in
 from focalroute.core.records import Usage
 from focalroute.endpoints.client import EndpointClient
-from focalroute.endpoints.wire import Request
+from focalroute.endpoints.wire import CAP_FIELDS, Request
 from focalroute.money.budget import AskBudget, HeldAmount
 from focalroute.money.cost import Bill, bill_of
 from focalroute.store.base import LedgerRow
@@ -167,7 +167,7 @@ def max_generated_tokens(params: Mapping[str, Any], request: Request) -> int | N
     """Return the most tokens that a call with these parameters may generate; None: unknown."""
     if request.scored:  # none are wanted, but vLLM generates, and counts, a token for each text
         return len(request.scored)
-    caps = [params[name] for name in ("max_tokens", "max_completion_tokens") if name in params] or [request.max_tokens]
+    caps = [params[name] for name in CAP_FIELDS if name in params] or [request.max_tokens]
     samples = params.get("n", request.n)
     if not all(type(count) is int and count >= 0 for count in (*caps, samples)):
         return None

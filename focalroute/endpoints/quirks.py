@@ -15,7 +15,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.json_values import as_list, as_object
 from focalroute.core.records import Failure
 from focalroute.core.services import service_at, thinks
-from focalroute.endpoints.wire import Completion, CompletionChoice, Request
+from focalroute.endpoints.wire import CAP_FIELDS, Completion, CompletionChoice, Request
 from focalroute.endpoints.wire.refusals import ROOM
 
 _log = logging.getLogger("focalroute")
@@ -33,7 +33,6 @@ _REMEMBERED = 4
 #: Fields of a request whose replies may lack the marks of thinking: constrained ones, and echoes of a prompt.
 _CONSTRAINING = ("response_format", "structured_outputs", "echo")
 
-_CAPS = ("max_tokens", "max_completion_tokens")
 #: A field of replies with tool calls -> the services that expect it back in the next request; others may refuse it.
 #: https://ai.google.dev/gemini-api/docs/thought-signatures, https://openrouter.ai/docs/use-cases/reasoning-tokens,
 #: https://api-docs.deepseek.com/guides/thinking_mode,
@@ -66,7 +65,7 @@ class Quirks:
         self._marked = self._unopened = 0
         self._name = endpoint.name
         self._room = tokens
-        self._fixed = tokens is not None or not endpoint.params.keys().isdisjoint(_CAPS)
+        self._fixed = tokens is not None or not endpoint.params.keys().isdisjoint(CAP_FIELDS)
         self._cap: str | None = None  # the field that the service takes for the token limit; None: the usual one
         self._refused: set[str] = set()
         service = endpoint.service or service_at(endpoint.base_url)
@@ -110,7 +109,7 @@ class Quirks:
         if not self._refused and self._cap is None:
             return dict(body)
         fitting = {name: value for name, value in body.items() if name not in self._refused}
-        for cap in _CAPS:
+        for cap in CAP_FIELDS:
             if self._cap not in (None, cap) and cap in fitting:
                 fitting[str(self._cap)] = fitting.pop(cap)
         return fitting
@@ -118,7 +117,7 @@ class Quirks:
     def learn_from_refusal(self, failure: Failure) -> bool:
         """Learn from a refusal; return whether it names a field that is left out, or renamed, from now on."""
         field = failure.lacks
-        if field in _CAPS:
+        if field in CAP_FIELDS:
             is_new = self._cap is None
             if is_new:
                 self._cap = "max_completion_tokens" if field == "max_tokens" else "max_tokens"
@@ -156,7 +155,7 @@ class Quirks:
         Returns:
             None: repeating the call would not help, as the room stays as it is.
         """
-        if self._fixed or request.max_tokens is None or not request.params.keys().isdisjoint(_CAPS):
+        if self._fixed or request.max_tokens is None or not request.params.keys().isdisjoint(CAP_FIELDS):
             return None
         if failure.lacks == ROOM:
             if _MIN_ROOM < had <= self.room:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from focalroute.core.config import Dialect
 from focalroute.core.errors import CallFailed
@@ -19,6 +19,8 @@ from focalroute.endpoints.wire import fields
 from focalroute.endpoints.wire.thinking import begins_thinking, split_thinking, thinking_of
 
 CapField = Literal["max_tokens", "max_completion_tokens"]
+#: The two names of the token limit.
+CAP_FIELDS: tuple[CapField, ...] = get_args(CapField)
 
 #: A reply longer than this is refused while it is being read.
 MAX_REPLY_BYTES = 8 * 2**20
@@ -109,7 +111,7 @@ def encode(request: Request, model: str, dialect: Dialect, *, cap: CapField = "m
             silently ignore ``max_completion_tokens``.
     """
     body: dict[str, Any] = {"model": model, "messages": list(request.messages)}
-    if request.max_tokens is not None and request.params.keys().isdisjoint(("max_tokens", "max_completion_tokens")):
+    if request.max_tokens is not None and request.params.keys().isdisjoint(CAP_FIELDS):
         body[cap] = request.max_tokens
     if request.temperature is not None:
         body["temperature"] = request.temperature
@@ -299,8 +301,7 @@ def _is_vector(value: object) -> bool:
 
 
 _GENERATING = frozenset(
-    ("max_tokens", "max_completion_tokens", "n", "top_logprobs", "response_format", "structured_outputs", "tools",
-     "tool_choice")
+    (*CAP_FIELDS, "n", "top_logprobs", "response_format", "structured_outputs", "tools", "tool_choice")
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from focalroute.core.config import Endpoint
 from focalroute.core.json_values import as_object, read_json
 from focalroute.core.records import WITHHELD, Failure
 from focalroute.core.services import is_loopback
+from focalroute.endpoints.wire import CAP_FIELDS
 
 #: Each is a field of `Endpoint`.
 Feature = Literal["tools", "images", "json_schema"]
@@ -57,7 +58,7 @@ _LACKING: Mapping[Feature, re.Pattern[str]] = {
 
 #: Fields of a request that a service may refuse.
 FIELDS = (
-    "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n", "temperature", "top_p", "stream_options",
+    *CAP_FIELDS, "logprobs", "top_logprobs", "n", "temperature", "top_p", "stream_options",
     "presence_penalty", "frequency_penalty", "prompt_cache_key", "reasoning_effort", "verbosity", "structured_outputs",
 )  # fmt: skip
 _REFUSED = re.compile(
@@ -188,7 +189,7 @@ def _refused(param: str | None, code: str | None, message: str) -> str | None:
         return None
     if _REFUSED.search(message) or (code or "").startswith("unsupported"):
         return field
-    return ROOM if field in ("max_tokens", "max_completion_tokens") and _TOO_MUCH.search(message) else None
+    return ROOM if field in CAP_FIELDS and _TOO_MUCH.search(message) else None
 
 
 def _without_names(message: str, sent: str) -> str:
