@@ -213,15 +213,15 @@ def test_a_service_that_echoes_all_it_got_is_not_repeated(said: Said, tmp_path: 
                 assert len(failed.value.replies) >= 5  # type: ignore[attr-defined]
             said.add("stats", ensemble.stats())
             said.objects()
-        clients = HttpSessions()
+        sessions = HttpSessions()
         for endpoint in pool:
             with pytest.raises(FocalrouteError) as failed:
-                async for _ in EndpointClient(endpoint, clients).stream(
+                async for _ in EndpointClient(endpoint, sessions).stream(
                     Request(({"role": "user", "content": PROMPT},), 8)
                 ):
                     pass
             said.raised(failed.value)
-        await clients.aclose()
+        await sessions.aclose()
         if client is not None:
             await client.close()
 

@@ -278,15 +278,15 @@ async def measure_pool(endpoints: Sequence[Endpoint], store: Store) -> list[Meas
 
     Results and cost are written to the store, so that an ensemble on it need not check again for a week.
     """
-    clients = HttpSessions()
+    sessions = HttpSessions()
     try:
-        return list(await asyncio.gather(*(_measure(endpoint, clients, store) for endpoint in endpoints)))
+        return list(await asyncio.gather(*(_measure(endpoint, sessions, store) for endpoint in endpoints)))
     finally:
-        await clients.aclose()
+        await sessions.aclose()
 
 
-async def _measure(endpoint: Endpoint, clients: HttpSessions, store: Store) -> Measured:
-    client, bills, at = EndpointClient(endpoint, clients), list[Bill](), time.time()
+async def _measure(endpoint: Endpoint, sessions: HttpSessions, store: Store) -> Measured:
+    client, bills, at = EndpointClient(endpoint, sessions), list[Bill](), time.time()
     latency: float | None = None
     try:
         client.prepare()

@@ -93,12 +93,12 @@ class PoolMember:
     """One endpoint in the pool."""
 
     def __init__(
-        self, endpoint: Endpoint, breaker: Breaker, clients: HttpSessions, store: Store, guard: BudgetGuard
+        self, endpoint: Endpoint, breaker: Breaker, sessions: HttpSessions, store: Store, guard: BudgetGuard
     ) -> None:
         self.endpoint = endpoint
         self.breaker = breaker
         self.throttle = Throttle(endpoint)
-        self._client = EndpointClient(endpoint, clients, self._on_headers)
+        self._client = EndpointClient(endpoint, sessions, self._on_headers)
         self._cost_lookups = CostLookups(self._client)
         self._store = store
         self._guard = guard
@@ -192,7 +192,7 @@ class PoolMember:
             self.throttle.leave(admitted, None, failure)
 
     def lacks(self, needs: Needs) -> str | None:
-        """Return the first need that the endpoint does not meet, by the pool file or its own errors; None: no such."""
+        """Return the first need that the pool file, or an error of the endpoint, says it does not meet; else None."""
         for feature in needs.features:
             declared: bool | None = getattr(self.endpoint, feature)
             if declared is False or (declared is None and self._lacks.get(feature, 0.0) > time.monotonic()):

@@ -55,12 +55,12 @@ class Pool:
         self, endpoints: Iterable[Endpoint], store: Store, guard: BudgetGuard, *, rules: Rules, samples: int
     ) -> None:
         pool = tuple(endpoints)
-        self._clients = HttpSessions()
+        self._sessions = HttpSessions()
         if any(endpoint.client is None for endpoint in pool):
-            self._clients.load()
+            self._sessions.load()
         self._breakers = Breakers(len(pool), self._on_breaker_change)
         self._members = tuple(
-            PoolMember(endpoint, breaker, self._clients, store, guard)
+            PoolMember(endpoint, breaker, self._sessions, store, guard)
             for endpoint, breaker in zip(pool, self._breakers.all, strict=True)
         )
         self._keys = tuple(map(health_key, pool))
@@ -207,4 +207,4 @@ class Pool:
         """Close the connections and background calls of the running loop. Calls under way fail, without retries."""
         self._closed = True
         await asyncio.gather(*(member.aclose() for member in self._members))
-        await self._clients.aclose()
+        await self._sessions.aclose()

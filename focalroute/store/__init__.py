@@ -1,4 +1,11 @@
-"""Stores answers, feedback, capabilities and the ledger. The interface is `Store`; its default engine is SQLite."""
+"""Stores answers, feedback, capabilities and the ledger. The interface is `Store`; its default engine is SQLite.
+
+- ``base``: the interface and its records; ``codec``: their encoding; ``accounts``: the arithmetic of budgets;
+- ``engine``: the queue of jobs and the delivery of feedback, for both engines;
+- ``sqlite``: ``database`` opens and migrates a file (``schema.sql``), ``writes`` and ``reads`` have the SQL,
+  ``checksums`` finds damage for `Store.verify`, ``store`` has the thread and the transactions;
+- ``redis``: ``sender`` sends each job once, ``journal`` keeps writes while Redis is away, ``lua`` has the scripts.
+"""
 
 from __future__ import annotations
 

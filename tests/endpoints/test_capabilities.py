@@ -81,12 +81,12 @@ class Service:
 
 def probe(server: Server) -> tuple[Capabilities, Usage | None]:
     async def run() -> tuple[Capabilities, Usage | None]:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         try:
-            check = CapabilityCheck(EndpointClient(Endpoint("e", model="m", base_url=server.url), clients))
+            check = CapabilityCheck(EndpointClient(Endpoint("e", model="m", base_url=server.url), sessions))
             return await check.run(), check.usage
         finally:
-            await clients.aclose()
+            await sessions.aclose()
 
     return asyncio.run(run())
 

@@ -48,11 +48,11 @@ def endpoints() -> Iterator[dict[str, Endpoint]]:
 
 def with_client(endpoint: Endpoint, use: Any) -> Any:
     async def run() -> Any:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         try:
-            return await use(EndpointClient(endpoint, clients))
+            return await use(EndpointClient(endpoint, sessions))
         finally:
-            await clients.aclose()
+            await sessions.aclose()
 
     return asyncio.run(run())
 

@@ -65,11 +65,11 @@ def using(url: str, use: Use, **settings: Any) -> Any:
     """Run ``use`` on a client of ``url``, and close everything after."""
 
     async def run() -> Any:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         try:
-            return await use(EndpointClient(Endpoint("e", model="m", base_url=url, **settings), clients))
+            return await use(EndpointClient(Endpoint("e", model="m", base_url=url, **settings), sessions))
         finally:
-            await clients.aclose()
+            await sessions.aclose()
 
     return asyncio.run(run())
 
@@ -320,12 +320,12 @@ def test_a_reply_cut_short_or_broken_in_its_http_is_a_protocol_failure(raw: byte
     """What was answered is not whole: it may have cost something, unlike a refused connection."""
 
     async def run() -> CallFailed:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         async with speaking(raw) as url:
-            client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+            client = EndpointClient(Endpoint("e", model="m", base_url=url), sessions)
             with pytest.raises(CallFailed) as caught:
                 await client.complete(REQUEST)
-            await clients.aclose()
+            await sessions.aclose()
         return caught.value
 
     assert asyncio.run(run()).failure.kind in ("protocol", "connection")
@@ -593,12 +593,12 @@ def test_connections_are_kept_and_shared_between_endpoints() -> None:
         return json_reply(completion())
 
     async def run(server: Server) -> None:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         for name in ("one", "two"):
-            client = EndpointClient(Endpoint(name, model="m", base_url=server.url), clients)
+            client = EndpointClient(Endpoint(name, model="m", base_url=server.url), sessions)
             await client.complete(REQUEST)
-        await clients.aclose()
-        await clients.aclose()
+        await sessions.aclose()
+        await sessions.aclose()
 
     with serving(handler) as server:
         asyncio.run(run(server))
@@ -624,13 +624,13 @@ def test_a_streams_connection_is_not_used_again() -> None:
 
     async def run() -> None:
         async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-            clients, url = HttpSessions(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+            sessions, url = HttpSessions(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            client = EndpointClient(Endpoint("e", model="m", base_url=url), sessions)
             for _ in range(3):
                 await collect(client)
                 await asyncio.wait_for(closed.wait(), 10)
                 closed.clear()
-            await clients.aclose()
+            await sessions.aclose()
 
     asyncio.run(run())
     assert opened == 3
@@ -638,15 +638,15 @@ def test_a_streams_connection_is_not_used_again() -> None:
 
 def test_one_client_serves_several_event_loops_in_turn() -> None:
     """Each running loop gets its own connections; a loop closed long ago leaves nothing behind that breaks the next."""
-    clients = HttpSessions()
+    sessions = HttpSessions()
     with serving(ok) as server:
-        client = EndpointClient(Endpoint("e", model="m", base_url=server.url), clients)
+        client = EndpointClient(Endpoint("e", model="m", base_url=server.url), sessions)
 
         async def call() -> str:
             try:
                 return (await client.complete(REQUEST)).choices[0].text
             finally:
-                await clients.aclose()
+                await sessions.aclose()
 
         assert [asyncio.run(call()) for _ in range(3)] == ["A", "A", "A"]
 
@@ -718,11 +718,11 @@ def test_what_a_proxy_answers_to_connect_is_told(monkeypatch: pytest.MonkeyPatch
     async def run() -> None:
         async with speaking(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()) as url:
             monkeypatch.setenv("https_proxy", url.removesuffix("/v1"))
-            clients = HttpSessions()
-            client = EndpointClient(Endpoint("e", model="m", base_url="https://somewhere.invalid/v1"), clients)
+            sessions = HttpSessions()
+            client = EndpointClient(Endpoint("e", model="m", base_url="https://somewhere.invalid/v1"), sessions)
             with pytest.raises(CallFailed, match=rf"through the proxy \(HTTP {status}\)") as caught:
                 await client.complete(REQUEST)
-            await clients.aclose()
+            await sessions.aclose()
             assert caught.value.failure.hint.startswith(hint)
 
     asyncio.run(run())
@@ -782,9 +782,9 @@ def test_trusted_certificates_are_set_as_in_httpx(tmp_path: Path, monkeypatch: p
         context.load_cert_chain(certificate, key)
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
-        clients = HttpSessions()
+        sessions = HttpSessions()
         url = f"https://127.0.0.1:{runner.addresses[0][1]}/v1"
-        client = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+        client = EndpointClient(Endpoint("e", model="m", base_url=url), sessions)
         found: list[Any] = []
         for variables in ({}, {"SSL_CERT_FILE": str(tmp_path / "none.pem")}, {"SSL_CERT_FILE": str(key)}, good):
             for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
@@ -796,8 +796,8 @@ def test_trusted_certificates_are_set_as_in_httpx(tmp_path: Path, monkeypatch: p
             except (CallFailed, ConfigError) as error:
                 found.append(error)
             if not isinstance(found[-1], ConfigError):
-                await clients.aclose()
-        await clients.aclose()
+                await sessions.aclose()
+        await sessions.aclose()
         await runner.cleanup()
         return found
 

@@ -151,14 +151,14 @@ def test_a_hostile_stream_fails_or_says_what_it_says(pool: SimulatedPool, kind: 
     hostile = members(pool, kind)[1]
 
     async def run() -> str:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         async with openai.AsyncOpenAI(api_key="none", base_url=str(hostile.base_url)) as client:
             endpoint = replace(hostile, base_url=None, client=client) if ready else hostile
             try:
-                async with aclosing(EndpointClient(endpoint, clients).stream(STREAMED)) as pieces:
+                async with aclosing(EndpointClient(endpoint, sessions).stream(STREAMED)) as pieces:
                     *_, last = [piece async for piece in pieces]
             finally:
-                await clients.aclose()
+                await sessions.aclose()
         assert isinstance(last, Completion)
         return last.choices[0].text
 
@@ -188,11 +188,11 @@ def test_memory_is_bounded_whatever_is_sent(pool: SimulatedPool, kind: str, way:
     url = str(pool.endpoints[1].base_url)
 
     async def run() -> int:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         async with openai.AsyncOpenAI(api_key="none", base_url=url) as client, httpx.AsyncClient() as http_client:
             where: dict[str, Any] = {"client": client} if way == "openai" else {"base_url": url}
             where |= {"http_client": http_client} if way == "httpx" else {}
-            caller = EndpointClient(Endpoint("hostile", model="hostile", **where), clients)
+            caller = EndpointClient(Endpoint("hostile", model="hostile", **where), sessions)
             with pytest.raises(CallFailed):
                 await caller.complete(Request(STREAMED.messages, 8))  # all that is loaded on first use is there
             tracemalloc.start()
@@ -200,7 +200,7 @@ def test_memory_is_bounded_whatever_is_sent(pool: SimulatedPool, kind: str, way:
                 await caller.complete(Request(STREAMED.messages, 8))
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            await clients.aclose()
+            await sessions.aclose()
         return peak
 
     assert asyncio.run(run()) < 3 * MAX_REPLY_BYTES
@@ -232,16 +232,16 @@ def test_endless_headers_and_trailers_take_neither_memory_nor_longer_than_the_ca
         writer.close()
 
     async def run() -> tuple[CallFailed, int]:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), clients)
+            caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), sessions)
             tracemalloc.start()
             with pytest.raises(CallFailed) as failed:
                 await caller.complete(Request(STREAMED.messages, 8), timeout_s=1.0 if "timeout" in kinds else 60)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            await clients.aclose()
+            await sessions.aclose()
         return failed.value, peak
 
     error, peak = asyncio.run(run())
@@ -263,15 +263,15 @@ def test_a_reply_that_was_not_asked_for_is_not_the_next_calls() -> None:
         writer.close()
 
     async def run() -> list[str]:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), clients)
+            caller = EndpointClient(Endpoint("hostile", model="hostile", base_url=url), sessions)
             said = [await caller.complete(STREAMED)]
             kept[0].write(late)
             await asyncio.sleep(0.05)
             said += [await caller.complete(STREAMED) for _ in range(2)]
-            await clients.aclose()
+            await sessions.aclose()
         return [one.choices[0].text for one in said]
 
     assert asyncio.run(run()) == ["mine"] * 3
@@ -287,12 +287,12 @@ def test_a_connection_that_was_closed_while_the_event_loop_stood_still_is_not_us
         return json_reply(completion())
 
     async def run(url: str) -> None:
-        clients = HttpSessions()
-        caller = EndpointClient(Endpoint("e", model="m", base_url=url), clients)
+        sessions = HttpSessions()
+        caller = EndpointClient(Endpoint("e", model="m", base_url=url), sessions)
         for _ in range(3):
             await caller.complete(STREAMED)
             time.sleep(0.2)  # noqa: ASYNC251 - the loop stands still
-        await clients.aclose()
+        await sessions.aclose()
 
     with serving(serve) as server:
         asyncio.run(run(server.url))
@@ -306,10 +306,10 @@ def test_a_service_that_sends_before_it_is_asked_is_not_connected_to_for_ever(
     monkeypatch.setattr("aiohttp.client_proto.ResponseHandler.should_close", True)
 
     async def run() -> CallFailed:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         with pytest.raises(CallFailed) as failed:
-            await EndpointClient(pool.endpoints[0], clients).complete(STREAMED)
-        await clients.aclose()
+            await EndpointClient(pool.endpoints[0], sessions).complete(STREAMED)
+        await sessions.aclose()
         return failed.value
 
     assert asyncio.run(run()).failure.kind == "connection"

@@ -48,11 +48,11 @@ def endpoint(name: str = "e", **settings: Any) -> Endpoint:
 
 def complete(one: Endpoint, request: Request = REQUEST) -> Completion:
     async def run() -> Completion:
-        clients = HttpSessions()
+        sessions = HttpSessions()
         try:
-            return await EndpointClient(one, clients).complete(request)
+            return await EndpointClient(one, sessions).complete(request)
         finally:
-            await clients.aclose()
+            await sessions.aclose()
 
     return asyncio.run(run())
 

@@ -298,10 +298,10 @@ def over_http() -> Iterator[Read]:
         async def start() -> tuple[asyncio.Server, HttpSessions, EndpointClient]:
             server = await asyncio.start_server(speak, "127.0.0.1", 0)
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-            clients = HttpSessions()
-            return server, clients, EndpointClient(Endpoint("e", model="m", base_url=url, timeout_s=5), clients)
+            sessions = HttpSessions()
+            return server, sessions, EndpointClient(Endpoint("e", model="m", base_url=url, timeout_s=5), sessions)
 
-        server, clients, client = runner.run(start())
+        server, sessions, client = runner.run(start())
 
         async def call() -> None:
             with suppress(CallFailed):
@@ -312,7 +312,7 @@ def over_http() -> Iterator[Read]:
             runner.run(call())
 
         yield read
-        runner.run(clients.aclose())
+        runner.run(sessions.aclose())
         server.close()
 
 

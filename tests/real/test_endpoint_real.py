@@ -53,11 +53,11 @@ def vllm_endpoint(server: Server, **settings: Any) -> Endpoint:
 
 @asynccontextmanager
 async def client_of(endpoint: Endpoint) -> AsyncIterator[EndpointClient]:
-    clients = HttpSessions()
+    sessions = HttpSessions()
     try:
-        yield EndpointClient(endpoint, clients)
+        yield EndpointClient(endpoint, sessions)
     finally:
-        await clients.aclose()
+        await sessions.aclose()
 
 
 def with_client(endpoint: Endpoint, act: Callable[[EndpointClient], Awaitable[T]]) -> T:

@@ -43,9 +43,9 @@ class EmbeddingService:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._clients = HttpSessions()
+        self._sessions = HttpSessions()
         self._throttle = Throttle(endpoint)
-        self._client = EndpointClient(endpoint, self._clients, on_headers=self._throttle.on_headers)
+        self._client = EndpointClient(endpoint, self._sessions, on_headers=self._throttle.on_headers)
         self._width = 0
 
     def prepare(self) -> None:
@@ -93,7 +93,7 @@ class EmbeddingService:
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""
-        await self._clients.aclose()
+        await self._sessions.aclose()
 
 
 class EmbeddingFunction:
