@@ -15,6 +15,7 @@ import functools
 import math
 import re
 import string
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
@@ -31,7 +32,6 @@ DECORATION = (
     "\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1b"  # Chinese and Japanese ones
 )
 
-_ENDS_OF_THINKING = tuple(f"</{name}>" for name in THINKING)
 _MAX_LENGTH = 20_000  # characters of a reply to a closed question; a longer one has no answer
 _LONGEST_CHOICE = 1_000  # characters of a line that is compared with the choices' normal forms
 _LAST_ALPHABETIC = "\u2fff"  # characters of Chinese, Japanese and Korean follow
@@ -141,8 +141,11 @@ class ChoiceParser:
         self.choices = choices
         self.labels = labels_for(choices)
         self._by_label = {label.casefold(): i for i, label in enumerate(self.labels)}
-        bare = [_folded(choice.strip(DECORATION)) for choice in choices]
-        self._bare = [b if b and bare.count(b) == 1 else _folded(c.strip()) for b, c in zip(bare, choices, strict=True)]
+        self._bare = [_folded(choice.strip(DECORATION)) for choice in choices]
+        ambiguous = {bare for bare, times in Counter(self._bare).items() if not bare or times > 1}
+        for i, choice in enumerate(choices):
+            if self._bare[i] in ambiguous:
+                self._bare[i] = _folded(choice.strip())
         self._longest_first = sorted(enumerate(self._bare), key=lambda item: -len(item[1]))
         forms = [fold(choice) for choice in choices]
         self._by_form = {form: i for i, form in enumerate(forms) if form is not None and forms.count(form) == 1}
@@ -164,8 +167,8 @@ class ChoiceParser:
 
     def _find(self, text: str, *, cut: bool) -> NamedChoice | None:
         text = without_end_tokens(text)
-        begin = max(text.rfind(end) + len(end) if end in text else 0 for end in _ENDS_OF_THINKING)
-        if any(f"<{name}>" in text[begin:] for name in THINKING):
+        begin = _end_of_thinking(text)
+        if begin is None:
             return None
         begin = max([begin, *(match.end() for match in TAKEN_BACK.finditer(text, begin))])
         start = begin + len(text[begin:]) - len(text[begin:].lstrip(DECORATION))
@@ -333,6 +336,16 @@ class ChoiceParser:
                 if not within and not (bare == "no" and NOUN_FOLLOWS.match(left, end)):
                     yield NamedChoice(i, at, end, False)
                     left = left[:at] + "\0" * (end - at) + left[end:]
+
+
+def _end_of_thinking(text: str) -> int | None:
+    """Return the index after the last thinking in tags, 0 if there is none; None if the last thinking has no end."""
+    begin = 0
+    for name in THINKING:
+        tag = f"</{name}>"
+        if tag in text:
+            begin = max(begin, text.rfind(tag) + len(tag))
+    return None if any(f"<{name}>" in text[begin:] for name in THINKING) else begin
 
 
 def _folded(text: str) -> str:
