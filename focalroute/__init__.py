@@ -2,15 +2,15 @@
 
 A query goes through these steps, in this order in `AsyncEnsemble._answer` (serving/ensemble.py):
 
-    query      serving/query.py        what the caller passes, checked
-    observe    observe/                past outcomes, diversity, features of the text -> vectors
+    query      serving/query.py        checks what the caller passes
+    observe    observe/                turns past outcomes, diversity and features of the text into vectors
     decide     policy/                 the Decider picks the endpoints to ask next, or stops (ONNX)
-    ask        endpoints/pool.py       the members, concurrently: elicitation, retries, limits
-    fuse       policy/                 the Fusion: candidates scored (ONNX); then the next round, or
-    record     serving/recording.py    the answer, its receipt, the row for store/
-    feedback   serving/feedback.py     validated, stored; learn/ credits each member with it
+    ask        endpoints/pool.py       asks them at the same time: prompts, retries, limits
+    fuse       policy/                 the Fusion scores the candidates (ONNX); then the next round begins
+    record     serving/recording.py    after the last round: makes the answer, its receipt and the row for store/
+    feedback   serving/feedback.py     later: checks and stores feedback, with which learn/ credits each member
 
-serving/settings.py has an ensemble's settings; `Ensemble` (serving/sync.py) is the synchronous interface.
+An ensemble's settings are in serving/settings.py; `Ensemble` (serving/sync.py) is the synchronous interface.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def _show_logs(level: str) -> None:
-    """Show the log at this level on standard error, unless the program has its own handlers."""
+    """Log at this level to standard error, unless the program has log handlers of its own."""
     import logging
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -55,7 +55,7 @@ def _show_logs(level: str) -> None:
     if level.strip().lower() in ("debug", "info", "warning", "error"):
         logger.setLevel(level.strip().upper())
     else:
-        logger.warning("FOCALROUTE_LOG is none of debug, info, warning, error: the log level is unchanged")
+        logger.warning("FOCALROUTE_LOG: give debug, info, warning or error; the log level is unchanged")
 
 
 if os.environ.get("FOCALROUTE_LOG"):
@@ -98,7 +98,7 @@ __all__ = [
     "__version__",
 ]
 
-#: The module of each public name; it is imported when the name is first used.
+#: Public name -> its module, which is imported when the name is first used.
 _HOMES = {
     name: module
     for module, names in {
@@ -119,7 +119,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # else a type checker would accept any name
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         """Import a public name on its first use (PEP 562)."""

@@ -105,6 +105,7 @@ class ExpressionParser:
         return value
 
     def _sum(self) -> Quotient:
+        """Parse terms joined by + and -."""
         total = self._algebra.number(Fraction(0))
         if self._next() not in ("+", "-"):
             total = self._algebra.plus(total, self._term())
@@ -114,6 +115,7 @@ class ExpressionParser:
         return total
 
     def _term(self) -> Quotient:
+        """Parse factors that are multiplied, divided or written side by side."""
         product = self._factor()
         while True:
             if self._skip("*"):
@@ -131,6 +133,7 @@ class ExpressionParser:
         return self._factor()
 
     def _begins_factor(self) -> bool:
+        """Whether the next token begins a factor that is multiplied without a sign."""
         token = self._next()
         if not token or token in ("or", "and"):
             return False
@@ -139,6 +142,7 @@ class ExpressionParser:
         return token[0].isalpha() or token in ("(", "{", "[") or (token[0] == "\\" and token[1:] in _AS_FACTOR)
 
     def _factor(self) -> Quotient:
+        """Parse a base with its factorials and exponent."""
         base = self._nested(self._base)
         while self._skip("!"):
             base = self._factorial(base)
@@ -165,6 +169,7 @@ class ExpressionParser:
         return int(number)
 
     def _base(self) -> Quotient:
+        """Parse a number, a name, a function or a bracketed expression."""
         token = self._take()
         if token[0].isdigit() or token[0] == ".":
             return self._number(token)
@@ -222,6 +227,7 @@ class ExpressionParser:
         return self._algebra.number(value)
 
     def _command(self, name: str) -> Quotient:
+        """Parse the arguments of \\frac, \\sqrt or \\binom."""
         if name == "sqrt":
             degree = 2
             if self._skip("["):
@@ -246,6 +252,7 @@ class ExpressionParser:
         return self._algebra.number(Fraction(self._take()))
 
     def _function(self, name: str) -> Quotient:
+        """Parse the arguments of a function, also in the forms sin^2 x and log_2 x."""
         arguments, exponent = [], None
         if name == "log" and self._skip("_"):
             arguments.append(self._nested(self._argument))

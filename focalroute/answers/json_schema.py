@@ -195,51 +195,72 @@ def check_schema(schema: object, *, tuples: bool) -> None:
     Raises:
         ConfigError: the message names the place and what to do.
     """
-    waiting: list[tuple[str, object, int]] = [("$", schema, 1)]
-    references: dict[str, str] = {}  # reference -> where it was last found
-    walked: set[int] = set()
-    pending: list[str] = []  # references whose parts may not have been walked
-    nodes, rebased = 0, False
-    while waiting or (pending and not rebased):
-        if not waiting:
-            reference = pending.pop()
-            target = pointed_to(schema, reference) if reference[:2] == "#/" else None
-            if target is None or id(target) in walked:
-                continue
-            waiting.append((reference, target, 1))
-        where, node, depth = waiting.pop()
-        walked.add(id(node))
-        nodes += 1
+    _SchemaCheck(schema, tuples=tuples).run()
+
+
+class _SchemaCheck:
+    """Checks all parts of a schema, including those that only a reference leads to."""
+
+    def __init__(self, schema: object, *, tuples: bool) -> None:
+        self._schema = schema
+        self._tuples = tuples
+        self._waiting: list[tuple[str, object, int]] = [("$", schema, 1)]  # place, part and depth
+        self._walked: set[int] = set()
+        self._references: dict[str, str] = {}  # reference -> where it was last found
+        self._pending: list[str] = []  # references whose parts may not have been walked
+        self._nodes = 0
+        self._rebased = False  # whether an inner $id changes what references point to
+
+    def run(self) -> None:
+        while (part := self._next_part()) is not None:
+            self._check(*part)
+        if not self._rebased:
+            _check_references(self._schema, self._references)
+
+    def _next_part(self) -> tuple[str, object, int] | None:
+        if self._waiting:
+            return self._waiting.pop()
+        while self._pending and not self._rebased:
+            reference = self._pending.pop()
+            target = pointed_to(self._schema, reference) if reference[:2] == "#/" else None
+            if target is not None and id(target) not in self._walked:
+                return reference, target, 1
+        return None
+
+    def _check(self, where: str, node: object, depth: int) -> None:
+        """Check one part, and queue the parts in it."""
+        self._walked.add(id(node))
+        self._nodes += 1
         if depth > MAX_DEPTH:
             raise ConfigError(f"answer: the JSON schema is nested deeper than {MAX_DEPTH} levels; use $ref")
         if isinstance(node, bool):
-            continue
+            return
         if not isinstance(node, Mapping):
             raise ConfigError(f"answer: the JSON schema is wrong at {where}: give an object, true or false")
         for keyword, value in node.items():
-            at = f"{where}.{keyword}"[:200]
             if keyword in _REFUSED or (keyword == "$schema" and where != "$"):
                 raise ConfigError(f"answer: the JSON schema uses {keyword} at {where}, which is not supported")
-            shape = _SHAPES.get(keyword)
-            if shape is None:
-                continue  # an annotation, or a keyword without effect
-            wrong, parts, size = shape(value)
-            if keyword == "items" and isinstance(value, list) and not tuples:
-                wrong = "give one schema; schemas of the first items go into prefixItems"
-            if wrong:
-                raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
-            if keyword == "$ref":
-                if value not in references:
-                    pending.append(value)
-                references[value] = at
-            elif keyword == "$id" and where != "$":
-                rebased = True
-            nodes += size
-            if nodes + len(waiting) + len(parts) > MAX_NODES:
-                raise ConfigError(f"answer: the JSON schema has more than {MAX_NODES} parts; simplify it")
-            waiting += [(f"{at}{name}"[:200], part, depth + 1) for name, part in parts]
-    if not rebased:
-        _check_references(schema, references)
+            if keyword in _SHAPES:  # else an annotation, or a keyword without effect
+                self._check_keyword(keyword, value, where, depth)
+
+    def _check_keyword(self, keyword: str, value: Any, where: str, depth: int) -> None:
+        """Check a keyword's value, and queue the schemas in it."""
+        at = f"{where}.{keyword}"[:200]
+        wrong, parts, size = _SHAPES[keyword](value)
+        if keyword == "items" and isinstance(value, list) and not self._tuples:
+            wrong = "give one schema; schemas of the first items go into prefixItems"
+        if wrong:
+            raise ConfigError(f"answer: the JSON schema is wrong at {at}: {wrong}")
+        if keyword == "$ref":
+            if value not in self._references:
+                self._pending.append(value)
+            self._references[value] = at
+        elif keyword == "$id" and where != "$":
+            self._rebased = True
+        self._nodes += size
+        if self._nodes + len(self._waiting) + len(parts) > MAX_NODES:
+            raise ConfigError(f"answer: the JSON schema has more than {MAX_NODES} parts; simplify it")
+        self._waiting += [(f"{at}{name}"[:200], part, depth + 1) for name, part in parts]
 
 
 def _check_references(schema: object, references: Mapping[str, str]) -> None:

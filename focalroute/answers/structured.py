@@ -417,6 +417,7 @@ class _Unfolded:
 
 
 def _closed_paths(unfolded: _Unfolded, schema: object, path: Path, followed: frozenset[str]) -> Iterator[Path]:
+    """Yield the paths of the closed fields in a part of the schema."""
     part, followed = unfolded.part(schema, followed)
     if _closed(unfolded, part, followed):
         yield path
@@ -430,6 +431,7 @@ def _closed_paths(unfolded: _Unfolded, schema: object, path: Path, followed: fro
 
 
 def _closed(unfolded: _Unfolded, schema: object, followed: frozenset[str]) -> bool:
+    """Whether a part of the schema is a closed field."""
     part, followed = unfolded.part(schema, followed)
     types = part.get("type")
     options = _options(part)

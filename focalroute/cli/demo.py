@@ -124,6 +124,8 @@ def _rows(
     singles: Sequence[Sequence[Answer]],
     pool: SimulatedPool,
 ) -> Iterator[DemoRow]:
+    """Yield a row for each method, from the answers to all questions."""
+
     def scored(method: str, choices: Iterable[int | None], answers: Iterable[Answer]) -> DemoRow:
         answers = list(answers)
         right = [float(choice == q.label) for choice, q in zip(choices, questions, strict=True)]

@@ -171,6 +171,7 @@ def _unusable(endpoint: Endpoint) -> _Service | None:
 
 
 def _service(endpoint: Endpoint) -> _Service:
+    """Fetch a service's list of models with an endpoint's key."""
     try:
         payload = fetch_models(endpoint, _TIMEOUT_S)
     except NotListed as error:
@@ -183,6 +184,7 @@ def _service(endpoint: Endpoint) -> _Service:
 
 
 def _without_list(endpoint: Endpoint, error: NotListed) -> _Service:
+    """Return what it means that a service gives no list of models."""
     address = f"{endpoint.base_url}/models"
     if error.status is None:
         return _Service("unreachable", f"{address} {error}", _hint(endpoint, None))
@@ -209,6 +211,7 @@ def _lists_for_key_only(endpoint: Endpoint) -> bool:
 
 
 def _check(endpoint: Endpoint, service: _Service | None, store: Store | None) -> Checked:
+    """Combine what the endpoint, its service and the store tell."""
     known, source = _known(endpoint, store)
     found = _unusable(endpoint) or service or _Service("ok")
     listed = _is_listed(endpoint, found)
@@ -241,6 +244,7 @@ def _is_listed(endpoint: Endpoint, service: _Service) -> bool | None:
 
 
 def _known(endpoint: Endpoint, store: Store | None) -> tuple[Capabilities | None, str]:
+    """Return an endpoint's capabilities, as far as known, and their source."""
     said = capabilities.declared(endpoint)
     if said is not None:
         return said, "pool file"

@@ -82,6 +82,7 @@ async def _serve(
     shutdown_s: int,
     as_json: bool,
 ) -> None:
+    """Serve an ensemble until a signal ends it, then close it."""
     from focalroute.server import NEEDED, create_app
     from focalroute.serving.ensemble import AsyncEnsemble
 
@@ -116,6 +117,7 @@ def _is_not_cancellation(record: logging.LogRecord) -> bool:
 
 
 def _greet(endpoints: int, sock: socket.socket, callers: Callers | None, as_json: bool) -> None:
+    """Print the address that the server listens on."""
     host, port = sock.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
     url, keys = f"http://{host}:{port}/v1", None if callers is None else len(tuple(callers))

@@ -170,6 +170,7 @@ class Service:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     async def _chat_completion(self, request: Request) -> Response:
+        """Answer POST /v1/chat/completions."""
         if self._metrics.under_way >= _MOST_ASKS:
             message = "too many requests are under way; try again"
             raise Refused(503, message, "server_error", code="busy", retry_after_s=1)
@@ -384,6 +385,7 @@ class _EventStream(StreamingResponse):
                 self._on_end(self._answer, self._error)
 
     async def _make_lines(self, chat: ChatRequest, stream: AsyncAnswerStream, first: str | None) -> AsyncGenerator[str]:
+        """Yield the lines of all events; remember the answer, or the error, for ``on_end``."""
         try:
             async for event in events(chat, stream, first):
                 if event == DONE:

@@ -231,6 +231,7 @@ def _read(path: Path) -> list[Caller]:
 
 
 def _caller(table: object) -> Caller:
+    """Read a table ``[[key]]``."""
     if not isinstance(table, dict):
         raise ConfigError("write [[key]], with two brackets, and keys and values below it")
     if "key" in table:
@@ -265,6 +266,7 @@ def _whole(name: str, value: object) -> int:
 
 
 def _digest(table: Mapping[str, Any]) -> bytes:
+    """Read the SHA-256 of a key: it is given as such, or the key is in an environment variable."""
     sha256, variable = table.get("sha256"), table.get("key_env")
     if (sha256 is None) == (variable is None):
         raise ConfigError("sha256, key_env: give one of them (`focalroute key NAME` makes a key and its sha256)")
@@ -288,6 +290,7 @@ def _digest_of(variable: str) -> bytes:
 
 
 def _limit(given: object) -> Decimal | Mapping[str, Decimal] | None:
+    """Read ``usd``: an amount, or amounts by period."""
     if given is None:
         return None
     if isinstance(given, Mapping) and given:

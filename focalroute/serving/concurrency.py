@@ -64,6 +64,7 @@ class StartGate:
         return waiter
 
     def _next_iteration(self) -> None:
+        """Admit waiting asks in a new iteration."""
         self._admitted = 0
         while self._waiting and self._admitted < MOST_ADMITTED:
             waiter = self._waiting.popleft()
@@ -122,6 +123,7 @@ class WriteBatcher:
 
 
 def _settle(waiters: _Waiters, written: Future[Outcomes]) -> None:
+    """Settle the futures of writes that were committed together."""
     failure = written.exception()
     outcomes = written.result() if failure is None else [failure] * len(waiters)
     for waiter, error in zip(waiters, outcomes, strict=True):
@@ -201,6 +203,7 @@ async def run_together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 def _arguments(number: int, item: Item, known: set[str]) -> Mapping[str, Any]:
+    """Return the arguments of ``ask`` for an item of ``ask_many``."""
     if not isinstance(item, Mapping):
         return {"query": item}
     unknown = sorted(set(item) - known)

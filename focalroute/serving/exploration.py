@@ -102,11 +102,10 @@ class Probing:
             prices, unit = self._prices()
             chosen = self._choose(candidates, asked, prices, unit)
             share = self._share * (1 + self._extra(self._observer.seen()))
-            most = Cost(
-                sum(price.usd for price in prices), len(prices)
-            )  # a bound, so that probes do not come in bursts
-            owed = (min(owed + share * paid, top) for owed, paid, top in zip(self._owed, ask, most, strict=True))
-            self._owed = Cost(*owed)
+            self._owed = Cost(  # bounded, so that probes do not come in bursts
+                min(self._owed.usd + share * ask.usd, sum(price.usd for price in prices)),
+                min(self._owed.calls + share * ask.calls, len(prices)),
+            )
             if not chosen:
                 return None
             self._probed.extend(chosen)

@@ -217,6 +217,7 @@ class BackgroundJudge:
         return judge.share if ask.query.open else self._drawn.probability(answer.disputed)
 
     async def _run(self, judge: Judge, query: Query, answer: Answer, worst_first: bool) -> None:
+        """Judge an answer when there is a place; log a failure, and count the outcome."""
         judged, failed = False, True
         try:
             async with self._places.here():

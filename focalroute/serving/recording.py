@@ -108,6 +108,7 @@ def _value(query: Query, best: int, text: str, form: str) -> Any:
 
 
 def _kind(query: Query) -> str:
+    """Return the kind of answer, as the store names it."""
     if query.choices:
         return "choice"
     if isinstance(query.answer, Structure):
@@ -280,6 +281,7 @@ def _stored_answer(ask: Ask, answer: Answer, selection: Selection, texts: str | 
 
 
 def _trajectory(ask: Ask, selection: Selection) -> Trajectory | None:
+    """Make the record that updates train on; None: the policy does not learn."""
     if not ask.policy.learnable or ask.fused is None:
         return None
     return Trajectory(
@@ -296,6 +298,7 @@ def _trajectory(ask: Ask, selection: Selection) -> Trajectory | None:
 
 
 def _texts(ask: Ask, answer: Answer) -> str:
+    """Return prompt, candidates and replies as JSON."""
     texts = {
         "messages": ask.query.messages,
         "candidates": answer.candidates,

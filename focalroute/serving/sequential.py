@@ -146,6 +146,7 @@ class SequentialAsk(Ask):
             self.fused = Fused(self.view.evidence(), self._posterior())
 
     def _posterior(self) -> list[float]:
+        """Return the mean of the replies' probabilities, with the last answer on top."""
         k = len(self.view.candidates)
         total = np.zeros(k)
         for _, candidate, mass in self.steps:

@@ -187,6 +187,8 @@ class _Loop:
             raise EnsembleClosed(CLOSED) from error  # the loop has ended since
 
     def _serve(self) -> None:
+        """Run the loop until `end` is called, then ``on_end``. This is the thread's function."""
+
         async def serve() -> None:
             async with self._make_portal() as portal:
                 self._portal.set_result(portal)

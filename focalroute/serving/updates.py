@@ -142,6 +142,7 @@ class Updater:
                 self._latest = self._worker.submit(self._run_quietly)
 
     def _run_quietly(self) -> None:
+        """Run an update, if it is due, and log its outcome."""
         try:
             report = self._run_if_due()
         except (FocalrouteError, OSError) as error:

@@ -42,5 +42,5 @@ def test_the_log_on_standard_error(level: str) -> None:
     assert STALE in done.stderr
     host = server.url.removeprefix("http://").removesuffix("/v1")
     assert (f"only (m-1 at {host}), query " in done.stderr) == (level == "debug")
-    assert ("FOCALROUTE_LOG is none of" in done.stderr) == (level == "nonsense")
+    assert ("FOCALROUTE_LOG: give debug" in done.stderr) == (level == "nonsense")
     assert not any(text in done.stderr for text in (KEY, "secret of the sea", "salty"))

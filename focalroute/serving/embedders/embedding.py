@@ -107,6 +107,7 @@ class TextEmbedding:
         return [one for one in made if isinstance(one, EmbeddedText)]
 
     async def _read(self, text: str, ask_budget: AskBudget, deadline: float) -> EmbeddedText:
+        """Return a text's features from the cache, else from the embedder."""
         source = self._source
         if source is None:
             return EmbeddedText(text_features(text))
@@ -215,6 +216,7 @@ def embed_log(
 
 
 async def _embedded(wanted: list[str], embedder: TextEmbedder, advance: Callable[[int], object]) -> StoredVectors:
+    """Embed all texts in batches, with retries."""
     guard = BudgetGuard(None, (embedder,) if isinstance(embedder, Endpoint) else ())
     ask_budget, source = guard.open_ask_budget("embedding"), vector_source(embedder)
     made: dict[str, F32] = {}

@@ -330,6 +330,7 @@ def _checked(model: type[_B], body: object) -> tuple[_B, Mapping[str, Any]]:
 
 
 def _explained(kind: str, message: str, param: str) -> str:
+    """Return the advice for a field that pydantic refused."""
     if param in _INSTEAD:
         return _INSTEAD[param]
     if kind == "extra_forbidden":

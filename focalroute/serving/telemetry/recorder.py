@@ -179,6 +179,7 @@ class Recorder:
         fused_at: float | None = None,
         error: BaseException | None = None,
     ) -> None:
+        """Record the span of an ask that ended, the spans of its steps, and its metrics."""
         clock = _Clock.now()
         span = self._tracer.start_span(
             "focalroute.ask",
