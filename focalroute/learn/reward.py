@@ -46,7 +46,7 @@ USER = "user"
 SEVERAL_RIGHT = ("text", "structured", "custom")
 
 
-class Said(TypedDict, total=False):
+class FeedbackArguments(TypedDict, total=False):
     """The arguments of feedback on an answer, of which exactly one is given."""
 
     reward: float | bool | None
@@ -168,7 +168,7 @@ def _structured_key(label: Label, keys: Sequence[str]) -> str:
     return candidate_key(label_form(label))
 
 
-def judged(answer: StoredAnswer, **said: Unpack[Said]) -> tuple[float, str | None]:
+def judged(answer: StoredAnswer, **said: Unpack[FeedbackArguments]) -> tuple[float, str | None]:
     """Return feedback as the reward and label of a `Feedback`.
 
     Raises:

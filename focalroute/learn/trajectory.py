@@ -106,7 +106,7 @@ class Costs:
         return tuple([rounds.get(decision.round, 0.0) / ask_all for _, decision in trajectory.decisions])
 
 
-def deciding(feedback: Sequence[Feedback]) -> Feedback | None:
+def counting_feedback(feedback: Sequence[Feedback]) -> Feedback | None:
     """Return the feedback that counts among all feedback on an answer, oldest first; None if there is none."""
     found: Feedback | None = None
     for said in feedback:
@@ -125,7 +125,7 @@ def rewarded(answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> list
         policies = frozenset((answer.trajectory.version, answer.trajectory.rival))
         stratum = policies, answer.kind, answer.disputed
         every[stratum] += 1
-        counting = deciding(feedback)
+        counting = counting_feedback(feedback)
         if counting is not None:
             found.append((answer, counting, stratum))
     weights = feedback_weights(every, Counter(stratum for *_, stratum in found))

@@ -16,8 +16,8 @@ from focalroute.core.records import F32
 from focalroute.observe.features import text_features
 from focalroute.observe.layout import MEMBER, slices
 
-#: Embeds several texts. For each: its vector (norm 1), and why there is none, in words (else empty).
-Reader = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]
+#: Embeds several texts. For each it returns a vector (norm 1), and why there is none, in words (else empty).
+BatchEmbedder = Callable[[Sequence[str]], Awaitable[Sequence[tuple[F32, str]]]]
 
 _WIDTH = 1024  # of the built-in vectors; larger than for queries, as replies have more n-grams
 _AT = slices(MEMBER)
@@ -29,19 +29,19 @@ class Agreement:
     """Measures how similar the replies of one ask are.
 
     Args:
-        reader: embeds texts with the ensemble's embedder; None: `text_features` is used.
+        embedder: embeds texts with the ensemble's embedder; None: `text_features` is used.
 
     Attributes:
         failure: why the embedder's vectors are not used, in words; empty if they are, or if there is no embedder.
     """
 
-    def __init__(self, reader: Reader | None = None) -> None:
+    def __init__(self, embedder: BatchEmbedder | None = None) -> None:
         self.failure = ""
-        self._reader = reader
+        self._embedder = embedder
         self._own: dict[str, F32] = {}
         self._features: dict[str, F32] = {}
 
-    async def read(self, candidates: Sequence[str]) -> None:
+    async def embed(self, candidates: Sequence[str]) -> None:
         """Embed new candidates in one batch; a single candidate is not embedded, as there is nothing to compare.
 
         If any embedding fails, all texts of the ask are compared by `text_features`.
@@ -51,9 +51,9 @@ class Agreement:
             StoreError: a limit cannot be kept, as the store fails.
         """
         new = [text for text in candidates if text not in self._own]
-        if self._reader is None or self.failure or len(candidates) < 2 or not new:
+        if self._embedder is None or self.failure or len(candidates) < 2 or not new:
             return
-        for text, (vector, missing) in zip(new, await self._reader(new), strict=True):
+        for text, (vector, missing) in zip(new, await self._embedder(new), strict=True):
             self._own[text] = vector
             self.failure = self.failure or missing
 

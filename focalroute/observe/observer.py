@@ -33,7 +33,7 @@ from focalroute.observe.accuracy import (
     departures,
     shrunk_accuracy,
 )
-from focalroute.observe.agreement import Agreement, Reader
+from focalroute.observe.agreement import Agreement, BatchEmbedder
 from focalroute.observe.ask_view import AskView
 from focalroute.observe.calibration import CalibrationStats, Recalibration
 from focalroute.observe.confusion import ConfusionStats
@@ -323,7 +323,10 @@ class Observer:
         return costs
 
     def _renew_if_begun(self) -> None:
-        """Renew the statistics for the next ask; not again before an ask began, so replaying a backlog stays cheap."""
+        """Renew the statistics, so that the next ask finds them ready, if any ask began since the last time.
+
+        Replaying a backlog thus renews them only once.
+        """
         if self._begun:
             self._begun = False
             self._renew()
@@ -397,13 +400,17 @@ class Observer:
         return tuple(self._changes.get(name) for name in self.endpoints)
 
     def begin(
-        self, query: Query, features: F32 | None = None, reader: Reader | None = None, factors: F64 | None = None
+        self,
+        query: Query,
+        features: F32 | None = None,
+        reply_embedder: BatchEmbedder | None = None,
+        factors: F64 | None = None,
     ) -> AskView:
         """Begin an ask: return its state, based on the pool's current statistics.
 
         Args:
             features: of the query's text, norm 1; None: computed here.
-            reader: embeds open-text replies to compare them; None: `text_features` is used.
+            reply_embedder: embeds open-text replies to compare them; None: `text_features` is used.
             factors: (N,) the query's cost at each endpoint relative to the usual cost there; None: 1.
 
         Raises:
@@ -418,7 +425,7 @@ class Observer:
                 keys = [candidate_key(choice) for choice in query.choices]
                 confusion = self._confusion.of(query.task, keys, stats.rows.skill)
         self._begun = True
-        agreement = Agreement(reader) if query.open else None
+        agreement = Agreement(reply_embedder) if query.open else None
         return AskView(
             query,
             stats if factors is None else stats.at(factors),

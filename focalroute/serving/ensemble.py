@@ -341,7 +341,7 @@ class AsyncEnsemble:
                 replies = await self._pool.ask(decision.picked, rounds.calls, rounds)
                 ask.add_round(Round(observation, decision, replies))
                 if ask.view.agreement is not None:  # open texts are compared by their embeddings
-                    await ask.view.agreement.read(ask.view.candidates)
+                    await ask.view.agreement.embed(ask.view.candidates)
                 ask.fuse()
                 if not rounds.go_on():
                     break

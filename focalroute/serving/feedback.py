@@ -13,7 +13,7 @@ from typing import Unpack
 from focalroute.core.errors import FeedbackError
 from focalroute.core.event_loops import PerLoop
 from focalroute.core.records import Feedback
-from focalroute.learn.reward import Said, credit, judged, outranks, unjudged
+from focalroute.learn.reward import FeedbackArguments, credit, judged, outranks, unjudged
 from focalroute.observe.observer import New, Observer
 from focalroute.policy.slot import PolicySlot
 from focalroute.serving.concurrency import WriteBatcher
@@ -63,7 +63,7 @@ class FeedbackHandler:
         learn_stored(store, observer, self._on_commit, window=window, learn_from_agreement=learn_from_agreement)
         self._started = True
 
-    async def submit(self, answer_id: str, *, source: str, **said: Unpack[Said]) -> None:
+    async def submit(self, answer_id: str, *, source: str, **said: Unpack[FeedbackArguments]) -> None:
         """Check a feedback and commit it; see `focalroute.AsyncEnsemble.feedback`."""
         if not isinstance(answer_id, str) or not answer_id.isprintable():
             raise FeedbackError("feedback: give the Answer, or its id as text")

@@ -22,7 +22,7 @@ from focalroute.core.dollars import Amount
 from focalroute.core.errors import EnsembleClosed
 from focalroute.core.receipts import Answer, Answers
 from focalroute.core.spelling import by_keyword
-from focalroute.learn.reward import USER, Said
+from focalroute.learn.reward import USER, FeedbackArguments
 from focalroute.serving.closing import warn_unclosed
 from focalroute.serving.concurrency import Item
 from focalroute.serving.ensemble import CLOSED, FORKED, NO_COPY, AsyncEnsemble
@@ -318,7 +318,7 @@ class Ensemble:
         return AnswerStream(self._async.stream(query, **options), self._run)
 
     @_as(AsyncEnsemble.feedback)
-    def feedback(self, answer: Answer | str, *, source: str = USER, **said: Unpack[Said]) -> None:
+    def feedback(self, answer: Answer | str, *, source: str = USER, **said: Unpack[FeedbackArguments]) -> None:
         """See `AsyncEnsemble.feedback`."""
         self._run(lambda: self._async.feedback(answer, source=source, **said))
 

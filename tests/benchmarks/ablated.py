@@ -167,12 +167,12 @@ class Windows(Views):
         """What the networks may see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
 
-    def see(self, masks: Sequence[Masks]) -> None:
+    def set_masks(self, masks: Sequence[Masks]) -> None:
         """Compute the windows from the endpoints asked, or from all."""
         if not self._full:
-            super().see(masks)
+            super().set_masks(masks)
             return
-        super().see([(np.ones_like(first), np.zeros_like(first)) for first, _ in masks])
+        super().set_masks([(np.ones_like(first), np.zeros_like(first)) for first, _ in masks])
         there = self.recorded.there
         self.masks = [(first & there, later & there) for first, later in masks]
 
@@ -274,7 +274,7 @@ def _start(variant: Variant, learner: PolicyGradient, held: I64, rng: np.random.
     other = _measured(learner, fresh, held, rng)
     if other > score:
         return fresh, other
-    learner.views.see(masks)
+    learner.views.set_masks(masks)
     return shipped, score
 
 

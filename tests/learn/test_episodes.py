@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from focalroute.core.records import Feedback, Member, Observation
-from focalroute.learn.trajectory import Costs, Stratum, deciding, episode, feedback_weights, rewarded
+from focalroute.learn.trajectory import Costs, Stratum, counting_feedback, episode, feedback_weights, rewarded
 from focalroute.store.base import SYNTHESIS
 from tests.learn.made import NAMES, USD, fresh_learner, play
 
@@ -141,7 +141,7 @@ def test_answers_without_a_policy_or_of_another_layout_are_not_episodes() -> Non
 
 
 def test_a_users_feedback_outranks_a_judges_and_later_outranks_earlier() -> None:
-    assert deciding([]) is None
-    assert deciding([said("user", 1), said("judge", -1)]) == said("user", 1)
-    assert deciding([said("judge", -1), said("user", 1)]) == said("user", 1)
-    assert deciding([said("user", 1), said("ops", -1)]) == said("ops", -1)
+    assert counting_feedback([]) is None
+    assert counting_feedback([said("user", 1), said("judge", -1)]) == said("user", 1)
+    assert counting_feedback([said("judge", -1), said("user", 1)]) == said("user", 1)
+    assert counting_feedback([said("user", 1), said("ops", -1)]) == said("ops", -1)

@@ -13,7 +13,7 @@ import pytest
 
 from focalroute.core.errors import StoreError
 from focalroute.core.records import Feedback
-from focalroute.learn.trajectory import deciding
+from focalroute.learn.trajectory import counting_feedback
 from focalroute.store.base import MOST_REVISIONS, Store, StoredAnswer, StoredProbe
 from focalroute.store.sqlite.store import SqliteStore
 from tests.loopback import until
@@ -127,7 +127,7 @@ def test_a_repeat_is_not_later_than_what_another_source_said_since(engine: Engin
         def after(source: str, key: str) -> str | None:
             store.write(judge("x", source=source, label=key)).result(10)
             ((_, said),) = store.recent(9)
-            found = deciding(said)
+            found = counting_feedback(said)
             return None if found is None else found.right
 
         assert [after("a", "key0"), after("b", "key1"), after("a", "key0")] == ["key0", "key1", "key1"]

@@ -17,7 +17,7 @@ from focalroute.core.json_values import read_object
 from focalroute.core.records import F64, I64, Bools, Feedback
 from focalroute.evaluate.report_page.drawings import AskTimeline, CallSpan
 from focalroute.learn.reward import credit
-from focalroute.learn.trajectory import Costs, deciding
+from focalroute.learn.trajectory import Costs, counting_feedback
 from focalroute.observe.drift import Change
 from focalroute.observe.observer import Observer
 from focalroute.store.base import SYNTHESIS, StoredAnswer
@@ -93,7 +93,7 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
     rows = [(answer, said, receipt) for answer, said in stored if (receipt := _receipt(answer)) is not None]
     every = [(answer, receipt) for answer, _, receipt in rows]
     names, receipts = _names(every), {answer.id: receipt for answer, receipt in every}
-    decided = [(answer, found) for answer, said, _ in rows if (found := deciding(said)) is not None]
+    decided = [(answer, found) for answer, said, _ in rows if (found := counting_feedback(said)) is not None]
     rated = sorted(decided, key=lambda row: row[1].created_at)
     ours = [receipts[answer.id] for answer, _ in rated]
     known, right, member = _members(rated, names)

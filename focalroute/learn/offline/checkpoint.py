@@ -106,7 +106,7 @@ class Progress:
 
 
 def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, engine: str) -> dict[str, str]:
-    """Return what a training run depends on; it can resume only with the same."""
+    """Return a fingerprint of all that a training run depends on; a checkpoint resumes only a run with the same one."""
     digest = hashlib.sha256()
     for field in fields(recorded):
         value = getattr(recorded, field.name)
@@ -114,8 +114,13 @@ def made_for(recorded: RecordedLog, *, seed: int, settings: OfflineSettings, eng
             array = np.ascontiguousarray(value)
             digest.update(f"{field.name} {array.dtype} {array.shape} ".encode())
             digest.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
-    said = json.dumps(asdict(settings), sort_keys=True)
-    return {"format": _FORMAT, "log": digest.hexdigest(), "settings": said, "seed": str(seed), "backend": engine}
+    return {
+        "format": _FORMAT,
+        "log": digest.hexdigest(),
+        "settings": json.dumps(asdict(settings), sort_keys=True),
+        "seed": str(seed),
+        "backend": engine,
+    }
 
 
 @dataclass(frozen=True, slots=True)

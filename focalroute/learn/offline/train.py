@@ -272,7 +272,7 @@ def _look_ahead(training: _Training, progress: Progress, rng: np.random.Generato
     after = replace(progress, phase=progress.phase + 1)
     if score_of(curve) > progress.score:
         return replace(after, decider=fresh, best=fresh, curve=curve, score=score_of(curve))
-    training.views.see(shipped_masks)
+    training.views.set_masks(shipped_masks)
     return after
 
 

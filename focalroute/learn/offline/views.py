@@ -85,10 +85,10 @@ class Views:
         self._expected = expected(recorded)
         self._calibration = calibration(recorded)
         self._rows = np.arange(len(recorded))
-        self.see(masks)
+        self.set_masks(masks)
 
-    def see(self, masks: Sequence[Masks]) -> None:
-        """Compute each view's windows from the endpoints asked."""
+    def set_masks(self, masks: Sequence[Masks]) -> None:
+        """Set the endpoints asked in each view, and compute its windows from them."""
         there = self.recorded.there
         self.masks = [(first & there, later & there) for first, later in masks]
         self._prior_stats = [
@@ -122,7 +122,7 @@ class Views:
                 first[rows], later[rows] = played.first, played.later
             probes = (rng.random(first.shape) < self._probed) & ~first & ~later
             masks.append((first | probes, later))
-        self.see(masks)
+        self.set_masks(masks)
 
 
 def nearest(cost_weight: float) -> int:

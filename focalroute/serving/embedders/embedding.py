@@ -25,7 +25,7 @@ from focalroute.core.records import F32, HASHED, Failure, Query
 from focalroute.endpoints.calls import CallContext, call_with_retries
 from focalroute.money.budget import AskBudget, BudgetGuard
 from focalroute.money.cost import total
-from focalroute.observe.agreement import Reader
+from focalroute.observe.agreement import BatchEmbedder
 from focalroute.observe.features import clipped, name_of, text_features
 from focalroute.serving.concurrency import run_together
 from focalroute.serving.embedders import TextEmbedder, VectorSource, vector_source
@@ -91,7 +91,7 @@ class TextEmbedding:
             ask_budget.write()
             raise
 
-    def reader(self, ask_budget: AskBudget, deadline: float) -> Reader | None:
+    def reader(self, ask_budget: AskBudget, deadline: float) -> BatchEmbedder | None:
         """Return a function that embeds several texts at once; None with the built-in features, which need no call.
 
         If the function raises, the ask has to write its bills.
