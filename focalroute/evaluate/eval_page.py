@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from focalroute.evaluate.baselines import IN_HINDSIGHT
-from focalroute.evaluate.eval_result import Figures, OperatingPoint, Report, Row, row_comparisons
+from focalroute.evaluate.eval_result import BESIDE, Figures, OperatingPoint, Report, Row, row_comparisons
 from focalroute.evaluate.metrics import BLOCK, span
 from focalroute.evaluate.output import trained_on_test
 from focalroute.evaluate.report_page import drawings
@@ -17,7 +17,7 @@ _UPDATES = "An evaluation is of one policy, without updates; those of a folder: 
 
 
 def eval_page(report: Report, updates: Section | None = None) -> Page:
-    """Make the page of a report, with a section about a policy folder's ``updates``."""
+    """Make the page of a report; ``updates``: the section about a policy folder, if one is given."""
     return Page(
         title=f"focalroute on {Path(report.log).name}",
         facts=_facts(report),
@@ -62,16 +62,15 @@ def _lead(report: Report) -> str:
     if report.seen:
         warning = f"{trained_on_test(report.seen, report.n_test)} "
     if free:
-        paid = "What this costs is nothing, or not known:"
-    baselines = ", ".join(
-        f"{row.name} {row.accuracy:.3f} "
-        + (f"with {row.calls_per_query:.1f}" if free else f"at {_percent(row.cost_ratio)}")
-        for row in report.methods
-        if row.name in ("best-single-train", "plurality")
-    )
+        paid = "All calls are free, or of unknown cost:"
+    baselines = []
+    for row in report.methods:
+        if row.name in BESIDE:
+            spent = f"with {row.calls_per_query:.1f}" if free else f"at {_percent(row.cost_ratio)}"
+            baselines.append(f"{row.name} {row.accuracy:.3f} {spent}")
     return (
         f"{warning}{paid} focalroute has {report.scored} {point.accuracy:.3f} (95 % interval "
-        f"{span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; {baselines}."
+        f"{span(point.accuracy_ci95)}) with {point.calls_per_query:.1f} calls a query; {', '.join(baselines)}."
     )
 
 
@@ -81,32 +80,25 @@ def _is_free(report: Report) -> bool:
 
 
 def _curve(report: Report) -> Section:
-    methods = [row for row in report.methods if row.name != "oracle"]
     free = _is_free(report)
-
-    def dot(row: Row, ours: bool) -> drawings.MethodPoint:
+    points, oracle = [], ""
+    for row in (*report.focalroute, *report.methods):
+        if row.name == "oracle":
+            oracle = f" Not drawn: the oracle, which always has the best answer of any endpoint, at {row.accuracy:.3f}."
+            continue
         cost = row.calls_per_query if free else row.cost_ratio
-        name = "focalroute" if ours else row.name
-        return drawings.MethodPoint(
-            name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=row.name in IN_HINDSIGHT
-        )
-
-    dots = (*(dot(row, True) for row in report.focalroute), *(dot(row, False) for row in methods))
-    oracle = "".join(
-        f" Not drawn: the oracle, which always has the best answer of any endpoint, at {row.accuracy:.3f}."
-        for row in report.methods
-        if row.name == "oracle"
-    )
+        ours, hollow = isinstance(row, OperatingPoint), row.name in IN_HINDSIGHT
+        points.append(drawings.MethodPoint(row.name, cost, row.accuracy, *row.accuracy_ci95, ours=ours, hollow=hollow))
     return Section(
         f"{report.scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. The line "
-        "joins focalroute's operating points; between two of them, either can be used at random. Every other point is "
-        "a baseline or control; the hollow one was picked by looking at the test part." + oracle,
-        drawings.CostQuality(dots, report.scored, "calls" if free else "share"),
+        "joins focalroute's operating points; a random mixture of two of them is on the line between. All other "
+        f"points are baselines or controls; the hollow one was chosen on the test part.{oracle}",
+        drawings.CostQuality(tuple(points), report.scored, "calls" if free else "share"),
     )
 
 
 def _played(report: Report, figures: Figures) -> dict[str, Section]:
-    """Return the sections with figures of the replayed rows."""
+    """Return the sections on the test queries."""
     return {
         "over-time": _over_time(report, figures.over_time),
         "errors": _errors(report, figures),
@@ -132,15 +124,15 @@ def _played(report: Report, figures: Figures) -> dict[str, Section]:
 
 
 def _over_time(report: Report, drawn: drawings.OverTime) -> Section:
-    found = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(drawn.marks, 1)]
-    changes = " No endpoint was noticed to have changed."
-    if found:
+    listed = [f"{number}: after {mark.at:.0f}, {mark.what}" for number, mark in enumerate(drawn.marks, 1)]
+    changes = " No change of an endpoint was detected."
+    if listed:
         first = " with the first seed" if report.seeds > 1 else ""
-        changes = f" Lines mark where an endpoint was noticed to have changed{first}. {'; '.join(found)}."
+        changes = f" Lines mark changes of endpoints that were detected{first}. {'; '.join(listed)}."
     return Section(
         f"Means over {drawn.width} consecutive test queries, all seeds. Above: {report.scored}; all lines rise and "
-        "fall together where the queries get easier or harder. Below: what focalroute paid of what asking all on "
-        f"the same queries costs.{changes}",
+        "fall together where the queries get easier or harder. Below: focalroute's cost as a share of asking all "
+        f"endpoints the same queries, and its seconds.{changes}",
         drawn,
     )
 
@@ -166,7 +158,7 @@ def _errors(report: Report, figures: Figures) -> Section:
 def _calibration(figures: Figures) -> Section:
     found = figures.calibration
     if found.expected_error is None:
-        return Section("No query was answered, so that there is no confidence to check.")
+        return Section("No query was answered, so there is no confidence to check.")
     return Section(f"{drawings.CALIBRATION}{found.expected_error:.3f}.", found)
 
 

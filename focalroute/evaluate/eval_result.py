@@ -1,4 +1,4 @@
-"""The result of an evaluation: its options, the rows of its table and the figures of its page; read back from JSON."""
+"""The result of an evaluation: its options, the rows of its table and the figures of its page. Also reads its JSON."""
 
 from __future__ import annotations
 
@@ -20,19 +20,25 @@ from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.table import SplitKind
 from focalroute.serving.query import MOST_USD_PER_SECOND
 
-#: The methods that focalroute is compared with in figures.
+#: The methods that the figures compare focalroute with.
 BESIDE = ("best-single-train", "plurality")
-_SHOWN = 0.2  # the target of the operating point that is shown
+_SHOWN_TARGET = 0.2  # the operating point nearest to this target represents focalroute
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The JSON report's "figures", all at the operating point that is shown.
+    """The figures of the page, also in the JSON; all are at the operating point that is shown.
 
     Attributes:
         shown: index of that operating point.
-        tasks: None: the log names no tasks.
-        tasks_left: how many of the smallest tasks are left out.
+        over_time: rolling means over the test queries.
+        errors: the errors of `BESIDE` that focalroute corrects and spoils.
+        when_right: the worth of answers by the number of endpoints that are right.
+        calibration: accuracy by confidence.
+        rounds: which endpoints are asked in which round.
+        diversity: focal diversity of every two endpoints.
+        tasks: which endpoints are asked on which task; None: the log names no tasks.
+        tasks_left: number of tasks left out, those with the fewest queries.
     """
 
     shown: int
@@ -50,6 +56,7 @@ def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
     """Make all figures.
 
     Args:
+        replayed: the results.
         name: the name of the operating point that is shown.
         scored: "accuracy" or "score".
     """
@@ -77,14 +84,14 @@ def figures(replayed: EvaluationRuns, name: str, scored: str) -> Figures:
 
 
 def calibration(replayed: EvaluationRuns, point: int, scored: str = "accuracy") -> drawings.Calibration:
-    """The accuracy of an operating point's answers by their confidence, over all seeds."""
+    """Measure the accuracy of an operating point's answers by their confidence, over all seeds."""
     runs = replayed.ours[point]
     confidence = np.concatenate([run.confidence for run in runs])
     return drawings.measure_calibration(confidence, np.concatenate([run.played.worth for run in runs]), scored)
 
 
 def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> drawings.OverTime:
-    """Rolling means over all seeds; the changes of endpoints are those noticed with the first seed."""
+    """Average all seeds over consecutive test queries; mark the endpoints' changes detected with the first seed."""
     runs = replayed.ours[replayed.shown]
     width = drawings.rolling_width(len(replayed.test))
     ask_all_usd = drawings.rolling_means(replayed.table.usd[replayed.test].sum(axis=1), width)
@@ -98,22 +105,25 @@ def over_time(replayed: EvaluationRuns, means: dict[str, F64], scored: str) -> d
 
 
 def asked_by_round(replayed: EvaluationRuns) -> F64:
-    """The share of queries on which each round asked each endpoint, (R, N), over all seeds; R: the most rounds."""
+    """Return the share of queries on which each endpoint was asked in each round, over all seeds.
+
+    The shape is (R, N) for R rounds, up to the last in which any endpoint was asked.
+    """
     runs = replayed.ours[replayed.shown]
     rounds = max((len(plan) for run in runs for plan in run.plan), default=0)
-    found = np.zeros((max(rounds, 1), len(replayed.table.endpoints)))
+    counts = np.zeros((max(rounds, 1), len(replayed.table.endpoints)))
     for run in runs:
         for plan in run.plan:
             for number, picked in enumerate(plan):
-                found[number, list(picked)] += 1
-    last = int(np.flatnonzero(found.any(axis=1)).max(initial=0))  # trailing rounds that asked no endpoints are dropped
-    return found[: last + 1] / (len(runs) * len(replayed.test))
+                counts[number, list(picked)] += 1
+    last = int(np.flatnonzero(counts.any(axis=1)).max(initial=0))
+    return counts[: last + 1] / (len(runs) * len(replayed.test))
 
 
 def asked_by_task(replayed: EvaluationRuns) -> tuple[drawings.Heatmap | None, int]:
-    """The share of each task's queries on which each endpoint was asked, and how many tasks are left out.
+    """Return the share of each task's queries on which each endpoint was asked, and the number of tasks left out.
 
-    Probes are not counted, as they do not contribute to the answer.
+    Exploration calls are not counted, as they do not contribute to the answer.
     """
     named = [replayed.table.queries[row].task for row in replayed.test.tolist()]
     runs = replayed.ours[replayed.shown]
@@ -130,10 +140,10 @@ class OperatingPoint(Score):
     """focalroute at one operating point.
 
     Attributes:
-        target_cost_ratio: the target; None: none (the cold start's own cost).
-        expected_calibration_error: that of the confidence, over all seeds (see
+        target_cost_ratio: the target; None: the cold start without a target.
+        expected_calibration_error: ECE of the confidence, over all seeds (see
             `focalroute.evaluate.report_page.drawings.measure_calibration`); None: there was no answer.
-        minus: this point's accuracy minus that of each method.
+        minus: method -> this point's accuracy minus the method's.
     """
 
     target_cost_ratio: float | None = None
@@ -153,8 +163,8 @@ class Method(Score):
     """A baseline or control.
 
     Attributes:
-        curve_minus: focalroute's cost-quality curve at this method's cost, minus the method; None: the method costs
-            less than every operating point.
+        curve_minus: the accuracy on focalroute's cost-quality curve at this method's cost, minus the method's; None:
+            the method costs less than every operating point.
     """
 
     curve_minus: PairedDifference | None = None
@@ -172,7 +182,7 @@ class ReplayOptions:
         seed: the first random seed.
         seeds: how often everything is trained and replayed, each with its own seed; figures are means over them.
         feedback: the kind of feedback after each answer.
-        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, also for the options below.
+        feedback_share: see `focalroute.evaluate.replay.FeedbackPlan`, as for ``delay``, ``noise`` and ``bias``.
         show_task: whether the strategies see the task's name.
         usd_per_second: the price of a second until the answer, as in `focalroute.AsyncEnsemble`.
     """
@@ -190,7 +200,7 @@ class ReplayOptions:
 
     @property
     def feedback_plan(self) -> FeedbackPlan:
-        """Return which feedback is revealed when, the same for all methods and seeds."""
+        """The plan of the feedback, which is the same for all methods and seeds."""
         return FeedbackPlan(
             self.feedback, self.feedback_share, self.feedback_delay, self.feedback_noise, self.feedback_bias, self.seed
         )
@@ -203,19 +213,22 @@ class Report(ReplayOptions):
     Attributes:
         log: the log's path as given.
         split: whether the whole log or each of its tasks was split.
+        n_train: number of training queries.
+        n_test: number of test queries.
         scored: "accuracy", or "score" if the log has no labels.
         policy: "trained", "cold", or the version of the given policy.
         embedder: the name of the embedder of the texts.
-        bad_rows: lines of the log that were left out.
-        modelled_seconds: whether the log has no latencies, so that `evaluate.table.call_seconds` models them.
+        bad_rows: number of the log's lines that were left out.
+        modelled_seconds: whether the log has no latencies, so that `focalroute.evaluate.table.call_seconds` models
+            them.
         unpriced: endpoints of unknown price, whose calls count as free.
-        never_right: endpoints with at least 20 replies to labelled questions, none of them right: probably in another
-            form than the labels.
+        never_right: endpoints with at least 20 replies to labelled questions, none of them right; probably their
+            answers are written in another form than the labels.
         methods: the baselines and controls.
         focalroute: focalroute's operating points.
-        seen: test queries that the given policy was trained on.
-        unfused: by preset with a Fusion of fixed size, test questions with too many choices, which plurality answered;
-            over all seeds.
+        unfused: preset with a Fusion of fixed size -> number of test questions with too many choices for it, over all
+            seeds; plurality answered them.
+        seen: number of test queries that the given policy was trained on.
         figures: the figures of the page.
         runs: the results row by row; not in the JSON.
     """
@@ -245,13 +258,13 @@ class Report(ReplayOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as in JSON."""
-        found = dataclasses.asdict(dataclasses.replace(self, runs=None))
-        del found["runs"]
-        return found
+        fields = dataclasses.asdict(dataclasses.replace(self, runs=None))
+        del fields["runs"]
+        return fields
 
 
 def row_comparisons(row: Row, shown: OperatingPoint) -> tuple[str, PairedDifference | None, PairedDifference | None]:
-    """The last cells of a row: its calibration error, and the shown point and the curve minus the row."""
+    """Return a row's calibration error, and the differences of the shown point and of the curve from it."""
     if isinstance(row, Method):
         return "", shown.minus.get(row.name), row.curve_minus
     if row.expected_calibration_error is None:
@@ -260,15 +273,15 @@ def row_comparisons(row: Row, shown: OperatingPoint) -> tuple[str, PairedDiffere
 
 
 def nearest(targets: Sequence[float | None]) -> int:
-    """Index of the operating point to show: the one with the target nearest to a fifth of the cost."""
-    return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN) - _SHOWN))
+    """Return the index of the operating point to show: the one with the target nearest to a fifth of the cost."""
+    return min(range(len(targets)), key=lambda n: abs((targets[n] or _SHOWN_TARGET) - _SHOWN_TARGET))
 
 
 def read_eval(found: object, name: str) -> Report:
-    """Read and check a JSON report; ``name`` is for messages.
+    """Make a report of its parsed JSON; ``name`` is the file's, for errors.
 
     Raises:
-        ConfigError: it is not such a report; the message says why.
+        ConfigError: this is not a report; the message says why.
     """
     if isinstance(found, Mapping) and "equal_cost" in found:
         raise ConfigError(f"{name}: is of eval --live, which has no page; give the JSON of focalroute eval LOG")
@@ -276,9 +289,9 @@ def read_eval(found: object, name: str) -> Report:
         report = TypeAdapter(Report).validate_python(found)
     except ValidationError as error:
         place, problem = first_problem(error)
-        why = f"{place or 'the whole'}: {advice(problem)}"
+        reason = f"{place or 'the whole'}: {advice(problem)}"
         raise ConfigError(
-            f"{name}: is not a report of focalroute eval: {why}; give the file that --json wrote"
+            f"{name}: is not a report of focalroute eval: {reason}; give the file that --json wrote"
         ) from None
     if not 0 <= report.figures.shown < len(report.focalroute):
         raise ConfigError(f"{name}: is not a report of focalroute eval: it has no operating point of focalroute")

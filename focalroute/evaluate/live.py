@@ -1,4 +1,4 @@
-"""``focalroute eval --live``: runs strategies on a live pool, scores them, and compares DER with them at equal cost."""
+"""Runs ``focalroute eval --live``: strategies on a live pool, scored, and DER compared with them at equal cost."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from focalroute.evaluate.live_environment import (
     LiveEnvironment,
     LiveQuery,
     LiveResult,
-    cut,
     over_http,
     play,
     read_queries,
+    truncated,
 )
 from focalroute.evaluate.metrics import PairedDifference, Score, compare, on_curve, score
 from focalroute.evaluate.presets import Mlp
@@ -52,7 +52,7 @@ from focalroute.sim import SimulatedPool, relay_models
 #: The cost weights (alpha) that DER is trained for: its operating points.
 ALPHAS = (0.1, 0.3, 1.0)
 
-_WARM = 100  # training queries to serve first, unscored, to fill an ensemble's window
+_WARM_UP = 100  # training queries that an ensemble answers first, unscored, to fill its window
 _COLUMNS = [slices(ENDPOINT)[name].start for name in ("accuracy", "price")]
 
 
@@ -62,12 +62,12 @@ class LiveOptions:
     """The options of a live evaluation.
 
     Attributes:
-        answer: kind of free-form answers; None: as in the queries.
-        quality: name of the metric that scores free-form answers; None: right or wrong.
-        train_fraction: share of the queries, from the first on, that DER is trained on.
+        answer: kind of free-form answers, as for ``ask(answer=)``.
+        quality: name of the metric that scores free-form answers; None: an answer is right or wrong.
+        train_fraction: share of the queries, from the start, that DER is trained on.
         seed: the first random seed.
-        seeds: how often everything is trained and run, each with its own seed.
-        max_steps: T_max of every chain.
+        seeds: how often everything is trained and run, each time with the next seed.
+        max_steps: T_max, the most steps of a chain.
         alphas: DER's cost weights.
         settings: DER's other settings.
         publish_to: folder to publish DER's policies to, the last alpha last; None: they are discarded.
@@ -108,45 +108,50 @@ def play_all(
     """Run every strategy on the test queries; return the results by name.
 
     Args:
+        endpoints: the pool.
+        train: the training queries.
+        test: the test queries.
         ask: makes the calls that DER is trained with.
+        options: the options of the evaluation.
+        seed: the random seed.
         advance: called with the number of queries done.
 
     Raises:
-        FocalrouteError: no endpoint answered any of them.
+        FocalrouteError: no endpoint answered any of the test queries.
     """
-    warm, chain = train[-_WARM:], range(1, options.max_steps + 1)
+    warm_up, lengths = train[-_WARM_UP:], range(1, options.max_steps + 1)
     played: dict[str, LiveResult] = {}
 
-    def asked(pool: Sequence[Endpoint], before: Sequence[LiveQuery], **settings: Any) -> list[Answer | None]:
-        """Answer the test queries, after the ``before`` queries, which are not scored."""
+    def answered(pool: Sequence[Endpoint], before: Sequence[LiveQuery], **settings: Any) -> list[Answer | None]:
+        """Answer the ``before`` queries, which are not scored; then answer the test queries."""
         with Ensemble(pool, max_rounds=options.max_steps, **settings) as ensemble:
             play(ensemble, before)
             return play(ensemble, test, advance)
 
     for endpoint in endpoints:
-        answers = asked([endpoint], (), policy="self-correction")
-        played[f"single {endpoint.name}"] = cut(test, answers, 1)
-        for steps in chain[1:]:
-            played[f"self-correction {endpoint.name} @ {steps}"] = cut(test, answers, steps)
-    if not any(one.asked.any() for one in played.values()):
+        answers = answered([endpoint], (), policy="self-correction")
+        played[f"single {endpoint.name}"] = truncated(test, answers, 1)
+        for steps in lengths[1:]:
+            played[f"self-correction {endpoint.name} @ {steps}"] = truncated(test, answers, steps)
+    if not any(result.asked.any() for result in played.values()):
         raise FocalrouteError("no endpoint answered any of the questions; focalroute pool measure says why")
-    answers = asked(endpoints, (), policy="sequential-round-robin")
-    played |= {f"round-robin @ {steps}": cut(test, answers, steps) for steps in chain}
+    answers = answered(endpoints, (), policy="sequential-round-robin")
+    played |= {f"round-robin @ {steps}": truncated(test, answers, steps) for steps in lengths}
     for name, policy in (("plurality", "plurality"), ("focalroute", None)):
-        played[name] = cut(test, asked(endpoints, warm, policy=policy, seed=seed))
+        played[name] = truncated(test, answered(endpoints, warm_up, policy=policy, seed=seed))
     environment = environment_of(endpoints, train, ask)
     with tempfile.TemporaryDirectory() as folder:
         for alpha in options.alphas:
             root = options.publish_to or Path(folder) / f"{alpha:g}"
             settings = replace(options.settings, max_steps=options.max_steps, alpha=alpha)
             train_der(root, environment, endpoints, settings, seed=seed)
-            answers = asked(endpoints, warm, policy=root, explore=False, probe_share=0)
-            played[f"der @ alpha {alpha:g}"] = cut(test, answers)
+            answers = answered(endpoints, warm_up, policy=root, explore=False, probe_share=0)
+            played[f"der @ alpha {alpha:g}"] = truncated(test, answers)
     return played
 
 
 def environment_of(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery], ask: Asker) -> LiveEnvironment:
-    """Make the training environment of endpoints and queries, which asks as training needs it."""
+    """Make the training environment of these endpoints and queries; it makes a call only when training needs it."""
     features = np.stack([text_features(live.query.text, QUERY) for live in queries])
     return LiveEnvironment(features, [endpoint.name for endpoint in endpoints], ask)
 
@@ -160,7 +165,7 @@ def train_der(
 
 
 def publish_routes(root: str | Path, net: Mlp, names: Sequence[str], settings: DerSettings, *, seed: int) -> int:
-    """Publish a trained policy as the next version of a folder; `focalroute.Ensemble` serves it."""
+    """Publish a trained DER policy as the next version of a folder."""
     return publish_der(
         root,
         model=der_model(parameters(net)),
@@ -171,7 +176,7 @@ def publish_routes(root: str | Path, net: Mlp, names: Sequence[str], settings: D
 
 
 def _columns(environment: LiveEnvironment, endpoints: Sequence[Endpoint]) -> F32:
-    """The columns "accuracy" and "price", (N, 2), of a window in which every endpoint was asked every query."""
+    """Return the columns "accuracy" and "price", (N, 2), as they are after every endpoint was asked every query."""
     observer = Observer.of(endpoints)
     n = len(environment.names)
     for query in range(len(environment.queries)):
@@ -179,15 +184,15 @@ def _columns(environment: LiveEnvironment, endpoints: Sequence[Endpoint]) -> F32
         usable = {name: reply for name, reply in zip(environment.names, replies, strict=True) if reply.text is not None}
         members = {name: Member(1, 0, 0, 0.0, None) for name in usable}
         observer.learn(Outcome(str(query), members, {name: reply.worth for name, reply in usable.items()}))
-    sight = observer.begin(Query("columns", ()))
-    return sight.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints[:, _COLUMNS]
+    view = observer.begin(Query("columns", ()))
+    return view.observe(round=1, cost_weight=0.1, budget_left=1.0).endpoints[:, _COLUMNS]
 
 
 #: The name of the built-in simulated pool for ``--live``.
 SIMULATED = "sim"
 _PIPED_WIDTH = 120
 
-#: Family -> prefixes of the names of its rows, which all form its curve.
+#: Family -> prefixes of the names of its rows; a family is compared as one curve.
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "single": ("single ",),
     "round-robin": ("round-robin ",),
@@ -201,12 +206,12 @@ class LiveReport:
 
     Attributes:
         title: the queries and pool, for display.
-        n_test: scored queries over all seeds.
+        n_test: number of scored queries, over all seeds.
         seeds: number of seeds.
         scored: "accuracy", or the name of the quality metric.
         methods: one row for each strategy. Cost ratios are relative to plurality, which asks every endpoint once.
-        equal_cost: DER's row -> family -> DER minus the family's curve at DER's cost (see `live_report`).
-        minus: DER's row -> other row -> DER minus the other, regardless of cost.
+        equal_cost: row of DER -> family -> DER minus the family's curve at DER's cost (see `live_report`).
+        minus: row of DER -> any other row -> DER minus that, regardless of cost.
     """
 
     title: str
@@ -221,14 +226,20 @@ class LiveReport:
 def live_command(
     pool: str, queries: Path | None, options: LiveOptions | None = None, *, json_file: Path | None = None
 ) -> None:
-    """Evaluate with a progress bar, print the tables, and write the JSON.
+    """Run `evaluate_live` with a progress bar, write the JSON, and print the tables.
+
+    Args:
+        pool: a pool file, or `SIMULATED`.
+        queries: the file of queries; None raises an error.
+        options: the options; None: the defaults.
+        json_file: where to write the JSON; None: nowhere.
 
     Raises:
         ConfigError: an argument, the queries or the pool is invalid, or a file cannot be written.
         FocalrouteError: no endpoint answered any of the queries.
     """
     if queries is None:
-        raise ConfigError("--queries: give the file of queries that --live is to ask")
+        raise ConfigError("--queries: is missing; give the file of queries that --live is to ask")
     output.check_writable(json_file, queries, pool)
     options = options or LiveOptions()
     scorer = None if options.quality is None else metric(options.quality)
@@ -251,6 +262,10 @@ def evaluate_live(
 
     Args:
         pool: a pool file, or `SIMULATED`, which has other models for each seed.
+        queries: the queries, in order.
+        title: the queries and pool, for display.
+        options: the options.
+        advance: called with the number of queries done.
 
     Raises:
         ConfigError: one of the parts would be empty, or the pool is invalid.
@@ -278,50 +293,59 @@ def evaluate_live(
 
 
 def _steps(queries: Sequence[LiveQuery], options: LiveOptions, pool: str) -> int:
-    """The number of queries that all strategies answer, over all seeds."""
+    """Return the number of answers to test queries, over all strategies and seeds."""
     endpoints = len(relay_models(options.seed)) if pool == SIMULATED else len(load_pool(pool).endpoints)
-    played = len(queries) - int(len(queries) * options.train_fraction)
-    return played * (endpoints + 3 + len(options.alphas)) * options.seeds
+    test = len(queries) - int(len(queries) * options.train_fraction)
+    strategies = endpoints + 3 + len(options.alphas)  # 3: round-robin, plurality, focalroute
+    return test * strategies * options.seeds
 
 
 def live_report(
     title: str, played: Mapping[str, Sequence[ReplayResult]], *, seeds: int, scored: str = "accuracy"
 ) -> LiveReport:
-    """Score results on the same queries, by strategy; of each one result for each run over these queries.
+    """Score strategies on the same queries, and compare DER with all others.
 
-    A family's curve is the upper envelope of its rows in cost and accuracy, linear in between, as two rows can be mixed
-    at random. It is chosen on the scored queries themselves, which favours the family. If DER costs less than the whole
-    curve, it is compared with the cheapest row.
+    A family's curve is the upper envelope of its rows in cost and accuracy; between two rows it is linear, as a random
+    mixture of both attains it. It is chosen in hindsight on the scored queries, which favours the family. If DER costs
+    less than the whole curve, it is compared with the cheapest row.
+
+    Args:
+        title: the queries and pool, for display.
+        played: strategy -> one result for each seed.
+        seeds: number of seeds.
+        scored: "accuracy", or the name of the quality metric.
     """
     ask_all_usd = float(np.mean([run.usd.sum() for run in played["plurality"]]))
     methods = {name: score(name, runs, ask_all_usd) for name, runs in played.items()}
     ours = [name for name in played if name.startswith("der ")]
-    families = {family: [methods[row] for row in played if row.startswith(start)] for family, start in FAMILIES.items()}
+    families = {
+        family: [methods[row] for row in played if row.startswith(prefixes)] for family, prefixes in FAMILIES.items()
+    }
     pairs = {}
     for name in ours:
         for family, rows in families.items():
-            pairs[name, family] = played[name], _mixture(rows, methods[name].cost_ratio, played)
+            pairs[name, family] = played[name], _best_at_cost(rows, methods[name].cost_ratio, played)
         for other in played:
             if other != name:
                 pairs[name, other] = played[name], played[other]
-    found = compare(pairs)
-    beside = {name: {family: found[name, family] for family in families} for name in ours}
-    minus = {name: {other: found[name, other] for other in played if other != name} for name in ours}
+    differences = compare(pairs)
+    equal_cost = {name: {family: differences[name, family] for family in families} for name in ours}
+    minus = {name: {other: differences[name, other] for other in played if other != name} for name in ours}
     n = sum(len(run.worth) for run in played["plurality"])
-    return LiveReport(title, n, seeds, scored, tuple(methods.values()), beside, minus)
+    return LiveReport(title, n, seeds, scored, tuple(methods.values()), equal_cost, minus)
 
 
-def _mixture(
+def _best_at_cost(
     rows: Sequence[Score], cost_ratio: float, played: Mapping[str, Sequence[ReplayResult]]
 ) -> Sequence[ReplayResult]:
-    """The best mixture of a family's rows at a cost; its cheapest row if all cost more."""
+    """Return the results of the best row, or mixture of two, at a cost; of the cheapest row if all cost more."""
     curve = _envelope(rows)
     found = on_curve(cost_ratio, curve, [played[point.name] for point in curve])
     return played[curve[0].name] if found is None else found
 
 
 def _envelope(points: Sequence[Score]) -> list[Score]:
-    """The points that no mixture of two others beats at equal cost, from the cheapest to the most accurate."""
+    """Return the upper envelope of cost and accuracy, from the cheapest to the most accurate point."""
     hull: list[Score] = []
     for point in sorted(points, key=lambda p: (p.cost_ratio, -p.accuracy)):
         if hull and point.accuracy <= hull[-1].accuracy:

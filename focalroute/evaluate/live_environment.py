@@ -1,8 +1,8 @@
-"""The queries of a live evaluation, strategies run on them, and live endpoints as an environment for training DER.
+"""Reads the queries of a live evaluation, runs ensembles on them, and provides the environment for training DER.
 
-In training each endpoint is shown the answer before its own. Endpoints are assumed constant, so the reply to a call is
-remembered, and a call with the same question, endpoint and shown answer is made only once. Calls go over HTTP, through
-an ensemble of one endpoint.
+In DER's chains, each endpoint is shown the answer before its own. For training, endpoints are assumed not to change: a
+call with the same question, endpoint and shown answer is made only once, and its reply is remembered. Calls go over
+HTTP, through an ensemble of one endpoint (`over_http`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class LiveQuery:
     """One query with its right answer.
 
     Attributes:
+        query: the query.
         label: the right choice's text, or the right answer to a free-form question.
         quality: scores a free-form answer against the label; None: 1 if their normal forms are equal, else 0.
     """
@@ -49,7 +50,7 @@ class LiveQuery:
     quality: Quality | None = None
 
     def form(self, reply: Reply) -> str | None:
-        """The answer in a usable reply: a choice's text, or a free-form answer's normal form."""
+        """Return a reply's answer: a choice's text, or a free-form answer's normal form; None without an answer."""
         if self.query.choices is not None:
             return None if reply.choice is None else self.query.choices[reply.choice]
         return normal_form(reply.text or "", self.query.answer)
@@ -64,7 +65,7 @@ class LiveQuery:
             return float(form == normal_form(self.label, self.query.answer))
         return min(1.0, max(0.0, self.quality(form, self.label)))
 
-    def of(self, answer: Answer) -> float:
+    def worth_of(self, answer: Answer) -> float:
         """Return the worth of a fused answer."""
         return self.worth(answer.value if self.query.choices else normal_form(answer.text, self.query.answer))
 
@@ -96,21 +97,21 @@ def read_queries(
 def of_questions(
     questions: Sequence[Question], *, answer: AnswerKind | None = None, quality: Quality | None = None
 ) -> tuple[LiveQuery, ...]:
-    """Make queries of simulated questions, with their choices, or free-form if the kind of ``answer`` is given."""
-    return tuple(
-        LiveQuery(
-            make_query(q.text, choices=None if answer else q.choices, answer=answer, task=q.topic), q.answer, quality
-        )
-        for q in questions
-    )
+    """Make queries of simulated questions: with their choices, or free-form if the kind of ``answer`` is given."""
+    queries = []
+    for question in questions:
+        choices = None if answer else question.choices
+        query = make_query(question.text, choices=choices, answer=answer, task=question.topic)
+        queries.append(LiveQuery(query, question.answer, quality))
+    return tuple(queries)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveResult(ReplayResult):
-    """The result of a strategy on live queries.
+    """The results of a strategy on n live queries.
 
     Attributes:
-        tokens: endpoint -> (n,) prompt and completion tokens, as far as reported; without endpoints never asked.
+        tokens: endpoint -> (n,) prompt and completion tokens, where reported.
     """
 
     tokens: Mapping[str, NDArray[np.int64]]
@@ -119,13 +120,13 @@ class LiveResult(ReplayResult):
 def play(
     ensemble: Ensemble, queries: Sequence[LiveQuery], advance: Callable[[int], object] = lambda _: None
 ) -> list[Answer | None]:
-    """Answer queries, eight at a time with feedback after each eight; return the answers, None for a failure."""
+    """Answer queries in batches of eight, with feedback after each batch; return the answers, None for a failure."""
     answers: list[Answer | None] = []
     for start in range(0, len(queries), _BATCH):
         batch = queries[start : start + _BATCH]
         asks = [_arguments(live.query) for live in batch]
-        given = ensemble.ask_many(asks, concurrency=_BATCH, return_exceptions=True)
-        for live, answer in zip(batch, given, strict=True):
+        results = ensemble.ask_many(asks, concurrency=_BATCH, return_exceptions=True)
+        for live, answer in zip(batch, results, strict=True):
             if not isinstance(answer, Answer):
                 answers.append(None)
                 continue
@@ -133,7 +134,7 @@ def play(
             if live.quality is None:
                 ensemble.feedback(answer, label=live.label)
             else:
-                ensemble.feedback(answer, reward=2 * live.of(answer) - 1)
+                ensemble.feedback(answer, reward=2 * live.worth_of(answer) - 1)
         advance(len(batch))
     return answers
 
@@ -143,10 +144,16 @@ def _arguments(query: Query) -> dict[str, Any]:
     return {"query": list(query.messages), "choices": query.choices, "answer": query.answer}
 
 
-def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: int | None = None) -> LiveResult:
-    """Return the result as if the chain had ended after that many steps, with its last usable reply.
+def truncated(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: int | None = None) -> LiveResult:
+    """Return the results of answers as if every chain had ended after this many steps, with its last usable reply.
 
-    A rule that asks one endpoint at a time decides each step independently of T_max, so one run gives all lengths.
+    The rules that ask one endpoint at a time decide each step independently of T_max, so one run with the largest T_max
+    gives the results of all shorter chains.
+
+    Args:
+        queries: the queries.
+        answers: their answers; None: it failed.
+        steps: the length; None: the answers are used as they are.
     """
     n = len(queries)
     worth, usd = np.zeros(n), np.zeros(n)
@@ -163,22 +170,28 @@ def cut(queries: Sequence[LiveQuery], answers: Sequence[Answer | None], steps: i
         usd[row] = sum(float(call.cost or 0) for call in calls)
         for call in calls:
             if call.usage is not None:
-                told = call.usage.prompt_tokens + call.usage.completion_tokens
-                tokens.setdefault(call.endpoint, np.zeros(n, np.int64))[row] += told
+                used = call.usage.prompt_tokens + call.usage.completion_tokens
+                tokens.setdefault(call.endpoint, np.zeros(n, np.int64))[row] += used
         usable = [reply for reply, call in zip(answer.replies, calls, strict=False) if call.candidate is not None]
         if steps is None:
-            worth[row] = live.of(answer)
+            worth[row] = live.worth_of(answer)
         elif usable:
             worth[row] = live.worth(live.form(usable[-1]))
     return LiveResult(worth, usd, asked, tokens)
 
 
-_JITTER = 0.25  # noise on the window's columns in training, as they keep changing in service
-_AT_A_TIME = 16
+_JITTER = 0.25  # standard deviation of the noise on the window's columns in training, as they change in service
+_CONCURRENCY = 16
 
 
 class ChainCall(NamedTuple):
-    """One call: the indices of query and endpoint, and the text of the answer shown to the endpoint (None: none)."""
+    """One call of a chain.
+
+    Attributes:
+        query: index of the query.
+        endpoint: index of the endpoint.
+        shown: the text of the answer that is shown to the endpoint; None: none is shown.
+    """
 
     query: int
     endpoint: int
@@ -189,7 +202,7 @@ class ChainReply(NamedTuple):
     """The reply of one step.
 
     Attributes:
-        text: the text to show the next endpoint; None: the reply was not usable.
+        text: the text to show to the next endpoint; None: the reply is not usable.
         form: the answer in normal form.
         features: (`ANSWER`,) features of ``form``.
         certainty: the endpoint's own probability of the answer; 0 if it gave none.
@@ -230,25 +243,25 @@ class LiveEnvironment:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Queries, endpoints, width of the state."""
+        """The number of queries, the number of endpoints, and the width of the state."""
         n = len(self.names)
         return len(self.queries), n, width(STEP) + n * width(STEP_ENDPOINT)
 
     @cached_property
     def unit(self) -> float:
-        """Mean USD of asking every endpoint once; makes all these calls."""
+        """Mean USD of asking every endpoint once; reading it makes all these calls."""
         calls = [ChainCall(q, i, None) for q in range(len(self.queries)) for i in range(len(self.names))]
         return sum(reply.usd for reply in self.replies(calls)) / len(self.queries)
 
     def replies(self, calls: Sequence[ChainCall]) -> list[ChainReply]:
-        """The replies to these calls; only new calls are made."""
+        """Return the replies to these calls; only new calls are made."""
         new = [call for call in dict.fromkeys(calls) if call not in self._known]
         if new:
             self._known.update(zip(new, self._ask(new), strict=True))
         return [self._known[call] for call in calls]
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> LiveRoutes:
-        """Start routes for these queries; in training (``rng`` given) the columns get noise."""
+        """Start one route for each of these queries; in training (``rng`` given) the columns get noise."""
         columns = self.columns
         if rng is not None:
             columns = (columns + _JITTER * rng.standard_normal(columns.shape)).astype(np.float32)
@@ -256,7 +269,7 @@ class LiveEnvironment:
 
 
 class LiveRoutes:
-    """B routes under way, each with the state that `focalroute.serving.sequential.SequentialAsk` has."""
+    """B unfinished routes; their state is that of `focalroute.serving.sequential.SequentialAsk`."""
 
     def __init__(self, environment: LiveEnvironment, rows: I64, max_steps: int, columns: F32) -> None:
         size, n = len(rows), len(environment.names)
@@ -307,7 +320,7 @@ class LiveRoutes:
 
 @contextmanager
 def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> Iterator[Asker]:
-    """Make calls like those of asks, with rate limits, retries and capability checks."""
+    """Yield an asker that calls the endpoints as asks do, with rate limits, retries and capability checks."""
     with ExitStack() as stack:
         alone = [stack.enter_context(Ensemble([endpoint], policy="best-single")) for endpoint in endpoints]
 
@@ -316,7 +329,7 @@ def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> It
             for i, ensemble in enumerate(alone):
                 mine = [call for call in calls if call.endpoint == i]
                 asks = [_arguments(query_of(queries[call.query], call.shown)) for call in mine]
-                answers = ensemble.ask_many(asks, concurrency=_AT_A_TIME, return_exceptions=True)
+                answers = ensemble.ask_many(asks, concurrency=_CONCURRENCY, return_exceptions=True)
                 for call, answer in zip(mine, answers, strict=True):
                     reply = answer.replies[-1] if isinstance(answer, Answer) else Reply(endpoints[i].name)
                     found[call] = reply_of(queries[call.query], reply)
@@ -326,18 +339,19 @@ def over_http(endpoints: Sequence[Endpoint], queries: Sequence[LiveQuery]) -> It
 
 
 def query_of(live: LiveQuery, text: str | None) -> Query:
-    """The query with an answer shown; None: without one."""
+    """Return the query that shows this answer's text; None: the query as it is."""
     return live.query if text is None else show_answer(live.query, text)
 
 
 def reply_of(live: LiveQuery, reply: Reply) -> ChainReply:
-    """An endpoint's reply as a step's."""
+    """Return an endpoint's reply as that of a chain's step."""
     form = live.form(reply) if reply.ok and reply.text is not None else None
     usd = float(reply.cost or 0)
     if form is None:
         return ChainReply(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, usd)
-    mass = reply.probabilities
-    certainty = 0.0 if mass is None or reply.choice is None else mass[reply.choice]
+    certainty = 0.0
+    if reply.probabilities is not None and reply.choice is not None:
+        certainty = reply.probabilities[reply.choice]
     return ChainReply(
         format_answer(live.query, reply), form, text_features(form, ANSWER), certainty, live.worth(form), usd
     )

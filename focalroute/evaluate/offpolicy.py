@@ -1,7 +1,9 @@
-"""Off-policy evaluation: estimates the value of two policies on other policies' answers, from stored propensities.
+"""Off-policy evaluation: estimates the value of two policies from the stored answers of other policies.
 
-The value is that of a policy serving with exploration, on queries like the stored ones, observed with the window of
-that time. rho_1:t is the product of an episode's ratios pi / mu up to decision t, with mu the stored propensity.
+The value is that of a policy which serves with exploration, on queries like the stored ones, with the records of the
+endpoints at that time. An episode is the decisions of one answer. mu is the probability with which a decision was
+sampled (its propensity, which is stored), pi that by the evaluated policy. rho_1:t is the product of an episode's
+ratios pi / mu up to decision t.
 """
 
 from __future__ import annotations
@@ -40,22 +42,23 @@ from focalroute.policy.references import load_reference
 from focalroute.store import display_name, open_store, require_existing
 from focalroute.store.base import StoredAnswer
 
-#: The quantities to estimate: right answers in points (100 (u + 1) / 2), cost in units of asking every endpoint once,
-#: and the reward u - lambda cost in points, with the lambda that each decision saw.
+#: The quantities to estimate: accuracy in points (100 (u + 1) / 2), cost in units of asking every endpoint once, and
+#: the reward u - lambda cost in points, with the lambda that each decision saw.
 MEASURES = ("accuracy", "cost", "reward")
-#: The estimators: weighted by the ratios of whole episodes; the same divided by their mean; per decision, with a
-#: fitted V as control variate.
+#: The estimators. "ips": inverse propensity scoring, which weights episodes by their ratio rho; "self-normalised": the
+#: same divided by the mean ratio; "doubly-robust": with a fitted value function V as control variate at each decision.
 ESTIMATORS = ("ips", "self-normalised", "doubly-robust")
-#: A mean ratio further from 1 means that the answers contain too little, or too much, of what the policy does.
+#: A mean ratio further than this from 1 is insufficient evidence: the policy's actions are too rare, or too frequent,
+#: in the stored answers.
 UNTRIED = 0.05
 
-#: Parts for cross-fitting: an episode's V is fitted on the others.
+#: Parts for cross-fitting: an episode's V is fitted on the other parts.
 PARTS = 5
 #: An effective sample size below this is insufficient evidence.
 ENOUGH = 50.0
 
-_SURE = 1.96
-_RIDGE = 10.0  # as if this many episodes had shown no effect of a feature
+_Z = 1.96  # of a 95 % interval
+_RIDGE = 10.0  # penalty; acts like this many episodes in which no feature has an effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,14 @@ class PolicyValue:
     """The estimates for one policy.
 
     Attributes:
-        effective_sample_size: (sum rho)^2 / sum rho^2 of the episodes' ratios rho = pi / mu: the equivalent number of
-            the policy's own answers.
+        effective_sample_size: (sum rho)^2 / sum rho^2 over episodes: how many of the policy's own answers the stored
+            answers are worth.
         mean_ratio: the mean of rho, whose expectation is 1. If it is far from 1, the policy's actions were hardly ever
             tried. The effective sample size does not show that, as actions never taken have no ratio.
-        changed: answers that the policy's Fusion would have replaced by others.
-        guessed: those of them whose worth is uncertain, as only a bare reward or a preference is known, which does not
-            tell whether they are right.
-        estimates: measure -> estimator -> value; None for insufficient evidence: the effective sample size is under
+        changed: number of answers that the policy's Fusion would have replaced by others.
+        guessed: number of those whose worth is uncertain, as the feedback (a reward or a preference without a label)
+            does not tell whether they are right.
+        estimates: measure -> estimator -> value; None for insufficient evidence: the effective sample size is below
             `ENOUGH`, or the mean ratio further from 1 than `UNTRIED`.
     """
 
@@ -104,11 +107,11 @@ class PolicyComparison:
     """Two policies on the same stored answers.
 
     Attributes:
-        rewarded: answers of a policy that have feedback.
-        episodes: the answers used: every decision was sampled, with the current layout of observations.
-        greedy: answers left out because a decision was not sampled, so that there is no propensity.
-        unread: answers left out because another version of this package observed them in another layout.
-        labelled: those of ``episodes`` whose right answer is known.
+        rewarded: number of answers of a policy that have feedback.
+        episodes: number of answers used: all their decisions were sampled, with the current layout of observations.
+        greedy: number of answers left out because a decision was not sampled, so there is no propensity.
+        unread: number of answers left out because another version of this package observed them in another layout.
+        labelled: number of answers used whose right answer is known.
         a: the first policy.
         b: the second.
         difference: b minus a, paired; None if either has insufficient evidence.
@@ -127,13 +130,13 @@ class PolicyComparison:
 def compare_policies(
     answers: Iterable[tuple[StoredAnswer, Sequence[Feedback]]], a: Policy, b: Policy, *, seed: int = 0
 ) -> PolicyComparison:
-    """Estimate the values of two policies, and their difference, from answers of any policies with feedback.
+    """Estimate the values of two policies, and their difference, from stored answers with feedback.
 
     Args:
-        answers: answers with their feedback, as from `Store.recent`.
+        answers: answers of any policies with their feedback, as from `Store.recent`.
         a: a policy.
         b: another one.
-        seed: the seed of the split for cross-fitting the critic.
+        seed: the seed of the split for cross-fitting.
 
     Raises:
         ConfigError: both are the same policy, or no answer can be used.
@@ -141,30 +144,37 @@ def compare_policies(
     """
     if (a.decider_onnx, a.fusion_onnx, a.names) == (b.decider_onnx, b.fusion_onnx, b.names):
         raise ConfigError("policies: both are the same; give two that differ")
-    judged = rewarded(answers)
-    if not judged:
+    with_feedback = rewarded(answers)
+    if not with_feedback:
         raise ConfigError("no stored answer has a policy and feedback; ask, give feedback, then compare")
-    costs = Costs.of(answer for answer, *_ in judged)
-    read = [(answer, said, one) for answer, said, weight in judged if (one := episode(answer, said, costs, weight))]
-    sampled = [found for found in read if all(step.log_mu is not None for _, step in found[2].trajectory.decisions)]
+    costs = Costs.of(answer for answer, *_ in with_feedback)
+    readable, sampled = 0, []
+    for answer, feedback, weight in with_feedback:
+        one = episode(answer, feedback, costs, weight)
+        if one is None:
+            continue
+        readable += 1
+        if all(step.log_mu is not None for _, step in one.trajectory.decisions):
+            sampled.append((answer, feedback, one))
+    unread = len(with_feedback) - readable
     if not sampled:
         raise ConfigError(
-            f"none of the {len(judged)} rewarded answers can count: {len(read)} were decided greedily (explore=False), "
-            f"{len(judged) - len(read)} seen through another layout; serve with exploration, then compare"
+            f"none of the {len(with_feedback)} rewarded answers can be used: {readable} were decided greedily "
+            f"(explore=False), {unread} have another version's layout; serve with exploration, then compare"
         )
     log = _Log.of(sampled, seed)
-    (first, values), (second, others) = _played(log, a), _played(log, b)
+    (value_a, by_episode_a), (value_b, by_episode_b) = _evaluate(log, a), _evaluate(log, b)
     difference = None
-    if first.enough and second.enough:
-        difference = _estimates(others - values)
+    if value_a.enough and value_b.enough:
+        difference = _estimates(by_episode_b - by_episode_a)
     return PolicyComparison(
-        rewarded=len(judged),
+        rewarded=len(with_feedback),
         episodes=len(sampled),
-        greedy=len(read) - len(sampled),
-        unread=len(judged) - len(read),
+        greedy=readable - len(sampled),
+        unread=unread,
         labelled=int(log.batch.fusions.labelled.sum()),
-        a=first,
-        b=second,
+        a=value_a,
+        b=value_b,
         difference=difference,
     )
 
@@ -174,11 +184,12 @@ class _Log:
     """The episodes as arrays (letters as in `focalroute.learn.trajectory`).
 
     Attributes:
+        batch: the episodes as learning reads them.
         names: the endpoints, in the order of the batch's ids.
-        shares: (B, T) c_k / C of each decision.
-        worth: (B, K) u if this candidate had been the answer.
-        known: (B, K) whether that is exact.
-        part: (B,) the episode's part for cross-fitting.
+        shares: (B, T) c_k / C, each decision's share of the cost of asking every endpoint.
+        worth: (B, K) what u would be if this candidate were the answer.
+        known: (B, K) whether that is known for certain.
+        part: (B,) the part for cross-fitting that the episode is in.
         weight: (B,) see `focalroute.learn.trajectory.feedback_weights`; mean 1.
     """
 
@@ -204,25 +215,28 @@ class _Log:
         weight = np.array([one.weight for one in episodes])
         fusions = made.fusions
         answered = np.arange(posterior.shape[1]) == fusions.answered[:, None]
-        answered |= fusions.answered[:, None] < 0  # written from the candidates, whichever the Fusion prefers
-        either = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, *_ in sampled])
-        unique = np.array([said.preference is None and answer.kind not in SEVERAL_RIGHT for answer, said, _ in sampled])
-        told = fusions.labelled | unique & ((fusions.reward == 1) | (either & (fusions.reward == -1)))
+        answered |= fusions.answered[:, None] < 0  # synthesised from the replies, whichever the Fusion prefers
+        two_choices = np.array([answer.kind == "choice" and len(answer.keys) == 2 for answer, *_ in sampled])
+        one_right = np.array(
+            [feedback.preference is None and answer.kind not in SEVERAL_RIGHT for answer, feedback, _ in sampled]
+        )
+        # If exactly one candidate is right, these rewards tell which: 1, and -1 where there are only two choices.
+        all_known = fusions.labelled | one_right & ((fusions.reward == 1) | (two_choices & (fusions.reward == -1)))
         return cls(
             batch=made,
             names=names,
             shares=shares,
             worth=worth(fusions, np.log(np.maximum(posterior, 1e-12))),
-            known=answered | told[:, None],
+            known=answered | all_known[:, None],
             part=np.random.default_rng(seed).permutation(len(episodes)) % PARTS,
             weight=weight / weight.mean(),
         )
 
 
-def _played(log: _Log, policy: Policy) -> tuple[PolicyValue, F64]:
-    """Evaluate one policy on a log; its estimates are the means of the values (estimator, measure, B) over episodes."""
+def _evaluate(log: _Log, policy: Policy) -> tuple[PolicyValue, F64]:
+    """Evaluate one policy; also return (estimator, measure, B) values whose means over episodes are its estimates."""
     steps, fusions = log.batch.steps, log.batch.fusions
-    rows = np.concatenate([[0], policy.ids(log.names)])  # from the batch's ids to the policy's own
+    rows = np.concatenate([[0], policy.ids(log.names)])  # maps the batch's ids to the policy's own
     decisions = replace(log.batch.decisions, ids=rows[log.batch.decisions.ids])
     ratio = ratios(decider_net(policy.decider_onnx), decisions, steps.taken.shape)
     answer = log_q(fusion_net(policy.fusion_onnx), replace(fusions, ids=rows[fusions.ids])).argmax(axis=1)
@@ -230,7 +244,9 @@ def _played(log: _Log, policy: Policy) -> tuple[PolicyValue, F64]:
     size, mean = effective_sample_size(weight), float(weight.mean())
     rewards = _rewards(log, log.worth[each, answer])
     total = rewards.sum(axis=2)
-    values = np.stack([weight * total, _normalised(total, weight), log.weight * _robust(log, rewards, ratio)])
+    values = np.stack(
+        [weight * total, _self_normalised(total, weight), log.weight * _doubly_robust(log, rewards, ratio)]
+    )
     estimates = None
     if size >= ENOUGH and abs(mean - 1) <= UNTRIED:
         estimates = _estimates(values)
@@ -253,15 +269,20 @@ def _rewards(log: _Log, u: F64) -> F64:
     return np.stack([right, log.shares, right + paid])
 
 
-def _normalised(total: F64, weight: F64) -> F64:
-    """The self-normalised estimate sum(rho G) / sum(rho), linearised so that its interval is that of a mean."""
+def _self_normalised(total: F64, weight: F64) -> F64:
+    """Return values with mean sum(rho G) / sum(rho), linearised so that the interval of their mean is right for it.
+
+    Args:
+        total: (measure, B) the episodes' returns G.
+        weight: (B,) their ratios rho, times their feedback weight.
+    """
     value = (total @ weight / weight.sum())[:, None]
     linear: F64 = value + weight / weight.mean() * (total - value)
     return linear
 
 
-def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
-    """V(s_1) and its corrections, (measure, B)."""
+def _doubly_robust(log: _Log, rewards: F64, ratio: F64) -> F64:
+    """Return V(s_1) plus its `corrections`, (measure, B)."""
     steps = log.batch.steps
     value = cross_fitted(steps, rewards, ratio, log.part)
     first = steps.taken.argmax(axis=1)
@@ -271,7 +292,7 @@ def _robust(log: _Log, rewards: F64, ratio: F64) -> F64:
 
 
 def _estimates(values: F64) -> Estimates:
-    """Make estimates from values (estimator, measure, B)."""
+    """Average values (estimator, measure, B) over episodes."""
     return {
         measure: {how: estimated(values[e, m]) for e, how in enumerate(ESTIMATORS)}
         for m, measure in enumerate(MEASURES)
@@ -279,7 +300,7 @@ def _estimates(values: F64) -> Estimates:
 
 
 def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64:
-    """rho_1:t (B, T); the last column, for the Fusion, covers all decisions."""
+    """Return rho_1:t, (B, T); the last column, which belongs to the Fusion, covers all decisions."""
     logits, _ = decider_pass(net, decisions.context, decisions.endpoints, decisions.ids)
     log_ratio = np.zeros(shape)
     log_ratio[decisions.episode, decisions.step] = likelihood(logits, decisions.heads).log_pi - decisions.log_mu
@@ -287,7 +308,7 @@ def ratios(net: DeciderNet, decisions: Decisions, shape: tuple[int, ...]) -> F64
 
 
 def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64:
-    """The correction that doubly robust estimation adds to V(s_1): sum_t rho_1:t (r_t + V(s_{t+1}) - V(s_t)), (B,).
+    """Return what doubly robust estimation adds to V(s_1): sum_t rho_1:t (r_t + V(s_{t+1}) - V(s_t)), (B,).
 
     From Jiang & Li 2016 (arXiv 1511.03722), with V(s) in place of Q(s, a). If V was not fitted on the same episodes,
     V(s_1) plus this is unbiased for any V, and a better V reduces its variance.
@@ -296,7 +317,7 @@ def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64
         rewards: (B, T).
         value: (B, T) V(s_t); values at padding are ignored.
         ratio: (B, T) rho_1:t.
-        taken: (B, T) a step, not padding.
+        taken: (B, T) whether it is a step, not padding.
     """
     value = np.where(taken, value, 0).astype(np.float64)
     after = np.concatenate([value[:, 1:], np.zeros_like(value[:, :1])], axis=1)
@@ -305,27 +326,26 @@ def corrections(rewards: Floats, value: Floats, ratio: F64, taken: Bools) -> F64
 
 
 def effective_sample_size(weights: Floats) -> float:
-    """(sum w)^2 / sum w^2: the equivalent number of the policy's own episodes."""
+    """Return (sum w)^2 / sum w^2: how many of the policy's own episodes these weighted ones are worth."""
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
 def estimated(values: Floats) -> Estimate:
-    """The mean over episodes, with its 95 % interval.
+    """Return the mean over episodes, with its 95 % interval by the normal approximation.
 
-    By the normal approximation: decisions were sampled independently, so the weights are independent across episodes.
+    Decisions were sampled independently, so the weights are independent across episodes.
     """
-    mean, half = float(values.mean()), _SURE * float(values.std()) / max(len(values) - 1, 1) ** 0.5
+    mean, half = float(values.mean()), _Z * float(values.std()) / max(len(values) - 1, 1) ** 0.5
     return Estimate(mean, mean - half, mean + half)
 
 
 def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.int64]) -> F64:
-    """V at every step, (measure, B, T), fitted by least squares on the parts without the episode.
+    """Return V at every step, (measure, B, T), each fitted on the episodes of the other parts.
 
-    There is one linear function for each kind of step: the first decision, later ones, the Fusion. An error of V costs
-    precision, not correctness, so a closed-form fit without tuning suffices. Values at padding are meaningless.
-
-    Returns after a step are weighted by the ratios of the decisions from there on, so that V is that of the evaluated
-    policy, not of the one that decided.
+    V is a linear function for each kind of step: the first decision, later decisions, the Fusion. It is fitted by ridge
+    regression on the returns after a step, weighted by the ratios of the decisions from there on, so V is that of the
+    evaluated policy. An error of V costs precision, not correctness, so this closed-form fit suffices. Values at
+    padding are meaningless.
 
     Args:
         steps: the observed states.
@@ -349,7 +369,7 @@ def cross_fitted(steps: StepBatch, rewards: F64, ratio: F64, part: NDArray[np.in
 
 
 def _kinds(taken: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], ...]:
-    """Masks of first decisions, later decisions and Fusion steps, (B, T) each."""
+    """Return the masks of first decisions, later decisions and Fusion steps, (B, T) each."""
     fusion = np.zeros_like(taken)
     fusion[:, -1] = True
     first = taken & (np.cumsum(taken, axis=1) == 1) & ~fusion
@@ -357,7 +377,7 @@ def _kinds(taken: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], ...]:
 
 
 def _fitted(states: F64, returns: F64, weights: F64, wanted: NDArray[np.float32]) -> F64:
-    """Predict at ``wanted`` states by weighted ridge regression of ``returns`` (measure, n) on ``states`` (n, Ds)."""
+    """Fit ``returns`` (measure, n) to ``states`` (n, Ds) by weighted ridge regression; predict at ``wanted`` states."""
     weights = weights / weights.mean()
     total = weights.sum()
     centre, level = weights @ states / total, returns @ weights / total
@@ -385,8 +405,8 @@ def compare_command(a: str, b: str, store: str, *, seed: int = 0, as_json: bool 
         found = compare_policies(opened.recent(output.LATEST), first, second, seed=seed)
     names = {"a": f"{a} (version {first.version})", "b": f"{b} (version {second.version})"}
     if as_json:
-        said = {"store": display_name(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
-        print(json.dumps({**said, **dataclasses.asdict(found)}, indent=2, allow_nan=False))
+        head = {"store": display_name(store), "seed": seed, "policies": names, "verdict": _verdict(found)}
+        print(json.dumps({**head, **dataclasses.asdict(found)}, indent=2, allow_nan=False))
     else:
         _show(display_name(store), names, found)
 
@@ -413,10 +433,10 @@ def _show_estimates(columns: Sequence[Estimates | None]) -> None:
 
 
 def _evidence(value: PolicyValue, episodes: int) -> str:
-    said = f"effective sample size {value.effective_sample_size:.0f} of {episodes}, mean ratio {value.mean_ratio:.2f}"
+    text = f"effective sample size {value.effective_sample_size:.0f} of {episodes}, mean ratio {value.mean_ratio:.2f}"
     if not value.enough:
-        said += ": insufficient evidence"
-    return said
+        text += ": insufficient evidence"
+    return text
 
 
 def _cell(part: Estimates | None, measure: str, how: str) -> str:
@@ -431,9 +451,8 @@ def _verdict(found: PolicyComparison) -> str:
     if found.difference is None:
         lacking = [name for name, value in (("A", found.a), ("B", found.b)) if not value.enough]
         return (
-            f"insufficient evidence on {' and '.join(lacking)}: an effective sample size under {ENOUGH:.0f}, or a "
-            f"mean ratio further from 1 than {UNTRIED:g}, says nothing; gather more answers, or serve with more "
-            "exploration"
+            f"insufficient evidence on {' and '.join(lacking)}: the effective sample size is below {ENOUGH:.0f}, or "
+            f"the mean ratio further from 1 than {UNTRIED:g}; gather more answers, or serve with more exploration"
         )
     gain = found.difference["reward"]["doubly-robust"]
     surely = "neither surely better nor worse"
@@ -447,14 +466,20 @@ def _verdict(found: PolicyComparison) -> str:
 def _notes(found: PolicyComparison) -> list[str]:
     notes = []
     if found.greedy:
-        notes.append(f"{found.greedy} answers decided greedily have no probability to weigh by, and are left out")
+        notes.append(
+            f"{counted(found.greedy, 'answer')} left out: decided greedily, so no probability of the decision is stored"
+        )
     if found.unread:
-        notes.append(f"{found.unread} answers seen through another layout of the observation are left out")
+        notes.append(
+            f"{counted(found.unread, 'answer')} left out: another version of focalroute stored them in another layout"
+        )
     for name, value in (("A", found.a), ("B", found.b)):
         if value.changed:
-            guessed = f", {value.guessed} of them of a worth only guessed from bare rewards" if value.guessed else ""
+            guessed = ""
+            if value.guessed:
+                guessed = f" ({value.guessed} of uncertain worth, without a label)"
             notes.append(
-                f"{name}'s Fusion would have given {counted(value.changed, 'other answer')}{guessed}; "
-                "what it would have shown the Decider between rounds is left out"
+                f"{name}'s Fusion would have given {counted(value.changed, 'other answer')}{guessed}; its effect on "
+                "decisions between rounds is not taken into account"
             )
     return notes

@@ -1,4 +1,7 @@
-"""``eval``: replays one log with focalroute and every baseline, scores them, and reports as JSON, table and page."""
+"""Runs ``eval``: replays a log with focalroute and every baseline, scores them, and reports as JSON, table and page.
+
+`evaluate` is the whole evaluation: it reads the log, splits it, trains, replays, and compares.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +60,9 @@ class EvalOptions(ReplayOptions):
 
     Attributes:
         split_by: split the whole log once, or each of its tasks.
-        operating_points: the target cost ratios, each replayed; None: those of `OPERATING_POINTS` that the cheapest
-            endpoint can meet, and the ratio of the endpoint that is best on the training part; for the cold start, the
-            ratio it has by itself.
+        operating_points: the target cost ratios, each replayed. None: those of `OPERATING_POINTS` that the cheapest
+            endpoint can meet, and the cost ratio of the endpoint that is best on the training part; the cold start has
+            no target.
         policy: the policy that focalroute serves; None: it is trained on the log.
         presets: the papers' methods to add, ``rl-focal`` or ``der`` (see `focalroute.evaluate.presets`).
         settings: the settings of training; None: the defaults.
@@ -93,28 +96,28 @@ class EvalOptions(ReplayOptions):
         return self.policy is not None and not self.policy.version
 
     def targets(self, table: LogTable, parts: Split) -> tuple[float | None, ...]:
-        """The target cost ratios on the test part; None: the cold start's own ratio.
+        """Return the target cost ratios on the test part; None stands for no target.
 
         Raises:
             ConfigError: a given target is below the cost of the cheapest endpoint alone.
         """
         name, least = table.cheapest(parts.test)
-        within = least * (1 - 1e-6)  # sums of the same costs in another order differ slightly
-        if self.operating_points is None and self.cold:
+        possible = least * (1 - 1e-6)  # sums of the same costs in another order differ slightly
+        if self.operating_points is not None:
+            lowest = min(self.operating_points)
+            if lowest < possible:
+                raise ConfigError(
+                    f"operating_points: {lowest:g} is too low: the cheapest endpoint, {name}, alone costs {least:.3g} "
+                    "of asking every endpoint; give at least that"
+                )
+            return tuple(self.operating_points)
+        if self.cold:
             return (None,)
-        if self.operating_points is None and not table.usd[parts.test].any():
-            return (EVERYTHING,)  # no cost is known, so none can be held
-        if self.operating_points is None:
-            best = float(table.single_cost_ratios(parts.test)[table.rank(parts.train)[0]])
-            points = {*OPERATING_POINTS, min(math.ceil(best * 1000) / 1000, 1.0)}
-            return tuple(sorted(point for point in points if point and point >= within))
-        lowest = min(self.operating_points)
-        if lowest < within:
-            raise ConfigError(
-                f"operating_points: {lowest:g} cannot be held: the cheapest endpoint, {name}, alone costs {least:.3g} "
-                "of asking every endpoint; give at least that"
-            )
-        return tuple(self.operating_points)
+        if not table.usd[parts.test].any():
+            return (EVERYTHING,)  # no cost is known, so there is nothing to save
+        best = float(table.single_cost_ratios(parts.test)[table.rank(parts.train)[0]])
+        points = {*OPERATING_POINTS, min(math.ceil(best * 1000) / 1000, 1.0)}
+        return tuple(sorted(point for point in points if point and point >= possible))
 
 
 def evaluate(
@@ -126,10 +129,11 @@ def evaluate(
     progress: bool = False,
     **changes: Any,
 ) -> Report:
-    """Replay an outcome log: train on its first part, then answer, reveal and learn query by query on the rest.
+    """Evaluate focalroute and the baselines on an outcome log: train on its first part, replay the rest.
 
-    focalroute trains on the whole training part, like the baselines. Then it serves the test part, as in service: it
-    sees only the replies it asks for, and learns from the feedback. The cold start serves both parts.
+    focalroute and the baselines are trained on all answers of the training part. On the test part they see only the
+    replies that they ask for, query by query, and learn from the feedback after each answer. The cold start is not
+    trained; it serves both parts, and only the test part is scored.
 
     Args:
         log: an outcome log.
@@ -137,7 +141,7 @@ def evaluate(
         options: the options; None: the defaults.
         engine: runs seeds and operating points; the report does not depend on it.
         progress: whether to show a progress bar.
-        changes: fields of `EvalOptions` that differ from ``options``.
+        changes: fields of `EvalOptions` that replace those of ``options``.
 
     Raises:
         ConfigError: an option, the log or the pool is invalid.
@@ -153,7 +157,7 @@ def evaluate(
         first,
         range(options.seed, options.seed + options.seeds),
         options.settings or OfflineSettings(),
-        before=parts.train if options.cold else parts.train[:0],  # trained policies know the training part
+        before=parts.train if options.cold else parts.train[:0],  # the cold start gets to know the pool by serving
         explore=options.policy is not None and not options.policy.knows_pool,
         usd_per_second=options.usd_per_second,
         presets=presets(options.presets),
@@ -176,20 +180,29 @@ def _report(
     n_train: int,
     unfused: Mapping[str, int],
 ) -> Report:
+    """Score the results, compare focalroute with every method, and make the report."""
     table, policy = runs.table, options.policy
-    ours = [[run.played for run in each] for each in runs.ours]
+    ours = [[run.played for run in seeded] for seeded in runs.ours]
     ask_all_usd = float(table.usd[runs.test].sum())
     scores = [score(_OURS, played, ask_all_usd) for played in ours]
-    others = {name: score(name, other, ask_all_usd) for name, other in runs.others.items()}
+    others = {name: score(name, played, ask_all_usd) for name, played in runs.others.items()}
     points = []
-    for n, (own, target) in enumerate(zip(scores, targets, strict=True)):
-        minus = compare({name: (ours[n], other) for name, other in runs.others.items()})
-        error = calibration(runs, n).expected_error
-        shown = dataclasses.asdict(own)
-        points.append(OperatingPoint(**shown, target_cost_ratio=target, expected_calibration_error=error, minus=minus))
-    curve = {name: on_curve(one.cost_ratio, scores, ours) for name, one in others.items()}
-    beside = compare({name: (found, runs.others[name]) for name, found in curve.items() if found is not None})
-    methods = [Method(**dataclasses.asdict(one), curve_minus=beside.get(name)) for name, one in others.items()]
+    for n, target in enumerate(targets):
+        points.append(
+            OperatingPoint(
+                **dataclasses.asdict(scores[n]),
+                target_cost_ratio=target,
+                expected_calibration_error=calibration(runs, n).expected_error,
+                minus=compare({name: (ours[n], played) for name, played in runs.others.items()}),
+            )
+        )
+    at_equal_cost = {}
+    for name, other in others.items():
+        curve = on_curve(other.cost_ratio, scores, ours)
+        if curve is not None:
+            at_equal_cost[name] = curve, runs.others[name]
+    curve_minus = compare(at_equal_cost)
+    methods = [Method(**dataclasses.asdict(other), curve_minus=curve_minus.get(name)) for name, other in others.items()]
     scored, served, seen = "accuracy", "trained", 0
     if all(query.label is None for query in table.queries):
         scored = "score"
@@ -230,9 +243,17 @@ def evaluate_command(
     html_file: Path | None = None,
     **changes: Any,
 ) -> None:
-    """`evaluate` with a progress bar, then print the table and write JSON and page.
+    """Run `evaluate` with a progress bar, write page and JSON, and print the table.
 
-    If the JSON or the page goes to standard output ("-"), the table is not printed.
+    If the page or the JSON goes to standard output ("-"), the table is not printed.
+
+    Args:
+        log: an outcome log.
+        pool: its pool file.
+        options: as for `evaluate`, like ``changes``.
+        engine: the name of the engine (see `focalroute.evaluate.job_engine.open_engine`).
+        json_file: where to write the report as JSON; None: nowhere.
+        html_file: where to write the page; None: nowhere.
 
     Raises:
         ConfigError: an option, the log or the pool is invalid, a file cannot be written, or the extra is missing.
@@ -252,7 +273,7 @@ def evaluate_command(
 
 
 def cost_ratios(text: str) -> tuple[float, ...] | None:
-    """Parse operating points, numbers separated by commas; None for an empty text.
+    """Parse target cost ratios, numbers separated by commas; None for an empty text.
 
     Raises:
         ConfigError: a part is not a number.

@@ -1,9 +1,8 @@
-"""The two papers' methods, trained and replayed like the baselines (`rl_focal`, `der`), and what both use.
+"""The two papers' methods as baselines (`rl_focal`, `der`); this module has what both use.
 
 That is their network (one hidden layer of sigmoids), its learning by PPO (arXiv 1707.06347), and the papers' rewards.
-It uses `likelihood`, `losses` and `adam` of `focalroute.learn`. It differs from `focalroute.learn.mappo`, whose
-networks share weights between endpoints, and whose updates stop at a KL target. In rewards, qualities are in [0, 1];
-feedback is on the scale u = 2 quality - 1 in [-1, 1].
+focalroute's own learning is in `focalroute.learn.mappo`: there, networks share weights between endpoints, and updates
+stop at a KL target. Qualities are in [0, 1]; u = 2 quality - 1 is in [-1, 1].
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from focalroute.learn.nets import Floats, Gradients, Vjp, parameters
 from focalroute.learn.trajectory import HeadBatch
 
 _Rows = NDArray[Any]
+#: Maps logits (R, O) and the indices of their rows (R,) to the likelihood of the actions taken there.
 Distribution = Callable[[Floats, _Rows], Likelihood]
 
 
@@ -43,14 +43,14 @@ class Mlp:
 
     @classmethod
     def initial(cls, rng: np.random.Generator, inputs: int, outputs: int, *, hidden: int = 32) -> Mlp:
-        """A net with outputs 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
+        """Make a net with outputs 0: random hidden weights (Glorot & Bengio 2010), everything else zero."""
         weights = (rng.standard_normal((inputs, hidden)) * np.sqrt(2 / (inputs + hidden))).astype(np.float32)
         zeros = np.zeros(hidden, np.float32), np.zeros((hidden, outputs), np.float32), np.zeros(outputs, np.float32)
         return cls(weights, *zeros)
 
 
 def mlp_pass(net: Mlp, x: Floats) -> tuple[Floats, Vjp]:
-    """The heads (B, O) of inputs (B, D), and the vjp from dL/dheads (B, O) to dL/dparameters."""
+    """Return the heads (B, O) of inputs (B, D), and the vjp from dL/dheads (B, O) to dL/dparameters."""
     z = x @ net.hidden
     z += net.hidden_bias
     hidden: Floats = 0.5 + 0.5 * np.tanh(0.5 * z)  # the sigmoid, without overflow
@@ -73,11 +73,11 @@ class Ppo:
 
     Attributes:
         rate: Adam's learning rate.
-        clip: eps of the surrogate.
+        clip: epsilon of the clipped surrogate.
         entropy: weight of the entropy bonus.
         epochs: passes over a batch.
-        minibatch: approximate rows of one gradient step.
-        max_norm: largest norm of a gradient.
+        minibatch: approximate number of rows for one gradient step.
+        max_norm: the norm to which larger gradients are scaled down.
     """
 
     rate: float = 0.001
@@ -97,7 +97,7 @@ class Learned:
 
     @classmethod
     def fresh(cls, net: Mlp) -> Learned:
-        """A network before the first update."""
+        """Start with this network, before its first update."""
         return cls(net, Moments.zero(parameters(net)))
 
     def __call__(self, x: Floats) -> Floats:
@@ -106,13 +106,13 @@ class Learned:
 
 
 def bernoulli(logits: Floats, picked: Bools) -> Likelihood:
-    """The likelihood of picks (B, N) by N independent heads: one joint probability per row, clipped as in service."""
+    """Return the joint likelihood of picks (B, N) by N independent heads, with probabilities clipped as in serving."""
     free, must_pick = np.ones_like(picked), np.zeros(len(picked), bool)
     return likelihood(logits, HeadBatch(free, free, picked, must_pick, np.full(len(picked), picked.shape[1])))
 
 
 def categorical(logits: Floats, offered: Bools, chosen: NDArray[np.int64]) -> Likelihood:
-    """The likelihood of one choice (B,) by the softmax over those ``offered`` (B, K)."""
+    """Return the likelihood of one choice (B,) by the softmax over those ``offered`` (B, K)."""
     log_q = log_posterior(logits, offered)
     q, rows = np.exp(log_q), np.arange(len(chosen))
     surprise = np.where(q > 0, q * log_q, 0.0)
@@ -142,17 +142,16 @@ def improve(
         settings: the settings of PPO.
         rng: shuffles the rows.
     """
-    everyone = np.arange(len(x))
-    old = distribution(learned(x), everyone).log_pi
-    goodness = standardised(advantages)
+    log_pi_old = distribution(learned(x), np.arange(len(x))).log_pi
+    standardised_advantages = standardised(advantages)
 
     def gradients(net: Mlp, rows: _Rows) -> Gradients:
         logits, vjp = mlp_pass(net, x[rows])
         surrogate = surrogate_loss(
             distribution(logits, rows),
-            old[rows],
+            log_pi_old[rows],
             np.ones(len(rows)),
-            goodness[rows],
+            standardised_advantages[rows],
             clip=settings.clip,
             entropy=settings.entropy,
         )
@@ -178,16 +177,16 @@ def _fit(
 
 
 def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:
-    """RL-Focal's reward of the Decider (arXiv 2502.04492, Eq. 6): 1 if right, -1 - alpha |E| / N if wrong.
+    """Return RL-Focal's reward of the Decider (arXiv 2502.04492, Eq. 6): 1 if right, -1 - alpha |E| / N if wrong.
 
-    Only wrong answers are penalised for size. A negative graded u counts as wrong, and the penalty is subtracted from
-    it. The Fusion's reward is u itself (alpha = 0).
+    Only wrong answers are penalised for the number of endpoints asked. With graded answers, negative u count as wrong,
+    and the penalty is subtracted from u. The Fusion's reward is u itself (alpha = 0).
 
     Args:
         u: the answers' rewards in [-1, 1], of any shape.
-        asked: |E|, of the same shape.
-        pool: N, at least 1.
-        alpha: the penalty.
+        asked: |E|, the number of endpoints asked, of the same shape.
+        pool: N, the size of the pool, at least 1.
+        alpha: the weight of the penalty.
 
     >>> eq6([1, -1], [12, 6], 12, alpha=0.1).tolist()
     [1.0, -1.05]
@@ -199,38 +198,38 @@ def eq6(u: ArrayLike, asked: ArrayLike, pool: int, *, alpha: float) -> F64:
 def der_reward(
     quality: ArrayLike, before: ArrayLike | None, cost: ArrayLike, *, alpha: float, beta: float, level: bool = True
 ) -> F64:
-    """DER's reward of asking one more expert (arXiv 2412.07448), without the threshold bonus.
+    """Return DER's reward of asking one more expert (arXiv 2412.07448), without the threshold bonus.
 
-    At t = 0: P(y_0) - alpha C(M). Later: P(y_t) + beta (P(y_t) - P(y_(t-1))) - alpha C(M). Paying P at every step
-    rewards long routes: two steps at quality 1 earn more than one. If ``level`` is False, later steps earn only the
-    gain, so that with beta = 1 a route's rewards add up to P(last answer) - alpha (cost of the route).
+    At t = 0 it is P(y_0) - alpha C(M), later P(y_t) + beta (P(y_t) - P(y_(t-1))) - alpha C(M). Paying P at every step
+    rewards long routes: two steps at quality 1 earn more than one. Without ``level``, later steps earn only the gain,
+    so with beta = 1 a route's rewards add up to P(last answer) - alpha (cost of the route).
 
     Args:
-        quality: P of the answer after this step, in [0, 1], of any shape.
-        before: P of the answer before it, of the same shape; None at t = 0.
-        cost: C of the expert asked, of the same shape.
+        quality: P(y_t), the quality of the answer after this step, in [0, 1], of any shape.
+        before: P(y_(t-1)), the quality of the answer before it, of the same shape; None at t = 0.
+        cost: C(M), the cost of the expert asked, of the same shape.
         alpha: the cost weight.
         beta: the weight of the gain.
-        level: whether later steps earn P itself too, as published.
+        level: whether later steps also earn P(y_t) itself, as published.
 
     >>> float(der_reward(1.0, None, 0.5, alpha=0.1, beta=1.0)), float(der_reward(1.0, 0.0, 0.5, alpha=0.1, beta=1.0))
     (0.95, 1.95)
     """
     p: NDArray[Any] = np.asarray(quality, dtype=np.float64)
-    paid = alpha * np.asarray(cost, dtype=np.float64)
+    penalty = alpha * np.asarray(cost, dtype=np.float64)
     if before is None:
-        return p - paid
+        return p - penalty
     gain = beta * (p - np.asarray(before, dtype=np.float64))
-    return (p if level else 0.0) + gain - paid
+    return (p if level else 0.0) + gain - penalty
 
 
 def der_bonus(quality: ArrayLike, exhausted: ArrayLike, *, threshold: float, bonus: float) -> F64:
-    """Return DER's terminal reward: ``bonus`` if P >= p_0, minus it if T_max steps were not enough, else 0.
+    """Return DER's terminal reward: ``bonus`` if P >= p_0, -``bonus`` if that was not reached in T_max steps, else 0.
 
-    It is paid once, at STOP or after step T_max, so that no route earns it twice.
+    It is paid once, at STOP or after step T_max.
 
     Args:
-        quality: P of the last answer, of any shape.
+        quality: P, the quality of the last answer, of any shape.
         exhausted: whether T_max experts were asked, of the same shape.
         threshold: p_0.
         bonus: the size of the bonus.

@@ -1,8 +1,8 @@
-"""``der``: dynamic ensemble reasoning (arXiv 2412.07448), which asks one endpoint per step until STOP, by PPO.
+"""``der``: dynamic ensemble reasoning (arXiv 2412.07448).
 
-The state is [query, last answer], and the last answer is the final one. In the paper each expert is shown the answer
-before its own (Knowledge Transfer Prompt). Recorded answers were given without it, so a later expert can replace an
-answer here, but not improve it.
+A policy trained by PPO asks one endpoint per step until STOP. The state is [query, last answer], and the last answer is
+the final one. In the paper each expert is shown the previous answer (Knowledge Transfer Prompt). Recorded answers were
+given without it, so here a later expert can replace an answer, but not improve it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _PPO = Ppo(rate=0.003, entropy=0.1)
 
 @dataclass(frozen=True, slots=True)
 class DerSettings:
-    """The settings of DER; the form of the reward is published, its numbers here are ours.
+    """The settings of DER. The paper gives the form of the reward, but not its numbers; those here are ours.
 
     Attributes:
         max_steps: T_max, the most experts to ask for a query.
         alpha: the cost weight; cost is relative to asking every endpoint once.
         beta: the weight of the gain.
-        threshold: p_0.
-        bonus: reward for reaching the threshold, and penalty for missing it in T_max steps.
+        threshold: p_0, the quality to reach.
+        bonus: the reward for reaching the threshold, and the penalty for not reaching it in T_max steps.
         level: whether P itself is paid at every step, as published, or only the gain after the first.
         ppo: the settings of PPO.
         hidden: units of the hidden layer.
@@ -68,16 +68,16 @@ class DerSettings:
 
 
 class Routes(Protocol):
-    """B routes under way."""
+    """B unfinished routes, one for each query; a route is the sequence of endpoints asked."""
 
     def state(self, step: int) -> F32:
         """Return the policy's input before this step, (B, D)."""
 
     def offered(self, step: int) -> Bools:
-        """Return the valid actions of each route, (B, N + 1): ask an endpoint, or stop."""
+        """Return the valid actions of each route, (B, N + 1): ask an endpoint, or stop (the last column)."""
 
     def ask(self, rows: I64, endpoints: I64) -> tuple[F32, F32]:
-        """Ask one endpoint on each of these routes; return the answers' worth (NaN if unusable) and the cost."""
+        """Ask one endpoint on each of these routes; return the answers' worth (NaN if unusable) and their cost."""
 
 
 class Environment(Protocol):
@@ -85,26 +85,26 @@ class Environment(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Queries, endpoints, width of the state."""
+        """The number of queries, the number of endpoints, and the width of the state."""
 
     @property
     def unit(self) -> float:
-        """The cost of asking every endpoint once, in the unit of `Routes.ask`."""
+        """The mean cost of asking every endpoint once, in the unit of `Routes.ask`."""
 
     def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> Routes:
-        """Start routes for these queries; ``rng`` adds noise to the state in training."""
+        """Start one route for each of these queries; in training, ``rng`` may add noise to the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouteBatch:
-    """B routes of L steps, zeros after a route's end.
+    """B finished routes, padded to L steps.
 
     Attributes:
         states: (B, L, D) the policy's input.
         offered: (B, L, N + 1) the valid actions.
-        chosen: (B, L) the action; N: stop.
+        chosen: (B, L) the action: an endpoint, or N to stop.
         taken: (B, L) whether it is a step, not padding.
-        rewards: (B, L).
+        rewards: (B, L) the rewards; 0 at padding.
         worth: (B,) P of the last answer.
         cost: (B,) cost of the route.
         calls: (B,) number of calls.
@@ -120,76 +120,82 @@ class RouteBatch:
     calls: I64
 
     def score(self, settings: DerSettings, unit: float) -> float:
-        """The mean over routes of P of the last answer - alpha C of the whole route."""
+        """Return the mean over routes of P(last answer) - alpha C(route), with cost in units of ``unit``."""
         return float(self.worth.mean() - settings.alpha * self.cost.mean() / max(unit, 1e-12))
 
 
 def train_routes(environment: Environment, settings: DerSettings, seed: int) -> Mlp:
-    """Train a policy by passes over the queries in random order, and return the best; heads 0..N-1 ask, N stops."""
+    """Train a policy by passes over the queries in random order; return the best on the validation part.
+
+    The policy's head i asks endpoint i, its last head stops.
+    """
     from threadpoolctl import threadpool_limits
 
     rng = np.random.default_rng(seed)
     (queries, n, width), unit = environment.shape, environment.unit
     policy = Learned.fresh(Mlp.initial(rng, width, n + 1, hidden=settings.hidden))
     value = Learned.fresh(Mlp.initial(rng, width, 1, hidden=settings.hidden))
-    cut = queries - int(queries * settings.validation)
-    training, validation = np.arange(cut), np.arange(cut, queries)
-    best, net = -np.inf, policy.net
+    n_train = queries - int(queries * settings.validation)
+    training, validation = np.arange(n_train), np.arange(n_train, queries)
+    best_score, best = -np.inf, policy.net
     with threadpool_limits(1, "blas"):  # on matrices this small, two threads are slower
         for number in range(1, settings.passes + 1):
-            for rows in np.array_split(rng.permutation(training), max(1, round(cut / settings.batch))):
-                routes = roll(policy, environment, rows, settings, rng)
+            for rows in np.array_split(rng.permutation(training), max(1, round(n_train / settings.batch))):
+                routes = run_routes(policy, environment, rows, settings, rng)
                 policy, value = _update(routes, policy, value, settings.ppo, rng)
             if len(validation) and (number % settings.look_every == 0 or number == settings.passes):
-                reached = roll(policy, environment, validation, settings, None).score(settings, unit)
-                if reached > best:
-                    best, net = reached, policy.net
-    return net if len(validation) else policy.net
+                score = run_routes(policy, environment, validation, settings, None).score(settings, unit)
+                if score > best_score:
+                    best_score, best = score, policy.net
+    return best if len(validation) else policy.net
 
 
-def roll(
+def run_routes(
     policy: Callable[[F32], Any],
     environment: Environment,
     rows: I64,
     settings: DerSettings,
     rng: np.random.Generator | None,
 ) -> RouteBatch:
-    """Run one route for each of these queries.
+    """Run one route for each of these queries, from its start to STOP or T_max.
 
     Args:
         policy: maps states (B, D) to logits (B, N + 1).
+        environment: the queries and answers.
+        rows: (B,) the queries.
+        settings: the settings of DER.
         rng: draws the actions; None: take the likeliest.
     """
     size, last = len(rows), settings.max_steps - 1
     routes = environment.start(rows, settings.max_steps, rng)
     stop, unit = environment.shape[1], max(environment.unit, 1e-12)
-    alive = np.ones(size, np.bool_)
+    running = np.ones(size, np.bool_)
     quality, cost, calls = np.zeros(size, np.float32), np.zeros(size, np.float32), np.zeros(size, np.int64)
     steps = []
     for step in range(settings.max_steps):
         states, offered = routes.state(step), routes.offered(step)
-        alive = alive & offered.any(axis=1)
+        running = running & offered.any(axis=1)
         logits = policy(states)
         chosen = _choose(logits, offered, rng)
-        asks = alive & (chosen < stop)
+        asks = running & (chosen < stop)
         asking = np.flatnonzero(asks)
         after, paid = quality.copy(), np.zeros(size, np.float32)
         worth, paid[asking] = routes.ask(asking, chosen[asking])
         after[asking] = np.where(np.isnan(worth), quality[asking], worth)
         exhausted = asks & (step == last)
         before = quality if step else None
-        relative = paid / unit
-        earned = der_reward(after, before, relative, alpha=settings.alpha, beta=settings.beta, level=settings.level)
-        over = der_bonus(after, exhausted, threshold=settings.threshold, bonus=settings.bonus)
-        rewards = np.where(asks, earned, 0) + np.where(alive & (~asks | exhausted), over, 0)
-        steps.append((states, offered, chosen, alive, rewards.astype(np.float32)))
-        quality, alive = after, asks & ~exhausted
+        earned = der_reward(after, before, paid / unit, alpha=settings.alpha, beta=settings.beta, level=settings.level)
+        terminal = der_bonus(after, exhausted, threshold=settings.threshold, bonus=settings.bonus)
+        rewards = np.where(asks, earned, 0) + np.where(running & (~asks | exhausted), terminal, 0)
+        steps.append((states, offered, chosen, running, rewards.astype(np.float32)))
+        quality, running = after, asks & ~exhausted
         cost, calls = cost + paid, calls + asks
     states, offered, chosen, taken, rewards = (np.stack(column, axis=1) for column in zip(*steps, strict=True))
     return RouteBatch(states, offered, chosen, taken, rewards, quality, cost, calls)
 
 
 def _choose(logits: F32, offered: Bools, rng: np.random.Generator | None) -> I64:
+    """Draw an action for each row from the softmax over those offered; without ``rng``, take the likeliest."""
     if rng is not None:
         return draw(logits, offered, rng)
     likeliest: I64 = np.where(offered, logits, -np.inf).argmax(axis=1)
@@ -199,35 +205,35 @@ def _choose(logits: F32, offered: Bools, rng: np.random.Generator | None) -> I64
 def _update(
     routes: RouteBatch, policy: Learned, value: Learned, settings: Ppo, rng: np.random.Generator
 ) -> tuple[Learned, Learned]:
-    """Update policy and value on these routes; unchanged if no route took a step."""
+    """Update policy and value on these routes; return them unchanged if no route took a step."""
     taken = routes.taken
     if not taken.any():
         return policy, value
     states, offered, chosen = routes.states[taken], routes.offered[taken], routes.chosen[taken]
-    before = np.zeros_like(routes.rewards)
-    before[taken] = value(states)[:, 0]
-    advantages = gae(routes.rewards, before)
+    values = np.zeros_like(routes.rewards)
+    values[taken] = value(states)[:, 0]
+    advantages = gae(routes.rewards, values)
     improved = improve(
         policy, states, lambda z, rows: categorical(z, offered[rows], chosen[rows]), advantages[taken], settings, rng
     )
-    return improved, regress(value, states, (advantages + before)[taken][:, None], settings, rng)
+    return improved, regress(value, states, (advantages + values)[taken][:, None], settings, rng)
 
 
 _TEXT = 32
-#: The settings for recorded answers: calls are free in training, so each update has many routes.
+#: The settings for recorded answers; calls in training are free, so each update takes many routes.
 RECORDED = DerSettings(bonus=1.0, passes=20, batch=1024, validation=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRoutes:
+class RecordedEnvironment:
     """An environment of n recorded queries: N endpoints, C candidates.
 
     Attributes:
         texts: (n, 32) features of the queries.
         answers: (n, C, 32) features of each candidate's text.
-        candidate: (n, N) an endpoint's candidate, -1: no usable answer.
-        certainty: (n, N) the endpoint's mass on its candidate; 1 if it gave only an answer.
-        worth: (n, N) worth of its answer, in [0, 1], as it is scored.
+        candidate: (n, N) an endpoint's candidate; -1: no usable answer.
+        certainty: (n, N) the endpoint's own probability of its candidate; 1 if it gave only an answer.
+        worth: (n, N) worth of its answer, in [0, 1].
         cost: (n, N) cost of asking it, in units of the mean cost of asking all.
         there: (n, N) whether it can be asked.
     """
@@ -241,7 +247,7 @@ class RecordedRoutes:
     there: Bools
 
     @classmethod
-    def of(cls, training: Training) -> RecordedRoutes:
+    def of(cls, training: Training) -> RecordedEnvironment:
         """Make the environment of the training part, without the rest of the log."""
         table, rows = training.table, training.rows
         candidate, width = table.candidate[rows], max(int(table.size[rows].max()), 1)
@@ -269,28 +275,28 @@ class RecordedRoutes:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Queries, endpoints, width of the state."""
+        """The number of queries, the number of endpoints, and the width of the state."""
         queries, n = self.there.shape
         return queries, n, 2 * _TEXT + n + 3
 
     @property
     def unit(self) -> float:
-        """Costs are relative already."""
+        """1, as costs are relative already."""
         return 1.0
 
-    def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> _UnderWay:
-        """Start routes for these queries; no noise is added."""
-        return _UnderWay(self.only(rows), max_steps)
+    def start(self, rows: I64, max_steps: int, rng: np.random.Generator | None) -> _ReplayedRoutes:
+        """Start one route for each of these queries; no noise is added."""
+        return _ReplayedRoutes(self.only(rows), max_steps)
 
-    def only(self, rows: I64 | slice) -> RecordedRoutes:
-        """The environment of these queries alone."""
-        return RecordedRoutes(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+    def only(self, rows: I64 | slice) -> RecordedEnvironment:
+        """Return the environment of these queries alone."""
+        return RecordedEnvironment(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
-class _UnderWay:
+class _ReplayedRoutes:
     """B routes through the recorded answers to B queries."""
 
-    def __init__(self, data: RecordedRoutes, max_steps: int) -> None:
+    def __init__(self, data: RecordedEnvironment, max_steps: int) -> None:
         self._data, self._max_steps = data, max_steps
         self._rows = np.arange(len(data.there))
         self._asked: Bools = np.zeros_like(data.there)
@@ -313,7 +319,7 @@ class _UnderWay:
         )
 
     def offered(self, step: int) -> Bools:
-        """Every endpoint not asked yet; STOP after the first step."""
+        """Return the valid actions: every endpoint not asked yet; STOP after the first step."""
         stop = np.full((len(self._rows), 1), step > 0)
         return np.concatenate([self._data.there & ~self._asked, stop], axis=1)
 
@@ -328,13 +334,15 @@ class _UnderWay:
 
 
 def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, done: float) -> F32:
-    """The state (B, 67 + N) before a step.
+    """Return the state before a step, (B, 67 + N).
+
+    Before the first answer, ``answers``, ``last``, ``certainty`` and ``agreeing`` are zeros.
 
     Args:
         texts: (B, 32) features of the query.
-        answers: (B, 32) features of the last answer; zeros before the first, like the arguments after it.
+        answers: (B, 32) features of the last answer.
         last: (B, N) 1 for the endpoint that gave the last answer.
-        certainty: (B,) that endpoint's mass on it.
+        certainty: (B,) that endpoint's own probability of it.
         agreeing: (B,) share of the usable replies so far that gave this answer.
         done: steps taken / T_max.
     """
@@ -343,19 +351,19 @@ def state(texts: F32, answers: F32, last: F32, certainty: F32, agreeing: F32, do
 
 
 class DerStrategy(Strategy):
-    """Serves a trained policy by its likeliest action at each step, without further learning, as in the paper.
+    """Takes a trained policy's likeliest action at each step, without further learning, as in the paper.
 
     Args:
         policy: the trained policy.
         settings: the settings of training.
-        size: N.
+        size: N, the number of endpoints.
     """
 
     def __init__(self, policy: Mlp, settings: DerSettings, size: int) -> None:
         self._policy, self._settings, self._size = policy, settings, size
 
     def answer(self, turn: Turn) -> int:
-        """Ask one by one until STOP; return the last usable answer."""
+        """Ask one endpoint after another until STOP; return the last usable answer."""
         text = text_features(turn.query.text, _TEXT)
         last = -1
         for t in range(min(self._settings.max_steps, len(turn.available))):
@@ -380,18 +388,19 @@ class DerStrategy(Strategy):
             one_hot[last] = 1
             answer = _answer_features(turn.query.choices, c, reply.output.answer)
             certainty = float(turn.probabilities(max(turn.choices, self._size))[last, c])
-            backed = [h.candidate for h in turn.replies.values() if h.candidate >= 0]
-            agreeing = backed.count(c) / len(backed)
+            usable = [each.candidate for each in turn.replies.values() if each.candidate >= 0]
+            agreeing = usable.count(c) / len(usable)
         figures = np.array([[certainty], [agreeing]], np.float32)
         return state(text[None], answer[None], one_hot[None], figures[0], figures[1], done)
 
 
 def der(training: Training, settings: DerSettings | None = None) -> DerStrategy:
     """``der``, trained on the training part; by default T_max and ``level`` are chosen on its last fifth."""
-    routes, size = RecordedRoutes.of(training), len(training.table.endpoints)
+    environment, size = RecordedEnvironment.of(training), len(training.table.endpoints)
 
     def trained_on(part: Training, chosen: DerSettings) -> DerStrategy:
-        return DerStrategy(train_routes(routes.only(slice(len(part.rows))), chosen, part.seed), chosen, size)
+        first_rows = slice(len(part.rows))
+        return DerStrategy(train_routes(environment.only(first_rows), chosen, part.seed), chosen, size)
 
     if settings is None:
         options = [replace(RECORDED, max_steps=steps, level=level) for steps in (2, 4) for level in (False, True)]
@@ -400,6 +409,6 @@ def der(training: Training, settings: DerSettings | None = None) -> DerStrategy:
 
 
 def _answer_features(choices: Sequence[str] | None, candidate: int, answer: int | str | None) -> F32:
-    """Features of an answer's text; zeros if only its score is known."""
+    """Return features of an answer's text; zeros if only its score is known."""
     text = choices[candidate] if choices is not None else answer
     return text_features(text if isinstance(text, str) else "", _TEXT)

@@ -1,7 +1,7 @@
 """``rl-focal``: the paper's method (arXiv 2502.04492), trained offline (Algorithm 1) and online (Algorithm 2).
 
-For each query, the Decider draws a pool, given the previous pool and its diversity; all members of the pool are asked;
-the Fusion maps their probabilities and past rewards to an answer. Neither network sees the query.
+For each query, the Decider draws a pool, given the previous pool and its diversity. All members of the pool are asked.
+Then the Fusion maps their probabilities and past rewards to an answer. Neither network sees the query.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from focalroute.learn.mappo import GAE_LAMBDA, gae
 from focalroute.learn.nets import Floats
 from focalroute.policy.decider import EXPLORATION
 
-#: The columns of `diversities`: the paper's metric and those it compares with, except plurality accuracy.
+#: The columns of `diversities`: the paper's diversity metric, and those that it compares with.
 METRICS = ("focal", "fleiss_kappa", "disagreement", "binary_entropy", "q_statistic", "correlation", "cohen_kappa")
 
-#: With fewer rows all metrics are 0, like before the first query.
+#: With fewer rows all metrics are 0, as before the first query.
 MIN_ROWS = 20
 
 
 def diversities(fails: F32, pools: F32, pairs: F32) -> F32:
-    """The metrics (B, 7) of some pools; all 0 with fewer than `MIN_ROWS` rows or two members.
+    """Return the metrics of B pools, (B, 7); all are 0 with fewer than `MIN_ROWS` rows or two members.
 
     Args:
-        fails: (T, N) 1 if an endpoint failed a row.
-        pools: (B, N) 1 for the members of each pool.
+        fails: (T, N) 1 if an endpoint failed a row, else 0.
+        pools: (B, N) 1 for the members of each pool, else 0.
         pairs: (3, N, N) `pair_statistics` of the same rows.
     """
     rows, n = fails.shape
@@ -63,10 +63,10 @@ def diversities(fails: F32, pools: F32, pairs: F32) -> F32:
 
 
 def pair_statistics(both: F32, rows: int) -> F32:
-    """Q statistic, correlation and Cohen's kappa of every pair, (3, N, N); the diagonal is 0.
+    """Return Q statistic, correlation and Cohen's kappa of every pair, (3, N, N); the diagonal is 0.
 
     Args:
-        both: (N, N) the number of rows that both of a pair failed; on the diagonal, that the endpoint failed.
+        both: (N, N) the number of rows that both endpoints of a pair failed; on the diagonal, that the endpoint failed.
         rows: the number of rows.
     """
     n = np.diagonal(both)
@@ -86,12 +86,13 @@ def pair_statistics(both: F32, rows: int) -> F32:
 
 
 def _ratio(above: F32, below: F32, undefined: float) -> F32:
+    """Divide; ``undefined`` where the denominator is not positive."""
     return np.where(below > 0, above / np.where(below > 0, below, 1), undefined).astype(np.float32)
 
 
 @cache
 def _entropies(n: int) -> NDArray[np.float32]:
-    """H(s / m) in bits at [m, s]."""
+    """Return a table (n + 1, n + 1) with the binary entropy H(s / m), in bits, at [m, s]."""
     share = np.clip(np.arange(n + 1) / np.maximum(np.arange(n + 1), 1)[:, None], 0, 1)
     halves = np.stack([share, 1 - share])
     logs = np.log2(halves, out=np.zeros_like(halves), where=halves > 0)
@@ -99,13 +100,13 @@ def _entropies(n: int) -> NDArray[np.float32]:
 
 
 _PPO = Ppo(rate=0.001, clip=0.02)
-_LEAST_TEAM = 2
+_LEAST_MEMBERS = 2
 
 
 class BranchingHead:
     """The last layer of a Decider over N endpoints, as published: one head per endpoint, with independent draws.
 
-    If fewer than two endpoints are drawn, the likeliest are added.
+    If fewer than two endpoints are drawn, the likeliest of the others are added to the pool.
 
     Attributes:
         width: number of outputs of the layer.
@@ -118,15 +119,15 @@ class BranchingHead:
         """Return the draws (B, N), and the resulting pools (B, N) of at least two."""
         p = _probabilities(logits)
         picked = rng.random(p.shape) < p
-        return picked, _team(picked, p)
+        return picked, _filled_up(picked, p)
 
     def likeliest(self, logits: Floats) -> tuple[Bools, F32]:
         """Return the endpoints with probability above a half, and the resulting pools of at least two."""
         p = _probabilities(logits)
-        return p > 0.5, _team(p > 0.5, p)
+        return p > 0.5, _filled_up(p > 0.5, p)
 
     def likelihood(self, logits: Floats, picked: Bools) -> Likelihood:
-        """The joint likelihood of draws (B, N)."""
+        """Return the joint likelihood of draws (B, N)."""
         return bernoulli(logits, picked)
 
 
@@ -135,18 +136,18 @@ class RlFocalSettings:
     """The settings of RL-Focal; the first five are the paper's, found there by grid search.
 
     Attributes:
-        window: T.
-        alpha: the penalty of Eq. 6.
+        window: T, the number of past queries that diversity and past rewards cover.
+        alpha: the weight of the penalty of Eq. 6.
         gamma: the discount over the stream of queries.
-        ppo: learning rate 0.001 and clip 0.02; the rest is ours.
+        ppo: the settings of PPO; learning rate 0.001 and clip 0.02 are the paper's, the others are ours.
         hidden: units of each network's hidden layer (about 17,000 parameters in all, as published).
         update_every: queries between two updates.
         passes: n_ep, passes over the training part; the first half trains the Decider, the second the Fusion.
-        lanes: parallel streams in training.
-        largest_free_form: the most candidates of a free-form question to fuse; others are dropped.
-        sample: whether in service pools are drawn and the Decider learns (Algorithm 2); else the Decider stays as
-            trained and picks the endpoints with probability above a half.
-        metrics: the diversity metrics in o1, of `METRICS`.
+        lanes: B, parallel streams in training, with the same queries and different draws.
+        largest_free_form: the most candidates of a free-form question that the Fusion chooses from; others are dropped.
+        sample: whether on the test part pools are drawn and the Decider goes on learning (Algorithm 2); else the
+            Decider stays as trained and picks the endpoints with probability above a half.
+        metrics: the diversity metrics in o1, a selection of `METRICS`.
         decider_head: the Decider's last layer.
     """
 
@@ -168,8 +169,8 @@ class RlFocalSettings:
 class Agents:
     """Decider, Fusion and the central critic.
 
-    The critic has two heads, V of the Decider's return and of the Fusion's, as Eq. 6 pays the Decider less. Its state
-    [o1 at t + 1, o2 at t] is the published one, which contains the decision to be judged.
+    The critic has two heads, V of the Decider's return and V of the Fusion's, as Eq. 6 penalises only the Decider. Its
+    state is [o1 at t + 1, o2 at t], as published, which contains the decision to be judged.
     """
 
     decider: Learned
@@ -178,28 +179,27 @@ class Agents:
 
     @classmethod
     def fresh(cls, rng: np.random.Generator, endpoints: int, candidates: int, settings: RlFocalSettings) -> Agents:
-        """Untrained agents: every endpoint has probability a half, and candidates are equally likely."""
-        first = endpoints + 1 + len(settings.metrics)
-        second = settings.window + endpoints * candidates
+        """Make untrained agents: every endpoint has probability a half, and candidates are equally likely."""
+        o1, o2 = endpoints + 1 + len(settings.metrics), settings.window + endpoints * candidates
         heads = settings.decider_head(endpoints).width
-        sizes = ((first, heads), (second, candidates), (first + second, 2))
+        sizes = ((o1, heads), (o2, candidates), (o1 + o2, 2))
         nets = (Mlp.initial(rng, inputs, outputs, hidden=settings.hidden) for inputs, outputs in sizes)
         return cls(*map(Learned.fresh, nets))
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStep:
-    """One query in B lanes, or L of them with a second axis (B, L, ...).
+    """One query in B lanes; or L queries, on a second axis (B, L, ...).
 
     Attributes:
-        seen: o1, (B, Do).
+        seen: (B, Do) o1, the Decider's input.
         picked: (B, N) the Decider's draws.
-        shown: o2, (B, Df).
-        offered: (B, K) the available candidates.
-        fused: (B,) the candidate the Fusion drew.
+        shown: (B, Df) o2, the Fusion's input.
+        offered: (B, K) which of the Fusion's columns have a candidate to choose.
+        fused: (B,) the column that the Fusion drew.
         tells: (B,) whether the reward of that draw is known.
         state: (B, Ds) the critic's input.
-        rewards: (B, 2) of the Decider (Eq. 6) and of the Fusion's draw.
+        rewards: (B, 2) the rewards of the Decider (Eq. 6) and of the Fusion's draw.
     """
 
     seen: F32
@@ -218,25 +218,25 @@ class AgentStep:
 
 
 def decider_view(pools: F32, metrics: F32) -> F32:
-    """o1 (B, N + 1 + M): the pool of the last answer (B, N), its size / N, and its M diversity metrics."""
+    """Return o1, (B, N + 1 + M): the pool of the last answer (B, N), its size / N, and its M diversity metrics."""
     return np.concatenate([pools, pools.mean(axis=1, keepdims=True), metrics], axis=1)
 
 
 def fused_view(past: F32, shown: F32) -> F32:
-    """o2 (B, T + N K): the past rewards (B, T), the latest last, and each member's probabilities (B, N, K)."""
+    """Return o2, (B, T + N K): the past rewards (B, T), the latest last, and each member's probabilities (B, N, K)."""
     return np.concatenate([past, shown.reshape(len(shown), -1)], axis=1)
 
 
 def learn(
     agents: Agents, steps: AgentStep, settings: RlFocalSettings, rng: np.random.Generator, *, decide: bool, fuse: bool
 ) -> Agents:
-    """Update agents on L + 1 consecutive steps, the last of which only gives its value to the one before.
+    """Update agents on L consecutive steps; one more step provides the value after the last of them.
 
-    Each agent's advantage is from its head of the central critic, by GAE over the stream.
+    Each agent's advantages are computed by GAE over the stream, from its head of the central critic.
 
     Args:
         agents: the agents before the update.
-        steps: (B, L + 1, ...).
+        steps: (B, L + 1, ...) the steps.
         settings: the settings of learning.
         rng: shuffles the steps.
         decide: whether the Decider learns.
@@ -246,13 +246,13 @@ def learn(
     values = agents.critic(_flat(steps.state)).reshape(lanes, length + 1, 2)
     rewards = steps.rewards[:, :length].copy()
     rewards[:, -1] += settings.gamma * values[:, -1]
-    before = values[:, :length]
+    values = values[:, :length]
     advantages = np.stack(
-        [gae(rewards[..., k], before[..., k], gamma=settings.gamma, lam=GAE_LAMBDA) for k in range(2)], axis=2
+        [gae(rewards[..., k], values[..., k], gamma=settings.gamma, lam=GAE_LAMBDA) for k in range(2)], axis=2
     )
     now = AgentStep(**{f.name: _flat(getattr(steps, f.name)[:, :length]) for f in fields(AgentStep)})
     gains = _flat(advantages)
-    critic = regress(agents.critic, now.state, _flat(advantages + before), settings.ppo, rng)
+    critic = regress(agents.critic, now.state, _flat(advantages + values), settings.ppo, rng)
     decider, fusion = agents.decider, agents.fusion
     if decide:
         head = settings.decider_head(now.picked.shape[1])
@@ -274,20 +274,23 @@ def learn(
 
 
 def _flat(x: NDArray[Any]) -> NDArray[Any]:
+    """Join the first two axes."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def _probabilities(z: Floats) -> NDArray[np.floating[Any]]:
+    """Return the sigmoid, clipped so that every endpoint is sometimes drawn."""
     least = EXPLORATION / z.shape[1]
     return np.clip(1 / (1 + np.exp(-z)), least, 1 - least)
 
 
-def _team(picked: Bools, p: NDArray[np.floating[Any]]) -> F32:
-    team = picked.copy()
-    for lane in np.flatnonzero(picked.sum(axis=1) < _LEAST_TEAM):
+def _filled_up(picked: Bools, p: NDArray[np.floating[Any]]) -> F32:
+    """Add the likeliest endpoints to picks of fewer than two."""
+    pools = picked.copy()
+    for lane in np.flatnonzero(picked.sum(axis=1) < _LEAST_MEMBERS):
         order = np.argsort(-(p[lane] + picked[lane]), kind="stable")
-        team[lane, order[:_LEAST_TEAM]] = True
-    return team.astype(np.float32)
+        pools[lane, order[:_LEAST_MEMBERS]] = True
+    return pools.astype(np.float32)
 
 
 def rl_focal(training: Training, settings: RlFocalSettings | None = None) -> RlFocal:
@@ -309,16 +312,20 @@ def rl_focal(training: Training, settings: RlFocalSettings | None = None) -> RlF
 
 
 def width_of(data: TrainingArrays, settings: RlFocalSettings) -> int:
-    """K: the most choices in training, or the most free-form candidates up to their maximum."""
-    free = int(data.votes[data.choices == 0].any(axis=1).sum(axis=1).max(initial=0))
-    return max(int(data.choices.max()), min(free, settings.largest_free_form), 1)
+    """Return K, the Fusion's number of columns.
+
+    It is the most choices of any training question. If a free-form question has more candidates, it is their number, at
+    most ``largest_free_form``.
+    """
+    free_form = int(data.votes[data.choices == 0].any(axis=1).sum(axis=1).max(initial=0))
+    return max(int(data.choices.max()), min(free_form, settings.largest_free_form), 1)
 
 
-def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
-    """The candidates of the Fusion's K columns, and which of them it may choose.
+def fusion_columns(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
+    """Assign candidates to the Fusion's K columns, and say which of them it may choose.
 
-    Choices keep their order. Free-form candidates are sorted by falling total mass and cut to K; those without a backer
-    are not offered. Without any answer, no candidate is offered.
+    Choices keep their order. Of a free-form question's candidates, the K with the highest total probability are used,
+    the highest first; those that nobody answered are not offered. Without any answer, no candidate is offered.
 
     Args:
         probabilities: (B, N, C) of the members asked, zeros elsewhere; C is at least K.
@@ -339,15 +346,22 @@ def by_mass(probabilities: F32, choices: int, width: int) -> tuple[I64, Bools]:
 def train(
     data: TrainingArrays, settings: RlFocalSettings, seed: int, *, watch: Callable[[AgentStep], object] = lambda _: None
 ) -> Agents:
-    """Algorithm 1: passes over the training rows, first training the Decider on plurality's answers, then the Fusion.
+    """Train agents on the training rows (Algorithm 1).
 
-    Each pass starts with all endpoints in the pool and all metrics 0. The critic learns throughout. Of fewer rows than
-    an update takes, each pass makes one update. ``watch`` is called with every query's step.
+    In the first half of the passes the Decider learns, with plurality in place of the Fusion; in the second half the
+    Fusion learns. The critic always learns. Each pass starts with all endpoints in the pool and all metrics 0. With
+    fewer rows than an update takes, each pass makes one update.
+
+    Args:
+        data: the training rows.
+        settings: the settings.
+        seed: the random seed.
+        watch: called with every query's step.
     """
     rng, width = np.random.default_rng(seed), width_of(data, settings)
     agents = Agents.fresh(rng, data.fails.shape[1], width, settings)
-    pairs = _pairs(data.fails, settings.window)
-    every = min(settings.update_every, max(len(data.fails) - 1, 1))  # one step more than this is needed
+    pairs = _pairs_by_row(data.fails, settings.window)
+    update_every = min(settings.update_every, max(len(data.fails) - 1, 1))  # an update takes one step more
     for number in range(settings.passes):
         fuse = number >= settings.passes // 2
         lanes = _Lanes(data, pairs, width, settings, rng)
@@ -355,14 +369,14 @@ def train(
         for t in range(len(data.fails)):
             steps.append(lanes.step(t, agents, fuse=fuse))
             watch(steps[-1])
-            if len(steps) > every:
+            if len(steps) > update_every:
                 agents = learn(agents, AgentStep.stack(steps), settings, rng, decide=not fuse, fuse=fuse)
                 steps = steps[-1:]
     return agents
 
 
-def _pairs(fails: F32, window: int) -> list[F32]:
-    """The pair statistics of the windows that end with each row."""
+def _pairs_by_row(fails: F32, window: int) -> list[F32]:
+    """Return for each row the `pair_statistics` of the window that ends with it."""
     both = np.cumsum(fails[:, :, None] * fails[:, None, :], axis=0, dtype=np.float32)
     both[window:] -= both[:-window].copy()
     return [pair_statistics(one, min(t + 1, window)) for t, one in enumerate(both)]
@@ -384,12 +398,12 @@ class _Lanes:
         self._past = np.zeros((settings.lanes, settings.window + len(data.fails)), np.float32)
 
     def step(self, t: int, agents: Agents, *, fuse: bool) -> AgentStep:
-        """Answer row t by the Fusion's draw, or by plurality."""
+        """Answer row t: by the Fusion's draw if ``fuse``, else by plurality."""
         data, settings, rng = self._data, self._settings, self._rng
         picked, pools = self._heads.draw(agents.decider(self._seen), rng)
         asked = pools * data.there[t]
         probabilities = data.probabilities[t] * asked[:, :, None]
-        order, offered = by_mass(probabilities, int(data.choices[t]), self._width)
+        order, offered = fusion_columns(probabilities, int(data.choices[t]), self._width)
         shown = np.take_along_axis(probabilities, order[:, None, :], axis=2) * offered[:, None, :]
         view = fused_view(self._past[:, t : t + settings.window], shown)
         worth = data.worth[t][order]
@@ -400,6 +414,7 @@ class _Lanes:
         else:
             fused = np.zeros(len(order), np.int64)
             u = self._plurality(t, asked)
+        decider_reward = eq6(u, asked.sum(axis=1), asked.shape[1], alpha=settings.alpha)
         following = decider_view(pools, self._metrics(t, pools))
         self._past[:, t + settings.window] = u
         step = AgentStep(
@@ -410,9 +425,7 @@ class _Lanes:
             fused=fused,
             tells=offered.any(axis=1) & np.full(len(offered), fuse),
             state=np.concatenate([following, view], axis=1),
-            rewards=np.stack([eq6(u, asked.sum(axis=1), asked.shape[1], alpha=settings.alpha), u], axis=1).astype(
-                np.float32
-            ),
+            rewards=np.stack([decider_reward, u], axis=1).astype(np.float32),
         )
         self._seen = following
         return step
@@ -422,7 +435,7 @@ class _Lanes:
         return diversities(fails, pools, self._pairs[t])[:, self._columns]
 
     def _plurality(self, t: int, asked: F32) -> F32:
-        """The reward (B,) of the asked members' plurality; ties go to the candidate with the best-ranked backer."""
+        """Return the reward (B,) of a plurality vote; ties go to the candidate with the best-ranked backer."""
         data = self._data
         votes = asked @ data.votes[t]
         best = (data.votes[t] * data.best_first[:, None] * asked[:, :, None]).max(axis=1)
@@ -432,7 +445,7 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An answered turn: the known parts of its step, its pool, and the candidates of the Fusion's columns."""
+    """An answered turn until its feedback comes: its pool, the Fusion's columns, and the rest as in `AgentStep`."""
 
     seen: F32
     picked: Bools
@@ -444,22 +457,22 @@ class _Pending:
 
 
 class RlFocal:
-    """The agents in service: one lane, which continues from the training part's last window.
+    """Answers with trained agents, and goes on training them (Algorithm 2); the window starts with the training rows.
 
-    The answer is the Fusion's argmax. It learns from a draw from its softmax, whose worth follows from the label (and
-    sometimes from a bare reward), as a surrogate over answers that were not drawn would be meaningless. Metrics are
-    over the rows in which it is known for the whole pool whether members were right; as in training, one whose call
-    failed or that was missing was not.
+    The answer is the Fusion's likeliest candidate. But the Fusion learns from a draw from its softmax, as PPO needs
+    sampled actions; the worth of the drawn candidate follows from the label, and sometimes from a reward. Diversity
+    metrics are taken over the rows in which it is known of every member of the pool whether it was right. As in
+    training, members count as wrong if their call failed or they were not available.
 
     Args:
         agents: the trained agents.
         data: the training data.
-        training: the part of the log they are from.
+        training: the part of the log that the data are from.
         settings: the settings of training.
 
     Attributes:
         agents: the current agents.
-        unfused: questions with more choices than any in training, which plurality answered.
+        unfused: number of questions with more choices than any in training; plurality answers them.
     """
 
     def __init__(self, agents: Agents, data: TrainingArrays, training: Training, settings: RlFocalSettings) -> None:
@@ -483,13 +496,15 @@ class RlFocal:
         """Draw a pool, ask all its members, and fuse their replies."""
         seen = self._view(self._pools)
         logits = self.agents.decider(seen)
-        picked, self._pools = (
-            self._heads.draw(logits, self._rng) if self._settings.sample else self._heads.likeliest(logits)
-        )
-        for i in [i for i in turn.available if self._pools[0, i]] or turn.available[:1]:
+        if self._settings.sample:
+            picked, self._pools = self._heads.draw(logits, self._rng)
+        else:
+            picked, self._pools = self._heads.likeliest(logits)
+        members = [i for i in turn.available if self._pools[0, i]]
+        for i in members or turn.available[:1]:
             turn.ask(i)
         probabilities = turn.probabilities(max(turn.choices, self._pools.shape[1], self._width))[None]
-        order, offered = by_mass(probabilities, turn.choices, self._width)
+        order, offered = fusion_columns(probabilities, turn.choices, self._width)
         fusable = turn.choices <= self._width
         offered = offered & fusable
         shown = np.take_along_axis(probabilities, order[:, None, :], axis=2) * offered[:, None, :]
@@ -501,16 +516,18 @@ class RlFocal:
             self.unfused += 1
             votes = Counter(reply.candidate for reply in turn.replies.values() if reply.candidate >= 0)
             return elect(votes, turn.replies, self._rank)
-        return int(order[0, log_posterior(logits, offered)[0].argmax()]) if offered.any() else -1
+        if not offered.any():
+            return -1
+        return int(order[0, log_posterior(logits, offered)[0].argmax()])
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Move the window on, and after every ``update_every`` queries update the networks (Algorithm 2)."""
+        """Add a row to the window, and after every ``update_every`` queries update the networks (Algorithm 2)."""
         pending: _Pending = turn.memo
         settings = self._settings
-        self._slide(self._lost(pending, turn) | dict(revealed.values))
+        self._add_row(self._without_reply(pending, turn) | dict(revealed.values))
         u = 2 * revealed.worth - 1
         drawn = self._drawn_reward(pending, turn, revealed)
-        paid = eq6(u, len(turn.replies), pending.pool.shape[1], alpha=settings.alpha)
+        decider_reward = eq6(u, len(turn.replies), pending.pool.shape[1], alpha=settings.alpha)
         self._steps.append(
             AgentStep(
                 seen=pending.seen,
@@ -520,7 +537,7 @@ class RlFocal:
                 fused=pending.fused,
                 tells=np.array([drawn is not None]),
                 state=np.concatenate([self._view(pending.pool), pending.view], axis=1),
-                rewards=np.array([[paid, u if drawn is None else drawn]], np.float32),
+                rewards=np.array([[decider_reward, u if drawn is None else drawn]], np.float32),
             )
         )
         self._past = np.concatenate([self._past[:, 1:], np.array([[u]], np.float32)], axis=1)
@@ -530,19 +547,20 @@ class RlFocal:
             self._steps = self._steps[-1:]
 
     def _view(self, pool: F32) -> F32:
-        """o1 of a pool, from the rows in which all its members are known."""
+        """Return o1 of a pool, from the rows in which it is known of all its members whether they were right."""
         rows = self._known[:, pool[0] > 0].all(axis=1)
         fails = self._fails[rows]
         pairs = pair_statistics(fails.T @ fails, len(fails))
         return decider_view(pool, diversities(fails, pool, pairs)[:, self._columns])
 
     @staticmethod
-    def _lost(pending: _Pending, turn: Turn) -> dict[int, float]:
-        """The members of the pool whose call failed or that were missing, which count as wrong, as in training."""
+    def _without_reply(pending: _Pending, turn: Turn) -> dict[int, float]:
+        """Return worth 0 for the members of the pool whose call failed or that were not available, as in training."""
         members = np.flatnonzero(pending.pool[0]).tolist()
         return {i: 0.0 for i in members if i not in turn.replies or turn.replies[i].output.error is not None}
 
-    def _slide(self, values: Mapping[int, float]) -> None:
+    def _add_row(self, values: Mapping[int, float]) -> None:
+        """Replace the oldest row of the window by the worths of the members' answers, where known."""
         at = self._learned % len(self._fails)
         self._learned += 1
         self._known[at] = False

@@ -1,6 +1,6 @@
 """Makes one self-contained HTML page, and its drawings as PNGs: ``focalroute report``, ``eval --html``.
 
-`drawings` holds drawings as plain numbers, and `page` draws them and makes the page. `focalroute.evaluate.eval_page`
-gives the content for an evaluation, `store_page` for a store, which `history` reads. The command line calls
-`report_command`.
+`history` reads a store. `store_page` makes the content of a page from it; for an evaluation,
+`focalroute.evaluate.eval_page` does. `drawings` computes the numbers of each drawing; `page` draws them and writes the
+HTML. `report_command` is the command.
 """

@@ -24,8 +24,8 @@ from focalroute.store.base import SYNTHESIS, StoredAnswer
 
 _Rated = Sequence[tuple[StoredAnswer, Feedback]]
 _Receipt = Mapping[str, Any]
-_READ = {"calls", "cost", "latency_s", "policy_version"}
-_TIMED = {"median": 0.5, "95 %": 0.95}
+_NEEDED = {"calls", "cost", "latency_s", "policy_version"}
+_QUANTILES = {"median": 0.5, "95 %": 0.95}  # of time, for which a timeline is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EndpointRecord:
 
     Attributes:
         by_round: number of answers for which it was asked in round 1, 2, ...
-        usd: mean cost of the calls with a known cost; None: there are none.
+        usd: mean cost of its calls, where known; None: no cost is known.
         seconds: latencies of its usable replies, in order.
     """
 
@@ -49,21 +49,22 @@ class History:
 
     Attributes:
         answers: number of answers read, rated or not.
-        disputed: the share of the rated and of all answers whose members gave different answers; open texts aside.
-        names: the endpoints in the latest pool's order, then those that left it.
+        disputed: the share of rated answers whose members gave different answers, and the share of all answers; both
+            without open texts.
+        names: the endpoints of the latest pool, in its order, then those that left it.
         endpoints: one record for each name.
-        tasks: for each answer with a task: the task, and the indices of the endpoints asked.
+        tasks: for each answer with a task, the task and the indices of the endpoints asked.
         worth: (n,) worth of the answers, in [0, 1]: (reward + 1) / 2.
         usd: (n,) cost of the answers; NaN: unknown.
         calls: (n,) number of endpoints asked.
-        latency_s: (n,).
-        confidence: (n,).
+        latency_s: (n,) seconds until the answers.
+        confidence: (n,) confidence of the answers.
         version: (n,) version of the policy that answered.
-        labelled: (n,) whether the right answer is known, and so every member's worth.
+        labelled: (n,) whether the right answer is known, and so whether each member was right.
         vote: (n,) expected worth of a plurality vote with random ties; NaN if not labelled.
         known: (n, N) whether it is known if an endpoint (asked or probed) was right; only if labelled.
         right: (n, N) whether the endpoint was right.
-        member: (n, N) whether the endpoint was a member of the answer.
+        member: (n, N) whether the endpoint was asked for the answer; only if labelled.
         changes: (row, endpoint, change) for every detected change of an endpoint.
         timelines: those of the answers at the median and the 95th percentile of time.
     """
@@ -90,27 +91,34 @@ class History:
 
 def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> History:
     """Read a store's answers and their feedback (see `focalroute.store.Store.recent`)."""
-    rows = [(answer, said, receipt) for answer, said in stored if (receipt := _receipt(answer)) is not None]
-    every = [(answer, receipt) for answer, _, receipt in rows]
+    every: list[tuple[StoredAnswer, _Receipt]] = []
+    rated: list[tuple[StoredAnswer, Feedback]] = []
+    for answer, given in stored:
+        receipt = _receipt(answer)
+        if receipt is None:
+            continue
+        every.append((answer, receipt))
+        feedback = counting_feedback(given)
+        if feedback is not None:
+            rated.append((answer, feedback))
+    rated.sort(key=lambda row: row[1].created_at)
     names, receipts = _names(every), {answer.id: receipt for answer, receipt in every}
-    decided = [(answer, found) for answer, said, _ in rows if (found := counting_feedback(said)) is not None]
-    rated = sorted(decided, key=lambda row: row[1].created_at)
-    ours = [receipts[answer.id] for answer, _ in rated]
+    rated_receipts = [receipts[answer.id] for answer, _ in rated]
     known, right, member = _members(rated, names)
     return History(
-        answers=len(rows),
+        answers=len(every),
         disputed=(_disputed(rated), _disputed(every)),
         names=names,
         endpoints=tuple(_records(names, every)),
         tasks=tuple(_tasks(every, names)),
-        worth=np.array([(said.reward + 1) / 2 for _, said in rated]),
-        usd=np.array([receipt["cost"] for receipt in ours], np.float64),
-        calls=np.array([float(len(_asked(receipt))) for receipt in ours]),
-        latency_s=np.array([float(receipt["latency_s"]) for receipt in ours]),
-        confidence=np.array([_confidence(answer, receipt) for (answer, _), receipt in zip(rated, ours, strict=True)]),
-        version=np.array([receipt["policy_version"] for receipt in ours], np.int64),
-        labelled=np.array([_has_label(answer, said) for answer, said in rated], np.bool_),
-        vote=np.array([_vote(answer, said) for answer, said in rated], np.float64),
+        worth=np.array([(feedback.reward + 1) / 2 for _, feedback in rated]),
+        usd=np.array([receipt["cost"] for receipt in rated_receipts], np.float64),
+        calls=np.array([float(len(_calls(receipt))) for receipt in rated_receipts]),
+        latency_s=np.array([float(receipt["latency_s"]) for receipt in rated_receipts]),
+        confidence=np.array([_confidence(answer, receipts[answer.id]) for answer, _ in rated]),
+        version=np.array([receipt["policy_version"] for receipt in rated_receipts], np.int64),
+        labelled=np.array([_has_label(answer, feedback) for answer, feedback in rated], np.bool_),
+        vote=np.array([_vote(answer, feedback) for answer, feedback in rated], np.float64),
         known=known,
         right=right,
         member=member,
@@ -120,41 +128,41 @@ def read_history(stored: Iterable[tuple[StoredAnswer, Sequence[Feedback]]]) -> H
 
 
 def _receipt(answer: StoredAnswer) -> _Receipt | None:
-    """The answer's receipt; None if it is damaged or of another version of this package."""
+    """Return the answer's receipt; None if it is damaged or of another version of this package."""
     found = read_object(answer.receipt)
-    return found if found.keys() >= _READ else None
+    return found if found.keys() >= _NEEDED else None
 
 
 def _disputed(rows: Sequence[tuple[StoredAnswer, object]]) -> float:
-    compared = [answer.disputed for answer, _ in rows if not answer.open_text]
-    return sum(compared) / max(len(compared), 1)
+    """Return the share of answers whose members gave different answers, without open texts."""
+    disputed = [answer.disputed for answer, _ in rows if not answer.open_text]
+    return sum(disputed) / max(len(disputed), 1)
 
 
-def _asked(receipt: _Receipt) -> list[_Receipt]:
-    """The calls made for the answer, without the one that synthesised it."""
+def _calls(receipt: _Receipt) -> list[_Receipt]:
+    """Return the calls on a receipt, without those that were never made."""
     return [call for call in receipt["calls"] if call["attempts"] or call["cost"] is not None]
 
 
 def _names(rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> tuple[str, ...]:
+    """Return the endpoints of the latest pool, then all others that were asked or probed."""
     latest = next((answer.trajectory.endpoints for answer, _ in reversed(rows) if answer.trajectory), ())
     found = dict.fromkeys(latest)
     for answer, receipt in rows:
-        found |= dict.fromkeys(call["endpoint"] for call in _asked(receipt))
+        found |= dict.fromkeys(call["endpoint"] for call in _calls(receipt))
         found |= dict.fromkeys(probe.endpoint for probe in answer.probes)
     return tuple(found)
 
 
 def _confidence(answer: StoredAnswer, receipt: _Receipt) -> float:
-    """The stored confidence; the posterior for receipts from before it was stored."""
-    told = receipt.get("confidence")
-    if told is None:
-        told = answer.probabilities[answer.answered]
-    return float(told)
+    """Return the stored confidence; for receipts of versions that did not store it, the posterior."""
+    stored = receipt.get("confidence")
+    return float(answer.probabilities[answer.answered] if stored is None else stored)
 
 
 def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]) -> Iterable[EndpointRecord]:
     costs = Costs.of(answer for answer, _ in rows)
-    calls = [call for _, receipt in rows for call in _asked(receipt)]
+    calls = [call for _, receipt in rows for call in _calls(receipt)]
     for name in names:
         rounds = Counter(call["round"] for call in calls if call["endpoint"] == name)
         latency = [call["latency_s"] for call in calls if call["endpoint"] == name and call["error"] is None]
@@ -166,12 +174,15 @@ def _records(names: Sequence[str], rows: Sequence[tuple[StoredAnswer, _Receipt]]
 
 
 def _timelines(receipts: Sequence[_Receipt]) -> Iterable[AskTimeline]:
-    """Yield the timelines of two answers, of those whose receipts have times."""
-    timed = [one for one in receipts if one["calls"] and all(call.get("queued_s") is not None for call in one["calls"])]
+    """Yield the timelines of two answers, chosen from those whose receipts have times."""
+    timed = []
+    for receipt in receipts:
+        if receipt["calls"] and all(call.get("queued_s") is not None for call in receipt["calls"]):
+            timed.append(receipt)
     timed.sort(key=lambda receipt: float(receipt["latency_s"]))
     if not timed:
         return
-    for name, share in _TIMED.items():
+    for name, share in _QUANTILES.items():
         receipt = timed[int(share * len(timed))]
         title = f"{name}: {receipt['latency_s']:.3g} s"
         if receipt["cost"] is not None:
@@ -193,31 +204,34 @@ def _tasks(
     index = {name: number for number, name in enumerate(names)}
     for answer, receipt in rows:
         if answer.trajectory is not None and answer.trajectory.task is not None:
-            asked = {index[call["endpoint"]] for call in _asked(receipt)}
+            asked = {index[call["endpoint"]] for call in _calls(receipt)}
             yield answer.trajectory.task, tuple(sorted(asked))
 
 
-def _has_label(answer: StoredAnswer, said: Feedback) -> bool:
-    return said.right is not None and answer.kind != SYNTHESIS
+def _has_label(answer: StoredAnswer, feedback: Feedback) -> bool:
+    """Whether the right answer is known, and is comparable to those of the members."""
+    return feedback.right is not None and answer.kind != SYNTHESIS
 
 
 def _members(rated: _Rated, names: Sequence[str]) -> tuple[Bools, Bools, Bools]:
+    """Return the arrays ``known``, ``right`` and ``member`` of `History`."""
     known, right, member = (np.zeros((len(rated), len(names)), np.bool_) for _ in range(3))
     index = {name: number for number, name in enumerate(names)}
-    for row, (answer, said) in enumerate(rated):
-        if _has_label(answer, said):
-            for name, value in credit(answer, said).right.items():
+    for row, (answer, feedback) in enumerate(rated):
+        if _has_label(answer, feedback):
+            for name, value in credit(answer, feedback).right.items():
                 known[row, index[name]] = True
                 right[row, index[name]] = value == 1
             member[row, [index[name] for name in answer.members]] = True
     return known, right, member
 
 
-def _vote(answer: StoredAnswer, said: Feedback) -> float:
-    if not _has_label(answer, said):
+def _vote(answer: StoredAnswer, feedback: Feedback) -> float:
+    """Return the expected worth of a plurality vote of the members, with random ties; NaN without a label."""
+    if not _has_label(answer, feedback):
         return math.nan
     tied = multimode(member.candidate for member in answer.members.values() if member.candidate is not None)
-    return sum(answer.keys[candidate] == said.right for candidate in tied) / max(len(tied), 1)
+    return sum(answer.keys[candidate] == feedback.right for candidate in tied) / max(len(tied), 1)
 
 
 def _changes(rated: _Rated, names: Sequence[str]) -> Iterable[tuple[int, str, Change]]:
@@ -225,6 +239,6 @@ def _changes(rated: _Rated, names: Sequence[str]) -> Iterable[tuple[int, str, Ch
     if not names:
         return
     observer = Observer(names, [None] * len(names))
-    for row, (answer, said) in enumerate(rated):
-        for name, change in observer.learn(credit(answer, said), said.created_at).items():
+    for row, (answer, feedback) in enumerate(rated):
+        for name, change in observer.learn(credit(answer, feedback), feedback.created_at).items():
             yield row, name, change

@@ -1,8 +1,8 @@
-"""Makes the page: one file without scripts or external resources, with drawings by matplotlib.
+"""Makes the page: one HTML file without scripts or external resources, with drawings by matplotlib.
 
-No other module imports matplotlib. In a page's drawings, placeholder colours are replaced by variables of its style
-sheet, so that one drawing serves light, dark and print; text stays text, in the page's font. A PNG has the colours of
-the light page.
+The drawings are SVG. matplotlib draws them in placeholder colours, which are then replaced by variables of the page's
+style sheet, so that one drawing serves light, dark and print. Their text stays text, in the page's font. PNGs have the
+colours of the light page.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_STAND_INS = Palette("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
-_RESOLVED = Palette("currentColor", "var(--grid)", "var(--ours)", "var(--second)", "var(--third)", "var(--muted)")
+_PLACEHOLDERS = Palette("#010101", "#010102", "#010103", "#010104", "#010105", "#010106")
+_VARIABLES = Palette("currentColor", "var(--grid)", "var(--ours)", "var(--second)", "var(--third)", "var(--muted)")
 _LIGHT = Palette("#1c2430", "#e3e7ec", "#1d5fd1", "#c2571a", "#0d7f5f", "#7d8794")
-_RESOLVE = dict(zip(astuple(_STAND_INS), astuple(_RESOLVED), strict=True))
+_VARIABLE_OF = dict(zip(astuple(_PLACEHOLDERS), astuple(_VARIABLES), strict=True))
 _PNG_DPI = 160
 _STYLE: Any = {  # the valid keys depend on matplotlib's version
     "svg.fonttype": "none",
@@ -63,62 +63,64 @@ def check_extra() -> None:
         ConfigError: matplotlib is not installed.
     """
     with needing("the page needs matplotlib, which draws it", "report"):
-        import matplotlib  # noqa: F401 - only whether it is there
+        import matplotlib  # noqa: F401 - only checks that it is installed
 
 
-_SIZE = 4.6, 3.6  # of a drawing that does not choose its height, inches
-_LARGEST, _SMALLEST = 7, 4  # font sizes of a cell's number, points
-_FILLED = 0.8  # share of a cell's width for its number
+_SIZE = 4.6, 3.6  # inches; some drawings choose another height
+_LARGEST_NUMBER, _SMALLEST_NUMBER = 7, 4  # font sizes of a cell's number, points
+_NUMBER_SHARE = 0.8  # share of a cell's width for its number
 _SLANT = 60  # of column names, degrees
-_LONGEST_WHOLE = 24  # characters of a row's name without a line break
-_BELOW: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
+_LONGEST_UNBROKEN = 24  # characters; a longer name of a row may have line breaks
+_COST_LABELS: dict[drawings.CostAxis, str] = {"share": "cost ratio", "usd": "USD / 1,000", "calls": "calls"}
 _MOST_LABELLED_EVENTS = 12
 _THICK, _THIN = 0.55, 0.12  # heights of a call's bar
 
 
 def as_svg(name: str, drawing: drawings.Drawing, *, narrow: bool = False) -> str:
-    """One drawing as an ``svg`` element, with colours from the style sheet.
+    """Return a drawing as an ``svg`` element, with colours from the style sheet.
 
     Args:
         name: prefix of all ids in the drawing.
-        narrow: draw for a phone; only changes `CostQuality`.
+        drawing: the drawing.
+        narrow: whether to draw for a phone, which only changes `CostQuality`.
     """
-    bare = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    text = _rendered(drawing, _STAND_INS, "none", narrow=narrow, format="svg", metadata=bare).decode()
+    no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    text = _render(drawing, _PLACEHOLDERS, "none", narrow=narrow, format="svg", metadata=no_metadata).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| (width|height)="[\d.]+pt"| version="1.1"', "", text, count=5)
     text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    text = re.sub("|".join(_RESOLVE), lambda found: _RESOLVE[found[0]], text)
+    text = re.sub("|".join(_VARIABLE_OF), lambda found: _VARIABLE_OF[found[0]], text)
     text = re.sub(r"'DejaVu Sans', sans-serif|DejaVu Sans, sans-serif", "var(--font)", text)
     return text.replace("<svg", '<svg aria-hidden="true"', 1)
 
 
-def _rendered(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bool = False, **written: Any) -> bytes:
+def _render(drawing: drawings.Drawing, ink: Palette, paper: str, *, narrow: bool = False, **saving: Any) -> bytes:
+    """Draw in these colours on a background; ``saving``: the arguments of matplotlib's savefig."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(inked, ink.ink)}
+    in_ink = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    style = {**_STYLE, "figure.facecolor": paper, "grid.color": ink.grid, **dict.fromkeys(in_ink, ink.ink)}
     file, size = io.BytesIO(), _SIZE
     if isinstance(drawing, drawings.CostQuality):
         size = (4.2, 5.4) if narrow else (8.6, 5.0)
     with rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser uses its own fonts
         figure = Figure(figsize=size, layout="constrained", dpi=72)
-        _BY_KIND[type(drawing)](drawing, figure, ink)
-        figure.savefig(file, **written)
+        _DRAW[type(drawing)](drawing, figure, ink)
+        figure.savefig(file, **saving)
     return file.getvalue()
 
 
 def _slanted_height(names: Sequence[str]) -> float:
-    """The height of slanted column names, in inches."""
+    """Return the height of slanted column names, in inches."""
     longest = max(_width(name, _STYLE["xtick.labelsize"]) for name in short_names(names))
     return longest * math.sin(math.radians(_SLANT)) / 72
 
 
 def _width(text: str, size: float) -> float:
-    """The width of a text, in points."""
+    """Return the width of a text, in points."""
     from matplotlib.textpath import TextPath
 
     return float(TextPath((0, 0), text, size=size).get_extents().width)
@@ -127,7 +129,7 @@ def _width(text: str, size: float) -> float:
 def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None:
     """Draw rolling means: quality above, cost and seconds below."""
     figure.set_figheight(4.6)
-    measured = {_BELOW[drawing.axis]: drawing.cost, "seconds": drawing.seconds}
+    measured = {_COST_LABELS[drawing.axis]: drawing.cost, "seconds": drawing.seconds}
     above, *below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     for line, (color, dash, _) in zip(drawing.lines, _lines(ink), strict=False):
         above.plot(drawing.at, _floats(line.values), color=color, linestyle=dash, linewidth=1.6, label=line.name)
@@ -152,14 +154,15 @@ def _over_time(drawing: drawings.OverTime, figure: Figure, ink: Palette) -> None
 
 
 def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> None:
+    """Draw a bar for each endpoint, with a paler part for each later round."""
     figure.set_figheight(1.3 + 0.24 * len(drawing.names))
     axes, left = figure.subplots(), np.zeros(len(drawing.names))
     for number, share in enumerate(drawing.shares):
         opacity = max(0.95 - 0.35 * number, 0.15)
-        wide = 100 * np.array(share)
+        percent = 100 * np.array(share)
         label = f"round {number + 1}"
-        axes.barh(range(len(left)), wide, left=left, color=ink.ours, alpha=opacity, label=label)
-        left += wide
+        axes.barh(range(len(left)), percent, left=left, color=ink.ours, alpha=opacity, label=label)
+        left += percent
     axes.set_yticks(range(len(left)), short_names(drawing.names))
     axes.invert_yaxis()
     axes.grid(False, axis="y")
@@ -167,15 +170,15 @@ def _rounds(drawing: drawings.AskedByRound, figure: Figure, ink: Palette) -> Non
     _legend(axes, min(len(drawing.shares), 3), end="right")
 
 
-def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
+def _heatmap(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     """Draw larger values darker, with numbers if they fit; cells without a value are empty."""
     figure.set_figheight(max(1.5, 0.8 + _slanted_height(drawing.columns)) + 0.25 * len(drawing.rows))
     axes = figure.subplots()
-    found = np.array([_floats(row) for row in drawing.values])
-    known = [(x, y, float(value)) for (y, x), value in np.ndenumerate(found) if not np.isnan(value)]
-    most = float(np.nanmax(found, initial=1e-9))
-    for x, y, value in known:
-        axes.bar(x, 1, 1, y - 0.5, color=ink.ours, alpha=0.7 * value / most, linewidth=0)
+    values = np.array([_floats(row) for row in drawing.values])
+    cells = [(x, y, float(value)) for (y, x), value in np.ndenumerate(values) if not np.isnan(value)]
+    largest = float(np.nanmax(values, initial=1e-9))
+    for x, y, value in cells:
+        axes.bar(x, 1, 1, y - 0.5, color=ink.ours, alpha=0.7 * value / largest, linewidth=0)
     axes.set_xlim(-0.5, len(drawing.columns) - 0.5)
     axes.set_ylim(len(drawing.rows) - 0.5, -0.5)
     axes.set_xticks(range(len(drawing.columns)), short_names(drawing.columns), rotation=_SLANT, ha="left")
@@ -185,23 +188,24 @@ def _grid(drawing: drawings.Heatmap, figure: Figure, ink: Palette) -> None:
     axes.grid(False)
     axes.spines[:].set_visible(False)
     figure.draw_without_rendering()  # fixes the columns' width
-    wide = axes.get_window_extent().width / figure.dpi * 72 / len(drawing.columns)
-    axes.tick_params(axis="x", labelsize=min(_STYLE["xtick.labelsize"], wide * math.sin(math.radians(_SLANT))))
-    room = _FILLED * wide
-    texts = [_number(value, drawing.digits) for _, _, value in known]
-    sizes = {text: _LARGEST * min(1.0, room / _width(text, _LARGEST)) for text in set(texts)}
-    if min(sizes.values(), default=0.0) >= _SMALLEST:
-        for (x, y, _), text in zip(known, texts, strict=True):
+    cell_width = axes.get_window_extent().width / figure.dpi * 72 / len(drawing.columns)  # points
+    axes.tick_params(axis="x", labelsize=min(_STYLE["xtick.labelsize"], cell_width * math.sin(math.radians(_SLANT))))
+    texts = [_number(value, drawing.digits) for _, _, value in cells]
+    sizes = {}
+    for text in set(texts):
+        sizes[text] = _LARGEST_NUMBER * min(1.0, _NUMBER_SHARE * cell_width / _width(text, _LARGEST_NUMBER))
+    if min(sizes.values(), default=0.0) >= _SMALLEST_NUMBER:
+        for (x, y, _), text in zip(cells, texts, strict=True):
             axes.text(x, y, text, ha="center", va="center", fontsize=sizes[text])
 
 
 def _number(value: float, digits: int) -> str:
-    """Format a grid's cell with this many decimals; 0: as whole percent."""
+    """Format a cell's value with this many decimals; 0: as whole percent."""
     return f"{value:.{digits}f}".removeprefix("0") if digits else f"{100 * value:.0f}"
 
 
 def _when_right(drawing: drawings.WhenRight, figure: Figure, ink: Palette) -> None:
-    """Draw the worth of answers when exactly n members are right, above the number of such queries."""
+    """Draw the worth of answers when exactly n members are right, above the share of such queries."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     rows = np.array(drawing.rows)
     at = np.arange(len(rows))
@@ -238,11 +242,11 @@ def _errors(drawing: drawings.ErrorComparison, figure: Figure, ink: Palette) -> 
 
 
 def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) -> None:
-    """Draw the reliability diagram: the worth of answers by confidence, above their number."""
+    """Draw the reliability diagram: the worth of answers by confidence, above the share of such answers."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    above.plot([0, 1], [0, 1], color=ink.muted, linestyle="--", linewidth=1.2, label="as said")
+    above.plot([0, 1], [0, 1], color=ink.muted, linestyle="--", linewidth=1.2, label="calibrated")
     confidence, quality, count = _floats(drawing.confidence), _floats(drawing.quality), np.array(drawing.count)
-    above.plot(confidence, quality, color=ink.ours, linewidth=1.6, label="as it came")
+    above.plot(confidence, quality, color=ink.ours, linewidth=1.6, label="measured")
     for bins, face in ((count >= drawings.FEW_IN_BIN, ink.ours), (count < drawings.FEW_IN_BIN, "none")):
         above.plot(confidence[bins], quality[bins], "o", color=ink.ours, markersize=4.5, markerfacecolor=face)
     above.set_ylabel(drawing.scored)
@@ -256,7 +260,7 @@ def _calibration(drawing: drawings.Calibration, figure: Figure, ink: Palette) ->
 
 
 def _histories(drawing: drawings.VersionHistories, figure: Figure, ink: Palette) -> None:
-    """Draw small multiples, two in a row."""
+    """Draw one small plot for each value, two in a row."""
     rows = -(-len(drawing.lines) // 2)
     figure.set_figheight(0.5 + 1.15 * rows)
     every = figure.subplots(rows, 2, sharex=True, squeeze=False)
@@ -308,11 +312,11 @@ def _call(axes: Axes, row: int, call: drawings.CallSpan, ink: Palette) -> None:
             axes.barh(row, end - start, height, start, color=color, alpha=opacity, linewidth=0)
 
 
-_BY_KIND: dict[type, Callable[[Any, Figure, Palette], None]] = {
+_DRAW: dict[type, Callable[[Any, Figure, Palette], None]] = {
     drawings.Calibration: _calibration,
     drawings.CostQuality: draw_cost_quality,
     drawings.ErrorComparison: _errors,
-    drawings.Heatmap: _grid,
+    drawings.Heatmap: _heatmap,
     drawings.VersionHistories: _histories,
     drawings.OverTime: _over_time,
     drawings.AskedByRound: _rounds,
@@ -331,7 +335,7 @@ def _floats(values: Sequence[float | None]) -> Any:
 
 
 def _legend(axes: Axes, columns: int, *, end: Literal["left", "right"] = "left") -> None:
-    """Put the legend above the axes, at their left end, or at the right end if names leave little room."""
+    """Put the legend above the axes, at this end."""
     above: Any = {"loc": f"lower {end}", "bbox_to_anchor": (float(end == "right"), 1)}
     axes.legend(**above, ncols=columns, borderaxespad=0.2, handlelength=1.8)
 
@@ -355,9 +359,11 @@ _WIDE = {"curve", "figures"}
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Rows of text, whose first cells are headings.
+    """A table; the first cell of each row is its heading.
 
     Attributes:
+        columns: the headings of the columns.
+        rows: the rows' cells.
         strong: indices of highlighted rows.
         words: whether the last column has sentences, not figures.
     """
@@ -373,7 +379,9 @@ class Section:
     """One section.
 
     Attributes:
-        caption: how to read the section; without drawing and table, the data that they need.
+        caption: how to read the section; without drawing and table, which data they need.
+        drawing: the drawing, if there is one.
+        table: the table, if there is one.
     """
 
     caption: str
@@ -387,15 +395,21 @@ class Section:
 
 
 def tasks_section(drawing: drawings.Heatmap | None, left: int, missing: str) -> Section:
-    """Make the section of endpoints asked by task; ``left``: tasks left out; ``missing``: the text without tasks."""
+    """Make the section on which endpoints are asked by task.
+
+    Args:
+        drawing: the drawing; None: there are no tasks.
+        left: number of tasks left out.
+        missing: the section's text if there are no tasks.
+    """
     if drawing is None:
         return Section(missing)
     left_out = ""
     if left:
         left_out = f" The {left} smallest tasks are left out."
     return Section(
-        "The percentage of a task's queries on which each endpoint is asked. Columns of even shade: the topic makes no "
-        f"difference to which endpoints are asked.{left_out}",
+        "The percentage of a task's queries on which each endpoint is asked. If a column has the same "
+        f"shade throughout, the task makes no difference to whether that endpoint is asked.{left_out}",
         drawing,
     )
 
@@ -405,9 +419,10 @@ class Page:
     """The contents of a page; its texts are plain text, not markup.
 
     Attributes:
+        title: the title.
         facts: name -> value, for the line below the title.
         lead: the main result, in a sentence or two.
-        sections: by name, one for every name in `SECTIONS`.
+        sections: name -> section, for every name in `SECTIONS`.
     """
 
     title: str
@@ -417,7 +432,7 @@ class Page:
 
 
 def html(page: Page) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Raises:
         ConfigError: the extra ``report`` is not installed.
@@ -435,18 +450,16 @@ def html(page: Page) -> str:
 
 def pngs(page: Page) -> Iterator[tuple[str, bytes]]:
     """Yield (name, PNG) for every section with a drawing."""
+    no_metadata = {"Software": None}
     for name, section in page.sections.items():
         if section.drawing is not None:
-            yield (
-                name,
-                _rendered(section.drawing, _LIGHT, "#ffffff", format="png", dpi=_PNG_DPI, metadata={"Software": None}),
-            )
+            yield name, _render(section.drawing, _LIGHT, "#ffffff", format="png", dpi=_PNG_DPI, metadata=no_metadata)
 
 
 def _body(page: Page) -> Iterator[str]:
     yield f"<h1>{escape(page.title)}</h1>"
-    listed = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in page.facts.items())
-    yield f'<dl class="facts">{"".join(listed)}</dl>'
+    facts = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in page.facts.items())
+    yield f'<dl class="facts">{"".join(facts)}</dl>'
     yield f'<p class="lead">{escape(page.lead)}</p>'
     yield _section("curve", page.sections["curve"])
     yield '<div class="grid">'
@@ -457,12 +470,12 @@ def _body(page: Page) -> Iterator[str]:
 
 def _section(name: str, section: Section) -> str:
     caption = f"<figcaption>{escape(section.caption)}</figcaption>"
-    figure = f"<figure>\n{_drawn(name, section.drawing)}\n{caption}\n</figure>"
-    kind = ' class="empty"' * section.empty
+    figure = f"<figure>\n{_drawing(name, section.drawing)}\n{caption}\n</figure>"
+    kind = ' class="empty"' if section.empty else ""
     return f'<section id="{name}"{kind}>\n<h2>{SECTIONS[name]}</h2>\n{figure}\n{_table(section.table)}</section>'
 
 
-def _drawn(name: str, drawing: drawings.Drawing | None) -> str:
+def _drawing(name: str, drawing: drawings.Drawing | None) -> str:
     if drawing is None:
         return ""
     if not isinstance(drawing, drawings.CostQuality):
@@ -476,7 +489,7 @@ def _table(table: TextTable | None) -> str:
         return ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
     rows = "\n".join(_row(row, number in table.strong) for number, row in enumerate(table.rows))
-    kind = ' class="words"' * table.words
+    kind = ' class="words"' if table.words else ""
     return (
         f'<div class="scroll" tabindex="0">\n<table{kind}>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody>\n</table>\n</div>\n"
@@ -485,5 +498,6 @@ def _table(table: TextTable | None) -> str:
 
 def _row(cells: Sequence[str], strong: bool) -> str:
     data = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
-    kind, name = ' class="ours"' * strong, ' class="long"' * (len(cells[0]) > _LONGEST_WHOLE)
-    return f'<tr{kind}><th scope="row"{name}>{escape(cells[0])}</th>{data}</tr>'
+    kind = ' class="ours"' if strong else ""
+    heading = ' class="long"' if len(cells[0]) > _LONGEST_UNBROKEN else ""
+    return f'<tr{kind}><th scope="row"{heading}>{escape(cells[0])}</th>{data}</tr>'

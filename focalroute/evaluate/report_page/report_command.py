@@ -1,4 +1,4 @@
-"""Runs ``focalroute report``, and makes the section on a policy folder's updates, which explains every figure."""
+"""Runs ``focalroute report``, and makes the page's section on a policy folder's updates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MEANINGS: Mapping[str, tuple[str, str]] = {
     "decisions": ("decisions", "Sampled decisions that it learned from; 0: nothing was explored, so only the Fusion."),
     "episodes": ("answers", "Rated answers that it learned from."),
 }
-_DRAWN = 8
+_MOST_DRAWN = 8  # the first of these figures are also drawn
 
 
 def updates_section(folder: str) -> Section:
@@ -79,33 +79,33 @@ def updates_section(folder: str) -> Section:
         )
     if not bundle.versions(folder):
         return Section(f"{folder} holds no policy yet.")
-    name, found = Path(folder).name, _published(folder)
-    if not found:
+    name, published = Path(folder).name, _published(folder)
+    if not published:
         return Section(f"{name} has no update that won its trial yet; focalroute policy show lists the others.")
-    drawn = list(MEANINGS)[:_DRAWN]
-    lines = [Series(MEANINGS[key][0], [metrics[key] for metrics in found.values()]) for key in drawn]
-    latest = max(found)
-    rows = [(title, _shown(found[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
+    drawn = list(MEANINGS)[:_MOST_DRAWN]
+    lines = [Series(MEANINGS[key][0], [metrics[key] for metrics in published.values()]) for key in drawn]
+    latest = max(published)
+    rows = [(title, _figure(published[latest][key]), meaning) for key, (title, meaning) in MEANINGS.items()]
     drawing = None
-    if len(found) > 1:
-        drawing = VersionHistories(tuple(found), lines)
+    if len(published) > 1:
+        drawing = VersionHistories(tuple(published), lines)
     return Section(
-        f"The {len(found)} versions that {name} keeps of those that its updates published. focalroute policy show has "
-        f"what became of the others. The table has the figures of version {latest}.",
+        f"The {len(published)} versions in {name} that updates published. focalroute policy show lists all versions, "
+        f"and what became of them. The table has the figures of version {latest}.",
         drawing,
         TextTable(("", f"version {latest}", "what it means"), rows, words=True),
     )
 
 
 def _published(folder: str) -> dict[int, Mapping[str, Any]]:
-    """The versions that were published after a trial, each with its update's metrics and its gain."""
+    """Return version -> its update's metrics and its gain, for the versions that were published after a trial."""
     record = read_trial(folder, bundle.current(folder), None).record
     gains = {entry["version"]: entry["gate"]["gain"] for entry in record if entry["outcome"] == "published"}
     kept = sorted(gains.keys() & set(bundle.versions(folder)))
     return {version: {**load_served(folder, version).metrics, "gain": gains[version]} for version in kept}
 
 
-def _shown(value: float) -> str:
+def _figure(value: float) -> str:
     if isinstance(value, int) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -130,10 +130,10 @@ def report_command(
         evaluation: a report written by ``focalroute eval --json``.
         store: a SQLite file, or a redis:// address; give either this or ``evaluation``.
         policy: a policy folder, for the section on its updates.
-        last: of the store, how many of the latest answers; None: 10,000.
+        last: how many of the store's latest answers to read; None: 10,000.
         out: the page; "-" is standard output, which then gets nothing else.
-        png: folder for the PNGs; created if missing.
-        as_json: print the summary as JSON.
+        png: folder for the PNGs, which may be new; None: no PNGs.
+        as_json: whether to print the summary as JSON.
 
     Raises:
         ConfigError: an argument or a given file is invalid, or a file cannot be written.
@@ -166,7 +166,7 @@ def report_command(
 
 def _page(evaluation: Path | None, store: str | None, last: int | None, updates: Section | None) -> Page:
     if (evaluation is None) == (store is None):
-        raise ConfigError("report: give EVAL.json, what focalroute eval --json wrote, or --store STORE")
+        raise ConfigError("report: give EVAL.json, the file that focalroute eval --json wrote, or --store STORE")
     if evaluation is not None:
         if last is not None:
             raise ConfigError("report: --last applies only with --store; leave it out")

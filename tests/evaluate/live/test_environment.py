@@ -15,7 +15,7 @@ from focalroute.core.records import F32, Observation
 from focalroute.evaluate.live import environment_of, publish_routes
 from focalroute.evaluate.live_environment import ChainCall, ChainReply, LiveEnvironment, of_questions
 from focalroute.evaluate.presets import Mlp, Ppo, der_bonus, der_reward, mlp_pass
-from focalroute.evaluate.presets.der import DerSettings, roll, train_routes
+from focalroute.evaluate.presets.der import DerSettings, run_routes, train_routes
 from focalroute.observe.layout import width
 from focalroute.policy.sequential import ANSWER, QUERY, STEP, STEP_ENDPOINT, flat, load_served
 from focalroute.sim import SimulatedPool, relay_models, stream
@@ -75,7 +75,7 @@ def test_it_finds_the_best_routes_of_a_known_problem() -> None:
     environment, ask = relay()
     settings = DerSettings(max_steps=3, alpha=0.3, passes=80, hidden=16, ppo=Ppo(rate=0.01, entropy=0.05))
     net = train_routes(environment, settings, seed=0)
-    routes = roll(greedy(net), environment, np.arange(40), settings, None)
+    routes = run_routes(greedy(net), environment, np.arange(40), settings, None)
     assert routes.worth.tolist() == [1.0] * 40
     assert routes.calls.tolist() == [2] * 40
     for row in range(40):
@@ -93,7 +93,7 @@ def test_a_steps_reward_is_the_published_one() -> None:
     environment, _ = relay(2)
     settings = DerSettings(max_steps=2, alpha=0.5, beta=2.0, level=True, threshold=0.5, bonus=0.25)
     plan = [[0, 1], [2, 1]]  # the first query right in two steps, the second never
-    routes = roll(scripted(plan, 4), environment, np.arange(2), settings, None)
+    routes = run_routes(scripted(plan, 4), environment, np.arange(2), settings, None)
     paid = 1 / 3
     first = der_reward([0, 0], None, [paid, paid], alpha=0.5, beta=2.0, level=True)
     second = der_reward([1, 0], [0, 0], [paid, paid], alpha=0.5, beta=2.0, level=True)
@@ -109,7 +109,7 @@ def test_the_paper_s_full_pay_at_every_step_makes_routes_long() -> None:
     for level in (False, True):
         settings = DerSettings(**common, level=level, validation=0.0)  # type: ignore[arg-type]
         net = train_routes(environment, settings, seed=1)
-        routes = roll(greedy(net), environment, np.arange(40), settings, None)
+        routes = run_routes(greedy(net), environment, np.arange(40), settings, None)
         calls[level] = float(routes.calls.mean())
     assert calls[True] > calls[False]
 
@@ -117,7 +117,7 @@ def test_the_paper_s_full_pay_at_every_step_makes_routes_long() -> None:
 def test_an_endpoint_without_a_usable_reply_is_paid_for_and_not_asked_again() -> None:
     nothing = ChainReply(None, "", np.zeros(ANSWER, np.float32), 0.0, 0.0, 1.0)
     environment = LiveEnvironment(np.zeros((1, QUERY), np.float32), NAMES, lambda steps: [nothing for _ in steps])
-    routes = roll(lambda seen: np.zeros((1, 4)), environment, np.arange(1), DerSettings(max_steps=5), None)
+    routes = run_routes(lambda seen: np.zeros((1, 4)), environment, np.arange(1), DerSettings(max_steps=5), None)
     assert routes.chosen[0, :3].tolist() == [0, 1, 2]
     assert routes.calls.tolist() == [3]
     assert (routes.worth.tolist(), routes.cost.tolist()) == ([0.0], [3.0])
@@ -162,11 +162,11 @@ def test_service_over_http_sees_the_states_that_training_saw(tmp_path: Path, top
             assert stored.trajectory is not None
             decisions = stored.trajectory.decisions
             plan = [[d.picked[0] if d.picked else 5] for _, d in decisions] + [[5]] * 4
-            routes = roll(scripted(plan, 6), environment, np.array([row]), DerSettings(max_steps=4), None)
+            routes = run_routes(scripted(plan, 6), environment, np.array([row]), DerSettings(max_steps=4), None)
             for place, (seen, _) in enumerate(decisions):
                 context, endpoints = np.split(routes.states[0, place], [width(STEP)])
                 assert seen.context == pytest.approx(context, abs=1e-5)
                 assert seen.endpoints[:, :2] == pytest.approx(endpoints.reshape(5, -1)[:, :2], abs=1e-6)
             assert answer.cost is not None
             assert routes.cost[0] == pytest.approx(float(answer.cost), rel=1e-5)
-            assert routes.worth[0] == queries[row].of(answer)
+            assert routes.worth[0] == queries[row].worth_of(answer)

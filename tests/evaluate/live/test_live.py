@@ -23,11 +23,11 @@ from focalroute.evaluate.live_environment import (
     ChainCall,
     LiveQuery,
     LiveResult,
-    cut,
     of_questions,
     over_http,
     play,
     read_queries,
+    truncated,
 )
 from focalroute.evaluate.presets.der import DerSettings
 from focalroute.evaluate.replay import ReplayResult
@@ -75,7 +75,7 @@ def test_a_chain_cut_short_is_the_shorter_chain(pool: SimulatedPool) -> None:
             with Ensemble(endpoints, policy=policy, max_rounds=most) as ensemble:
                 played[most] = play(ensemble, HOPS)
         for most in (1, 2, 3):
-            longest, own = cut(HOPS, played[3], most), cut(HOPS, played[most])
+            longest, own = truncated(HOPS, played[3], most), truncated(HOPS, played[most])
             assert longest.worth.tolist() == own.worth.tolist()
             assert longest.usd == pytest.approx(own.usd)
             assert longest.asked.sum(axis=1).tolist() == own.asked.sum(axis=1).tolist()
@@ -89,7 +89,7 @@ def test_an_ask_that_failed_is_worth_nothing_and_stops_nothing(pool: SimulatedPo
     finally:
         pool.set("sums-7b", faults=[])
     assert answers.count(None) == 3
-    assert cut(HOPS[:10], answers).worth[[n for n, a in enumerate(answers) if a is None]].sum() == 0
+    assert truncated(HOPS[:10], answers).worth[[n for n, a in enumerate(answers) if a is None]].sum() == 0
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_plays_of_other_queries_are_joined_row_by_row() -> None:
 def test_tokens_are_told_by_endpoint_and_of_the_steps_made(pool: SimulatedPool) -> None:
     with Ensemble(pool.endpoints[:2], policy="sequential-round-robin", max_rounds=2) as ensemble:
         answers = play(ensemble, HOPS[:6])
-    first, both = cut(HOPS[:6], answers, 1), cut(HOPS[:6], answers, 2)
+    first, both = truncated(HOPS[:6], answers, 1), truncated(HOPS[:6], answers, 2)
     names = [endpoint.name for endpoint in pool.endpoints[:2]]
     assert list(first.tokens) == names[:1]
     assert first.tokens[names[0]].all()

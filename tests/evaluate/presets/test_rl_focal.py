@@ -18,9 +18,9 @@ from focalroute.evaluate.presets.rl_focal import (
     AgentStep,
     BranchingHead,
     RlFocalSettings,
-    by_mass,
     decider_view,
     diversities,
+    fusion_columns,
     learn,
     pair_statistics,
     rl_focal,
@@ -176,13 +176,13 @@ def test_it_plays_whatever_a_log_holds(tmp_path: Path, kind: str, feedback: Feed
 def test_free_form_candidates_come_by_mass_and_choices_in_their_place() -> None:
     mass = np.zeros((1, 2, 4), np.float32)
     mass[0, 0], mass[0, 1] = [0, 0.2, 0.5, 0.3], [0, 0.1, 0.1, 0.6]
-    order, offered = by_mass(mass, 0, 3)
+    order, offered = fusion_columns(mass, 0, 3)
     assert (order.tolist(), offered.tolist()) == ([[3, 2, 1]], [[True, True, True]])
     mass[0, :, 1] = 0
-    assert by_mass(mass, 0, 3)[1].tolist() == [[True, True, False]]
-    order, offered = by_mass(mass, 2, 3)
+    assert fusion_columns(mass, 0, 3)[1].tolist() == [[True, True, False]]
+    order, offered = fusion_columns(mass, 2, 3)
     assert (order.tolist(), offered.tolist()) == ([[0, 1, 2]], [[True, True, False]])
-    assert not by_mass(np.zeros((1, 2, 4), np.float32), 2, 3)[1].any()
+    assert not fusion_columns(np.zeros((1, 2, 4), np.float32), 2, 3)[1].any()
 
 
 def test_the_fusions_width_is_that_of_the_training_part(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_odd_logs_have_a_page_too(tmp_path: Path, prices: dict[str, float]) -> N
     assert curve is not None
     assert over_time is not None
     assert ("all free, or of unknown cost" in as_svg("curve", curve)) is not any(prices.values())
-    assert ("What this costs is nothing, or not known" in page.lead) is not any(prices.values())
+    assert ("All calls are free, or of unknown cost" in page.lead) is not any(prices.values())
     assert "nan" not in as_svg("over-time", over_time).lower()
 
 
