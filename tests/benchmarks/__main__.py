@@ -1,7 +1,7 @@
-"""All benchmarks of speed, each in a process of its own: ``python -m tests.benchmarks [NAME ...]``.
+"""Runs all benchmarks of speed, each in its own process: ``python -m tests.benchmarks [NAME ...]``.
 
-Prints Markdown for docs/results/speed.md: what was aimed at and what was reached, then every table. ``--long`` makes
-the runs that take most of an hour: a million asks. Nothing fails because of a number; a benchmark that breaks does.
+Prints Markdown for docs/results/speed.md: the targets and whether they are met, then every table. ``--long`` makes a
+run of a million asks instead, which takes most of an hour. A missed target is no failure; a benchmark that breaks is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONG = (("memory", "--asks", "1000000", "--at-once", "10000"),)
 
 
 def run(name: str, *options: str) -> Section:
-    """One benchmark's section."""
+    """Run one benchmark; return its section."""
     started = time.perf_counter()
     print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", f"tests.benchmarks.{name}", "--json", *options]

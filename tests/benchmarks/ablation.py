@@ -1,22 +1,22 @@
-"""What each part of offline training and of the observation is worth, as a Markdown table.
+"""Measures what each part of offline training and of the observation is worth.
 
     python -m tests.benchmarks.ablation LOG --pool POOL [--seeds N] [--part validation|test|both] [--only NAME...]
         [--keep FOLDER] [--engine ENGINE]
 
-The default, `focalroute.learn.offline.train.train`, and each variant learn from the first 80 % of the log, with the
-same
-seeds. ``validation``: measured on the last fifth of that part, before anything is learned from it but the share of the
-Fusion that is trusted and the best of a few Deciders. ``test``: on the rest of the log, after all. Both play greedily,
-all rows at once, through windows that hold what the variant's own policy asked before each row.
+The default training, `focalroute.learn.offline.train.train`, and each variant of it learn from the first 80 % of the
+log, with the same seeds. ``validation`` measures on the last fifth of that part, from which only the trust in the
+Fusion and the best of a few Deciders were chosen. ``test`` measures on the rest of the log, after training on the whole
+part. Decisions are greedy; all rows are replayed at once, with windows that hold what the variant's own policy asked
+before each row.
 
-A policy is measured at several cost weights; between two of them, neighbours in cost, either is played by chance, so
-that it meets each of four cost ratios. A cell is the variant's accuracy minus the default's at that cost ratio, in
-points, with the 95 % interval of a bootstrap that is paired by row and seed: it draws blocks of 50 consecutive rows,
-and seeds. "mean" is over the four. A variant whose curve does not reach down to a cost ratio has no figure there;
-"from" is how far down it reaches with every seed. What hides part of the observation starts from scratch, since the
-shipped policy, from which the default goes on, was trained with all of it: it is compared with "scratch".
+A policy is measured at several cost weights; a random mixture of two neighbours meets each of four cost ratios. A cell
+of the Markdown table is the variant's accuracy minus the default's at that cost ratio, in points, with the 95 %
+interval of a bootstrap over seeds and blocks of 50 consecutive rows, paired by row and seed. "mean" is over the four
+ratios. There is no figure for a cost ratio below the cheapest point of a variant's curve; "from" is the cost ratio from
+which it has figures with every seed. Variants that hide part of the observation start from scratch, as the shipped
+policy, from which the default starts, was trained with all of it; they are compared with "scratch".
 
-With ``--keep`` what was played lies in a folder, and is not played again: to be emptied when the code changes.
+With ``--keep``, results are kept in a folder and read from there the next time. Empty it when the code changes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COST_RATIOS = (0.1, 0.15, 0.2, 0.3)
 #: Cost weights at which a policy is measured.
 PRICES = tuple(np.geomspace(0.003, 8.0, 16).tolist())
 TRAINING = 0.8
-RENEWALS = 2  # of the windows, from random ones on
+RENEWALS = 2  # how often the windows, random at first, are replaced by what the policy asked
 RESAMPLES = 2000
 PARTS = ("validation", "test")
 
@@ -94,19 +94,19 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def base(name: str, variants: Mapping[str, Variant]) -> str:
-    """What a variant is compared with."""
+    """Return the name of the variant that this one is compared with."""
     return "scratch" if variants[name].scratch and name != "scratch" else "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a policy did at P cost weights on T rows.
+    """A policy's results at P cost weights on T rows.
 
     Attributes:
-        worth: (P, T) of the answers.
-        usd: (P, T) paid.
-        calls: (P,) a query.
-        ask_all_usd: USD that asking all on all rows costs.
+        worth: (P, T) worth of the answers.
+        usd: (P, T) cost of the answers.
+        calls: (P,) mean calls per query.
+        ask_all_usd: the cost of asking every endpoint on all rows.
     """
 
     worth: F64
@@ -120,7 +120,7 @@ class Curve:
         return float(self.usd.sum(axis=1).min() / self.ask_all_usd)
 
     def at(self, cost_ratio: float) -> F64:
-        """(T,) worth in expectation at this cost ratio; beyond the dearest point as there, below the cheapest NaN."""
+        """Return the expected worth at this cost ratio, (T,): NaN below the cheapest point, flat above the dearest."""
         costs = self.usd.sum(axis=1) / self.ask_all_usd
         order = costs.argsort()
         above = int(np.searchsorted(costs[order], cost_ratio, side="right"))
@@ -135,15 +135,15 @@ class Curve:
 
 
 def measured(log: RecordedLog, known: int, start: int, variant: Variant, policy: Policy, seed: int) -> Curve:
-    """The greedy policy on the rows from ``start`` on.
+    """Measure a policy's greedy decisions on the rows from ``start`` on.
 
     Args:
-        log: all queries there are.
-        known: how many of them, from the first one on, the long run is taken from.
-        start: the first row that counts.
-        variant: how the policy is played.
-        policy: what is played.
-        seed: of the windows.
+        log: all queries.
+        known: number of queries, from the start, from which long-run accuracies are taken.
+        start: the first row that is scored.
+        variant: the variant.
+        policy: its trained policy.
+        seed: the seed of the windows.
     """
     rng = np.random.default_rng(seed)
     ask_all_usd = float(log.usd[:known].sum() / known)
@@ -174,7 +174,7 @@ def measured(log: RecordedLog, known: int, start: int, variant: Variant, policy:
 
 
 def played(log: RecordedLog, variant: Variant, seed: int) -> dict[str, Curve]:
-    """By part: what came of one training."""
+    """Train once; return part -> curve."""
     size = int(len(log) * TRAINING + 1e-9)
     training = log.take(slice(0, size))
     held = size - int(size * variant.settings.validation)
@@ -186,7 +186,7 @@ def played(log: RecordedLog, variant: Variant, seed: int) -> dict[str, Curve]:
 
 
 def interval(differences: F64, *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of (seeds, T), blocks of rows and seeds drawn anew."""
+    """Return the 95 % interval of the mean of (seeds, T), by a bootstrap over seeds and blocks of rows."""
     seeds, size = differences.shape
     starts = np.arange(0, size, BLOCK)
     sums = np.add.reduceat(differences, starts, axis=1)
@@ -207,12 +207,12 @@ def _cell(differences: F64) -> str:
 
 
 def _at(curves: Sequence[Curve]) -> F64:
-    """(ratios, seeds, T) worth."""
+    """Return the worth at each of `COST_RATIOS`, (ratios, seeds, T)."""
     return np.array([[curve.at(ratio) for curve in curves] for ratio in COST_RATIOS])
 
 
 def show(part: str, curves: Mapping[str, Sequence[Curve]], bases: Mapping[str, str]) -> None:
-    """Print one part's table; of a variant only as many seeds are compared as it and its base have."""
+    """Print one part's table; a variant is compared with its base on the seeds that both have."""
     rows = curves["default"][0].worth.shape[1]
     print(
         f"\n{part}, {rows} queries\n\n| | {' | '.join(f'{ratio:g}' for ratio in COST_RATIOS)} | mean | from | seeds |"
@@ -234,7 +234,7 @@ def show(part: str, curves: Mapping[str, Sequence[Curve]], bases: Mapping[str, s
 
 
 def _kept(path: Path | None, log: RecordedLog, variant: Variant, seed: int) -> dict[str, Curve]:
-    """As `played`, from the file if there is one."""
+    """Return what `played` returns, from the file if it exists."""
     if path is not None and path.exists():
         with np.load(path) as arrays:
             return {part: _curve({name: arrays[f"{part}.{name}"] for name in _FIELDS}) for part in PARTS}
@@ -249,7 +249,7 @@ def _kept(path: Path | None, log: RecordedLog, variant: Variant, seed: int) -> d
 def _run(
     shared: tuple[RecordedLog, Path | None], one: tuple[str, Variant, int], tell: Callable[[str], object]
 ) -> dict[str, Curve]:
-    """One variant with one seed, as a job of an engine."""
+    """Train and measure one variant with one seed; an engine's job."""
     (log, keep), (name, variant, seed) = shared, one
     began = time.process_time()
     curves = _kept(keep and keep / f"{name}-{seed}.npz", log, variant, seed)

@@ -1,13 +1,13 @@
-"""The bill never passes a limit, whatever provider and caller do: ``python -m tests.benchmarks.adversary``.
+"""Checks that no budget is exceeded, whatever provider and caller do: ``python -m tests.benchmarks.adversary``.
 
-Each case draws limits of every kind (a total, a period, a tag, an ask), then asks, one or five at a time, with
-parameters, contents and tools of which many are wrong or dear, at services that answer, refuse and break off as they
-like, lie about usage and cost both ways, and keep the books. No limit may be passed, and every error must be one of
-focalroute's own.
+Each case draws random limits of every kind (total, period, tag, ask). Then it asks, one or five at a time, with
+parameters, contents and tools many of which are invalid or expensive. The services answer, refuse and break off at
+random, report wrong usage and cost in both directions, and add up what they bill. No limit may be exceeded, and every
+error must be one of focalroute's own.
 
-A service may bill: for a reply with usage, the dearer of price times tokens and its own figure, at most what the
-request allows; for a refusal below 500 other than 408, nothing; for all that breaks off, one and a half times the mean
-of its replies so far, and nothing before the first. More than that is not promised, see ``docs/money.md``.
+A service may bill for a reply with usage: the larger of price times tokens and the cost that it reports, at most what
+the request allows. For a call that breaks off it may bill 1.5 times the mean of its replies so far, nothing before the
+first. For a refusal (status below 500 other than 408) it may bill nothing. More is not promised, see ``docs/money.md``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tests.loopback import completion, json_reply, serving
 __all__ = ["Case", "play", "play_all"]
 
 _PRICES = {"plain": Decimal(1), "dear": Decimal("1.5"), "cheap": Decimal("0.75")}  # USD per million tokens
-_USUAL = Decimal("0.0006")  # of a call's reservation
+_USUAL = Decimal("0.0006")  # USD, a usual reservation of a call
 _NONE = Decimal(10**6)  # no limit
-_NO_AMOUNT = Decimal(10) ** 24  # from there on a figure is none of money
+_NO_AMOUNT = Decimal(10) ** 24  # a reported cost from here on is not taken for an amount of money
 _TAGS = ("team", "user")
 _ASKS = 20
 _AT_A_TIME = 8
@@ -59,17 +59,26 @@ _ODD_USAGES: tuple[Any, ...] = (
 
 @dataclass
 class Provider:
-    """Services that behave as badly as they can, within what they may bill."""
+    """Services that misbehave as far as the module's docstring allows.
+
+    Attributes:
+        luck: the random generator.
+        breaking: share of calls that break off.
+        ways: the ways in which they do.
+        billed: ask -> USD billed for it; "": calls that belong to no ask.
+        good: model -> USD billed for each complete reply.
+        calls: number of calls.
+    """
 
     luck: random.Random
-    breaking: float  # share of calls
-    ways: Sequence[str]  # in which they break off
-    billed: dict[str, Decimal] = field(default_factory=dict)  # by ask, "" for calls of no ask; USD
+    breaking: float
+    ways: Sequence[str]
+    billed: dict[str, Decimal] = field(default_factory=dict)
     good: dict[str, list[Decimal]] = field(default_factory=dict)
     calls: int = 0
 
     async def handle(self, request: web.Request, body: Any) -> web.StreamResponse:
-        """Answer one call, somehow."""
+        """Answer one call at random."""
         self.calls += 1
         luck, model, price = self.luck, body["model"], _PRICES[body["model"]]
         written = json.dumps(body["messages"], ensure_ascii=False)
@@ -78,10 +87,8 @@ class Provider:
         cap = body.get("max_tokens", body.get("max_completion_tokens"))
         room = cap * body.get("n", 1)
         longest = sum(len(part.encode()) for part in _texts(body["messages"]))
-        prompt, generated = (
-            luck.choice((longest, luck.randint(1, longest))),
-            luck.choice((0, luck.randint(0, room), room)),
-        )
+        prompt = luck.choice((longest, luck.randint(1, longest)))
+        generated = luck.choice((0, luck.randint(0, room), room))
         if any(name in body for name in _EXTRAS):
             price *= 100
         bound = price * (longest + room) / 1_000_000
@@ -96,10 +103,10 @@ class Provider:
             usage = {"prompt_tokens": prompt * 1000, "completion_tokens": generated * 1000}
         if act > 0.75:
             usage["cost"] = luck.choice(_ODD_COSTS)
-        said = price * (usage["prompt_tokens"] + usage["completion_tokens"]) / 1_000_000
-        said = max(said, _figure(usage.get("cost")))
-        self.good.setdefault(model, []).append(min(said, bound))
-        self._bill(ask, min(said, bound))
+        reported = price * (usage["prompt_tokens"] + usage["completion_tokens"]) / 1_000_000
+        reported = max(reported, _figure(usage.get("cost")))
+        self.good.setdefault(model, []).append(min(reported, bound))
+        self._bill(ask, min(reported, bound))
         return json_reply(completion(luck.choice("ABC?"), usage=usage))
 
     def _bill(self, ask: str, usd: Decimal) -> None:
@@ -126,7 +133,7 @@ def _status(status: int) -> web.Response:
 
 
 def _texts(messages: Sequence[Any]) -> list[str]:
-    """Every text of the messages; an image stands for the most tokens that any known service counts it at."""
+    """Return all texts of the messages; for an image, a text with as many bytes as any service counts tokens for it."""
     found = []
     for message in messages:
         content = message["content"]
@@ -136,7 +143,7 @@ def _texts(messages: Sequence[Any]) -> list[str]:
 
 
 def _figure(cost: Any) -> Decimal:
-    """The cost that a reply really claims; what is no amount claims nothing."""
+    """Return the cost that a reply reports; 0 if the value is not an amount of money."""
     if isinstance(cost, bool) or not isinstance(cost, int | float | str):
         return Decimal(0)
     claimed = Decimal(str(cost))
@@ -145,7 +152,14 @@ def _figure(cost: Any) -> Decimal:
 
 @dataclass(frozen=True)
 class Case:
-    """What became of one case: every limit that was passed, in words, and how its asks ended."""
+    """The result of one case.
+
+    Attributes:
+        seed: the case.
+        passed: a text for every limit that was exceeded.
+        ended: how its asks ended: "answered", or an error's name -> how often.
+        calls: number of calls.
+    """
 
     seed: int
     passed: tuple[str, ...]
@@ -154,10 +168,10 @@ class Case:
 
 
 async def play(seed: int) -> Case:
-    """One provider, one caller, one set of limits.
+    """Play one case: random providers, one caller, one set of limits.
 
     Raises:
-        Exception: an ask raised what is no error of ours.
+        Exception: an ask raised an error that is not one of focalroute's own.
     """
     luck = random.Random(seed)
     provider = Provider(random.Random(seed + 1), luck.choice((0.1, 0.4, 0.95)), luck.choice(_WAYS))
@@ -216,7 +230,7 @@ async def play(seed: int) -> Case:
 
 
 async def play_all(seeds: Iterable[int]) -> list[Case]:
-    """Play these cases, a few at a time."""
+    """Play these cases, `_AT_A_TIME` concurrently."""
     left, played = iter(seeds), []
 
     async def work() -> None:
@@ -228,12 +242,12 @@ async def play_all(seeds: Iterable[int]) -> list[Case]:
 
 
 def _drawn(luck: random.Random, most: float) -> Decimal:
-    """A limit of a tenth of a call's reservation to so many."""
+    """Draw a limit, log-uniformly, of 0.7 to ``most`` times the reservation of a usual call."""
     return (_USUAL * Decimal(str(math.exp(luck.uniform(math.log(0.7), math.log(most)))))).quantize(Decimal("1e-9"))
 
 
 def _arguments(luck: random.Random, number: int, *, odd: float) -> dict[str, Any]:
-    """What a caller passes to `ask` who is careless, or means harm, so often."""
+    """Draw the arguments of an ask; ``odd``: about how often a careless or hostile caller's are among them."""
     text = f"ask-{number}: which of them? " + "ö" * luck.choice((0, 0, 3, 200))
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     parts: tuple[dict[str, Any], ...] = (
@@ -271,7 +285,7 @@ def _arguments(luck: random.Random, number: int, *, odd: float) -> dict[str, Any
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print how many cases there were and which limits were passed; fail if any was."""
+    """Print the number of cases and every limit that was exceeded; fail if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first case")

@@ -1,12 +1,12 @@
-"""Choosing among open texts by agreement, picking and synthesising, at what each costs: a Markdown table.
+"""Compares ways to answer in open text, by quality and cost: choosing a reply by agreement, and synthesis.
 
     python -m tests.benchmarks.agreement [--requests 300] [--seeds 5]
 
-Five simulated writers describe towns, five facts in each reply; a reply is worth the share of them that is right. Where
-errors are uncorrelated each writer errs by itself; where they are shared, four of five times in the words of its kin.
-Every endpoint is asked (``policy`` of the tests), so that only what is made of the replies differs; over real HTTP, by
-the shipped Fusion, without any feedback. The synthesis is written by one of the five. Worth in points; intervals are
-Student's over the seeds, differences paired by them.
+Five simulated writers describe towns, with five facts in each reply; a reply is worth the share of right facts. With
+uncorrelated errors each writer makes its own; with shared errors, four of five errors are made by all in the same
+words. Every endpoint is asked, so only what is made of the replies differs. Calls go over HTTP; the Fusion is the
+shipped one, without feedback. One of the five writes the synthesis. Prints Markdown tables of the worth in points;
+intervals are Student's over the seeds, differences are paired by seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.policies import ask_all
 
 __all__ = ["SETTINGS"]
 
-#: Skills of the five, and how much of their errors they share.
+#: The skills of the five writers, and the share of errors that they have in common.
 SETTINGS = {
     "equal, uncorrelated": ((0.75,) * 5, 0.0),
     "unequal, uncorrelated": ((0.6, 0.65, 0.7, 0.75, 0.8), 0.0),
@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 def rows_of(setting: str, seed: int, requests: int, policy: Path) -> dict[str, tuple[float, float]]:
-    """Row -> mean worth in points, and cost relative to asking one on average."""
+    """Return row -> mean worth in [0, 1], and cost relative to that of one reply."""
     skills, correlation = SETTINGS[setting]
     models = [
         SimulatedModel(f"writer-{i}", skill=skill, kin="kin", correlation=correlation, seed=seed)
@@ -43,24 +43,27 @@ def rows_of(setting: str, seed: int, requests: int, policy: Path) -> dict[str, t
     ]
     briefs = list(prose_requests(requests, seed, ["truthful"]))
 
-    def said(text: str) -> list[float]:
-        """An embedder that sees what is said, not how: the most that comparing replies can give."""
-        brief = now[0]
-        return [float(point == option) for point, options in zip(brief.said(text), brief.points, strict=True)
-                for option in range(len(options.options))]  # fmt: skip
+    current: list[Brief] = []
 
-    now: list[Brief] = []
+    def facts(text: str) -> list[float]:
+        """Embed a reply by the facts in it, whatever the wording: an upper bound for comparing replies."""
+        brief = current[0]
+        vector = []
+        for stated, point in zip(brief.said(text), brief.points, strict=True):
+            vector += [float(stated == option) for option in range(len(point.options))]
+        return vector
+
     with SimulatedPool(models) as pool:
         common = {"endpoints": pool.endpoints, "policy": policy, "explore": False}
         answers: dict[str, list[Answer]] = {"by letters": [], "by what is said": [], "synthesised": []}
         with (
             Ensemble(**common, synthesiser="writer-4") as ensemble,  # type: ignore[arg-type]
-            Ensemble(**common, embedder=said) as seeing,  # type: ignore[arg-type]
+            Ensemble(**common, embedder=facts) as by_facts,  # type: ignore[arg-type]
         ):
             for brief in briefs:
-                now[:] = [brief]
+                current[:] = [brief]
                 answers["by letters"].append(ensemble.ask(brief.request))
-                answers["by what is said"].append(seeing.ask(brief.request))
+                answers["by what is said"].append(by_facts.ask(brief.request))
                 answers["synthesised"].append(ensemble.ask(brief.request, combine="synthesise"))
     worth = np.array(
         [
@@ -68,14 +71,14 @@ def rows_of(setting: str, seed: int, requests: int, policy: Path) -> dict[str, t
             for b, a in zip(briefs, answers["by letters"], strict=True)
         ]
     )
-    one = float(sum(a.cost or 0 for a in answers["by letters"])) / 5
+    one_reply = float(sum(a.cost or 0 for a in answers["by letters"])) / 5
     rows = {
         "anybody": (float(worth.mean()), 1.0),
         "the best single, known afterwards": (float(worth.mean(axis=0).max()), 1.0),
     }
     for name, given in answers.items():
         mean = statistics.fmean(b.quality(a.text) for b, a in zip(briefs, given, strict=True))
-        rows[name] = (mean, float(sum(a.cost or 0 for a in given)) / one)
+        rows[name] = (mean, float(sum(a.cost or 0 for a in given)) / one_reply)
     rows["the best reply of each request (not to be beaten by choosing)"] = (float(worth.max(axis=1).mean()), 5.0)
     return rows
 

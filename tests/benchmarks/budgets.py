@@ -1,11 +1,11 @@
-"""Many asks in several processes on one store, under a total budget that covers about half of them.
+"""Checks a total budget shared by several processes on one store: ``python -m tests.benchmarks.budgets``.
 
-``python -m tests.benchmarks.budgets`` prints what the simulated providers billed, what the ledger and the receipts say,
-and fails if any of it does not hold:
+The budget covers about half of the asks. The benchmark prints what the simulated providers billed, and what ledger and
+receipts have. It fails unless
 
-- the refused asks are refused with BudgetExceeded, and nothing passes the limit: billed <= spent + reserved <= limit;
-- where every call was completed, ledger = receipts = what was billed, to the last digit, streamed calls included;
-- after a process was killed and asks were cancelled midway, what is not known stands at its reservation.
+- asks are refused with BudgetExceeded, and billed <= spent + reserved <= limit;
+- if every call was completed, ledger = receipts = billed, to the last digit, streamed calls included;
+- after a process was killed and asks were cancelled midway, unknown costs count as their reservations.
 """
 
 from __future__ import annotations
@@ -48,19 +48,22 @@ MODELS = [
 ]
 STREAMED_EVERY = 10
 CANCELLED_EVERY = 25
-AT_AN_ENDPOINT = 100  # calls of one process at a time
+AT_AN_ENDPOINT = 100  # concurrent calls of one process
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one run: counts of asks, and USD.
+    """The result of one run; amounts are USD.
 
     Attributes:
-        asks: how often each thing happened: "answered", "refused", "streamed", "cancelled", or an error's name.
-        billed: by the simulated providers.
-        spent, reserved: of the account that the limit is held against, at the end.
-        ledger: all its rows; ``probes`` is the part of them that no ask paid for.
-        receipts: of all answers, and the bills of the streamed calls.
+        asks: how asks ended ("answered", "refused", "streamed", "cancelled", or an error's name) -> how often.
+        limit: the total budget.
+        billed: the sum that the simulated providers billed.
+        spent, reserved: the limit's account, at the end.
+        ledger: the sum of the ledger; ``probes``: the part of it that no ask paid for.
+        receipts: the sum over all answers and streamed calls.
+        seconds: the duration of the run.
+        problems: what is wrong with the store.
     """
 
     asks: Counter[str]
@@ -75,7 +78,7 @@ class Outcome:
     problems: tuple[str, ...]
 
     def check(self, *, exact: bool) -> None:
-        """Raise AssertionError if money was lost or a limit passed."""
+        """Raise AssertionError if amounts are wrong or the limit was exceeded; ``exact``: every call was completed."""
         assert self.problems == (), self.problems
         assert not self.asks.keys() - {"answered", "refused", "streamed", "cancelled"}, self.asks
         assert self.asks["answered"], self.asks
@@ -84,7 +87,7 @@ class Outcome:
         if exact:
             assert self.asks["refused"], self.asks
             assert self.ledger == self.receipts + self.probes, self
-            # held is only what a call may have cost besides that was given up, as it was silent for too long
+            # a reservation can only be left for a call that was given up because it was silent for too long
             assert self.reserved or self.billed == self.ledger, self
 
 
@@ -92,14 +95,14 @@ class Outcome:
 
 
 class Streamer:
-    """Streamed calls under the same budget: reserved before, settled by the usage that ends the stream."""
+    """Streams calls under the same budget: reserves the cost, then settles it by the usage that ends the stream."""
 
     def __init__(self, endpoint: Endpoint, guard: BudgetGuard) -> None:
         self.client = EndpointClient(endpoint, HttpSessions())
         self.guard = guard
 
     async def ask(self, number: str, text: str) -> Decimal | None:
-        """Ask once; the cost, None if it is not affordable."""
+        """Ask once; return the cost, or None if the budget does not allow it."""
         endpoint = self.client.endpoint
         request = Request(({"role": "user", "content": text},), max_tokens=64)
         bound = upper_bound(request, endpoint)
@@ -120,7 +123,7 @@ class Streamer:
 
 
 async def work(folder: Path, asks: int, seed: int, limit: str, concurrency: int, *, cancel: bool) -> dict[str, Any]:
-    """Ask so many questions on the folder's pool and store; counts, and the sum of the receipts."""
+    """Ask this number of questions on the folder's pool and store; return counts and the sum of the receipts."""
     endpoints = load_pool(folder / "pool.toml").endpoints
     budget = Budget(usd_total=limit)
     happened: Counter[str] = Counter()
@@ -137,7 +140,7 @@ async def work(folder: Path, asks: int, seed: int, limit: str, concurrency: int,
                     return
                 ask = asyncio.ensure_future(pool.ask(question.text, choices=question.choices))
                 if cancel and number % CANCELLED_EVERY == 1:
-                    await asyncio.sleep(0.02 if concurrency else 0.004 * number)  # some begun, some still waiting
+                    await asyncio.sleep(0.02 if concurrency else 0.004 * number)  # some have begun, some still wait
                     ask.cancel()
                 got: object = (await asyncio.gather(ask, return_exceptions=True))[0]
                 if isinstance(got, Answer):
@@ -160,17 +163,22 @@ async def work(folder: Path, asks: int, seed: int, limit: str, concurrency: int,
 
 
 def mean_cost(pool: SimulatedPool, folder: Path) -> Decimal:
-    """USD of an ask, asked without a limit; the pool's bill is reset after it."""
-    said = asyncio.run(work(folder, 100, 99, "1000", 8, cancel=False))
+    """Measure the mean cost of an ask without a limit, USD; then reset the pool and remove the store."""
+    report = asyncio.run(work(folder, 100, 99, "1000", 8, cancel=False))
     pool.reset()
     (folder / "s.db").unlink()
-    return Decimal(said["receipts"]) / 100
+    return Decimal(report["receipts"]) / 100
 
 
 def run(*, asks: int, processes: int, concurrency: int, kill: bool, limit: Decimal | None = None) -> Outcome:
-    """One run; with ``kill`` the first process is killed halfway and asks are cancelled in all of them.
+    """Run once.
 
-    Without a limit, it is half of what so many asks cost where there is none.
+    Args:
+        asks: number of asks, over all processes.
+        processes: number of processes.
+        concurrency: concurrent asks in each process; 0: all.
+        kill: whether the first process is killed halfway, and asks are cancelled in all of them.
+        limit: the total budget; None: half of what the asks would cost.
     """
     models = [replace(model, latency_s=0.02 if kill else 0.0) for model in MODELS]
     with tempfile.TemporaryDirectory() as name, SimulatedPool(models) as pool, ExitStack() as stack:
@@ -188,8 +196,8 @@ def run(*, asks: int, processes: int, concurrency: int, kill: bool, limit: Decim
         if kill:
             _wait_for_spending(folder, limit)
             os.kill(workers[0].pid, signal.SIGKILL)
-        said = [worker.communicate()[0] for worker in workers]
-        reports = [json.loads(text) for text in said[int(kill) :]]
+        outputs = [worker.communicate()[0] for worker in workers]
+        reports = [json.loads(text) for text in outputs[int(kill) :]]
         _wait_until_idle(pool)
         with closing(open_store(folder / "s.db")) as store:
             balance = store.open_accounts([Account()])[Account()]
@@ -208,22 +216,23 @@ def run(*, asks: int, processes: int, concurrency: int, kill: bool, limit: Decim
 
 
 def _probes(path: Path) -> Decimal:
+    """Sum the ledger's rows that no ask paid for."""
     with closing(sqlite3.connect(path)) as db:
-        probes = "answer_id = ? OR answer_id LIKE ?"  # of a capability or a breaker's, and of an answer
+        probes = "answer_id = ? OR answer_id LIKE ?"  # capability checks and breaker trials; exploration calls
         query = f"SELECT coalesce(sum(cost_pico), 0) FROM ledger WHERE {probes}"
         pico = db.execute(query, (PROBE, f"{PROBE}:%")).fetchone()[0]
     return Decimal(pico) / 10**12
 
 
 def _wait_for_spending(folder: Path, limit: Decimal) -> None:
-    """Until a quarter of the limit is spent."""
+    """Wait until a quarter of the limit is spent."""
     with closing(open_store(folder / "s.db")) as store:
         while store.open_accounts([Account()])[Account()].spent < limit / 4:
             time.sleep(0.02)
 
 
 def _wait_until_idle(pool: SimulatedPool) -> None:
-    """Until the providers bill no more: calls of a process that died may still be under way."""
+    """Wait until the providers bill nothing more; calls of a process that died may still be running."""
     before = None
     while (after := pool.stats()) != before:
         before = after
@@ -231,7 +240,7 @@ def _wait_until_idle(pool: SimulatedPool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run both and print them as a table."""
+    """Run with and without the kill, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=4)

@@ -1,11 +1,11 @@
-"""Classifiers: choices that are the same for every question, beside the same questions with choices of their own.
+"""Measures what is gained where all questions have the same choices, as in classification.
 
-``python -m tests.benchmarks.classification --seeds 5`` (an hour) plays at three tenths of the cost of asking all: the
-cold start, every answer labelled, and a policy trained on 2,000 further questions, without feedback. In the simulated
-pools five endpoints see a score for each label, with noise and with a bias of their own for each label, which is 0 in
-one of the pools. The recorded answers are to the 895 questions of the task moral_scenarios of mmlu9, which all have the
-same four choices. In the control each question has choices of its own, so what was learned of the others does not
-count.
+``python -m tests.benchmarks.classification --seeds 5`` (an hour) plays at 0.3 of the cost of asking all: first the cold
+start, with a label for every answer; then a policy trained on 2,000 further questions, without feedback. The control is
+the same questions, each with choices of its own, so nothing that was learned about a choice applies to another
+question. In the simulated pools, five endpoints see a noisy score for each label, with their own bias for each label
+(in one of the pools, without biases). The recorded answers are to the 895 questions of the task moral_scenarios of
+mmlu9, which all have the same four choices.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ COST = 0.3
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A simulated classifier's work.
+    """A simulated classification task.
 
     Attributes:
-        labels: how many there are.
+        labels: number of labels.
         skew: each label is e^-skew times as frequent as the one before.
         bias: standard deviation of an endpoint's bias for a label, in units of its noise.
     """
@@ -59,7 +59,7 @@ RECORDED = "moral_scenarios (recorded)"
 
 
 def simulated(world: World, seed: int, size: int = QUERIES) -> LogTable:
-    """The answers of a pool drawn at random."""
+    """Simulate the answers of a randomly drawn pool."""
     rng = np.random.default_rng(seed)
     shares = np.exp(-world.skew * np.arange(world.labels))
     right = rng.choice(world.labels, size, p=shares / shares.sum())
@@ -86,7 +86,7 @@ def simulated(world: World, seed: int, size: int = QUERIES) -> LogTable:
 
 
 def recorded(data: Path, seed: int) -> LogTable:
-    """The questions of moral_scenarios in random order."""
+    """Return the questions of moral_scenarios in random order."""
     pool = load_pool(data / "mmlu9.pool.toml")
     queries = [query for query in read_log(data / "mmlu9.jsonl.gz") if query.task == "moral_scenarios"]
     order = np.random.default_rng(seed).permutation(len(queries)).tolist()
@@ -94,7 +94,7 @@ def recorded(data: Path, seed: int) -> LogTable:
 
 
 def apart(table: LogTable) -> LogTable:
-    """The same questions, each with choices of its own."""
+    """Return the same questions, each with choices of its own."""
     queries = [
         replace(query, choices=tuple(f"{choice} ({query.id})" for choice in query.choices or ()))
         for query in table.queries
@@ -103,7 +103,7 @@ def apart(table: LogTable) -> LogTable:
 
 
 def played(table: LogTable, seed: int) -> tuple[float, float]:
-    """Accuracy and cost ratio of the cold start."""
+    """Return accuracy and cost ratio of the cold start."""
     rows = np.arange(len(table.queries))
     replay = PolicyReplay(
         cold(), table, Split(rows[:0], rows), Training(table, rows[:0], seed), explore=True, advance=lambda _: None
@@ -113,7 +113,7 @@ def played(table: LogTable, seed: int) -> tuple[float, float]:
 
 
 def after_training(table: LogTable, seed: int) -> tuple[float, float]:
-    """Accuracy and cost ratio, without feedback, of a policy trained on the first queries."""
+    """Train a policy on the first queries; return its accuracy and cost ratio on the others, without feedback."""
     rows = np.arange(len(table.queries))
     parts = Split(rows[:TRAINING], rows[TRAINING:])
     policy = trained(table, parts.train, seed=seed, settings=OfflineSettings(), advance=lambda _: None)
@@ -123,7 +123,7 @@ def after_training(table: LogTable, seed: int) -> tuple[float, float]:
 
 
 def trained_case(job: tuple[str, int]) -> F64:
-    """As `case`, of the queries after training."""
+    """As `case`, with trained policies, on the queries after training."""
     name, seed = job
     table = simulated(WORLDS[name], seed, TRAINING + QUERIES)
     return np.array(
@@ -136,7 +136,7 @@ def trained_case(job: tuple[str, int]) -> F64:
 
 
 def beside(table: LogTable, rows: I64) -> tuple[float, float]:
-    """The accuracy of the best single endpoint and of the plurality."""
+    """Return the accuracy of the best single endpoint and of plurality."""
     right = 0
     for row in rows.tolist():
         query = table.queries[row]
@@ -146,7 +146,7 @@ def beside(table: LogTable, rows: I64) -> tuple[float, float]:
 
 
 def case(data: Path, job: tuple[str, int]) -> F64:
-    """Best single endpoint, plurality, and accuracy and cost with choices of their own and with the same, (6,)."""
+    """Return `beside`, then accuracy and cost with choices of their own, then both with the same choices, (6,)."""
     name, seed = job
     table = recorded(data, seed) if name == RECORDED else simulated(WORLDS[name], seed)
     each = beside(table, np.arange(len(table.queries)))
@@ -154,7 +154,7 @@ def case(data: Path, job: tuple[str, int]) -> F64:
 
 
 def table(found: Mapping[str, Sequence[F64]]) -> Table:
-    """A row for each case: means over the seeds, and the difference that recurring choices make."""
+    """Make a table with a row for each case: means over the seeds, and the gain from recurring choices."""
     heads = ["", "best single", "plurality", "choices of their own", "the same choices", "difference, points"]
     rows = []
     for name, each in found.items():

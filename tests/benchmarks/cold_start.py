@@ -1,10 +1,10 @@
-"""What the shipped policy does from its first query on, against the endpoint that turns out best, as a Markdown table.
+"""Compares the cold start with the single endpoint that is best in hindsight.
 
     python -m tests.benchmarks.cold_start LOG --pool POOL [--seeds N]
 
-Nothing is trained. The 4,000 queries count after the first 500 with labels, and after the first 2,000 with bare
-rewards; the endpoint is the best in hindsight of the rows that count. The policy samples its decisions, as it does by
-default in service.
+Nothing is trained. 4,000 queries are scored: those after the first 500 if feedback is labels, after the first 2,000 if
+it is rewards. The best endpoint is that of the scored rows. The policy samples its decisions, as by default in service.
+Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = 4000
 
 
 def served(table: LogTable, feedback: FeedbackKind, first: int, *, seed: int) -> ReplayResult:
-    """The rows that count, after those before."""
+    """Serve from the first row on; return the results on the scored rows."""
     rows = np.arange(first, min(first + ROWS, len(table.queries)))
     serving = Serving(cold(), table.endpoints, seed=seed)
     play(serving, table, np.arange(first), feedback=feedback)

@@ -1,26 +1,25 @@
-"""Other draws of the pool: trained policies and published routers for a few of a log's endpoints, as a Markdown table.
+"""Compares trained policies and published routers on random small pools drawn from the recorded logs.
 
     python -m tests.benchmarks.draws [--whole | --scores | --cold] [--draws 12] [--data ../shared/data] [--rows 3000]
 
-Of each log's training part as many queries, evenly drawn and in its order, with 3 to 6 of its endpoints: the first 80 %
-are learned from, the rest is played, each answered before its label is shown. With ``--whole`` a draw has all endpoints
-and three quarters of the training part, the first or the last: two quarters are learned from, the third is played.
-Costs are held at 0.1, 0.2 and 0.35 of asking all, and at that of the best endpoint of what was learned from; those that
-the cheapest endpoint exceeds are left out. A cell is the mean over draws, and over the costs of each, of the points by
-which a method is above a mixture that knows the part that is played: of all mixtures by chance of two endpoints, each
-asked alone, at the method's cost the one that is right the most. Bold is surely above focalroute on the same draws, ↓
-surely below: by a permutation test of the signs of the differences at 5 %, divided by the number of cells. Runs in two
-processes.
+A draw has 3 to 6 of a log's endpoints, and ``--rows`` queries evenly spread over its training part. The methods are
+trained on the first 80 % of them; the rest is replayed. With ``--whole`` a draw has all endpoints and three quarters of
+the training part, either the first or the last three; two quarters are for training, the third is replayed. With
+``--scores`` the methods see only the score of each answer, so no two answers can be compared.
 
-With ``--scores`` policies and routers learn only how good each answer was, not what it said: no two answers can be
-compared.
+Costs are held at 0.1, 0.2 and 0.35 of asking all, and at the cost of the endpoint that was best in training; costs
+below that of the cheapest endpoint are left out. A method is compared with the best single endpoint, or random mixture
+of two, at the same cost, chosen in hindsight (`mixture`). A cell of the Markdown table is its accuracy minus that of
+the mixture, in points, averaged over costs and draws. Bold means significantly above focalroute on the same draws, ↓
+significantly below, by a permutation test of the signs of the differences at 5 % with Bonferroni's correction. Runs in
+two processes.
 
-With ``--cold`` the cold start is played instead, with its default settings, on all of a draw's queries, with no label,
-with some and with all; also where the pool states the MMLU scores of its models' makers as expected accuracies (as a
-control, those of other endpoints). Beside it are the vote of all (of equals the best backer wins), the best single
-endpoint of the same queries, and the mixtures. ``policy="cascade"``, which one could use without training, is played in
-the same way. The gain is that of accuracy - 0.1 cost over the cold start without feedback. Intervals are Student's over
-draws; logs without comparable answers are left out.
+With ``--cold`` the cold start is replayed instead, with default settings, on all queries of a draw: without labels,
+with some, and with all; also with the MMLU scores that the models' makers published as expected accuracies (as a
+control, with those of other endpoints), and with ``policy="cascade"``, which needs no training either. Each is compared
+with a vote of all, with the best single endpoint in hindsight and with the mixtures. The gain is that of accuracy - 0.1
+cost over the cold start without feedback. Intervals are Student's over draws. Logs without comparable answers are left
+out.
 """
 
 from __future__ import annotations
@@ -67,10 +66,12 @@ NOTHING, EVERYTHING = FeedbackPlan("none"), FeedbackPlan()
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """How a row of the table is played, from the first query on.
+    """How a row of the ``--cold`` table is replayed.
 
     Attributes:
-        expected: whether the endpoints' `MMLU` scores are stated as expected accuracies; shuffled: those of others.
+        feedback: the feedback on answers.
+        cascade: whether the policy is the cascade, not the cold start.
+        expected: whether endpoints have their `MMLU` scores as expected accuracies; shuffled: those of others.
     """
 
     feedback: FeedbackPlan = NOTHING
@@ -78,7 +79,7 @@ class Untrained:
     expected: Literal["no", "yes", "shuffled"] = "no"
 
 
-#: By the row's name; gains are over the first row.
+#: Row -> how it is replayed; gains are over the first row.
 UNTRAINED: Mapping[str, Untrained] = {
     "cold start, no feedback": Untrained(),
     "3 % labels, at random": Untrained(FeedbackPlan(share=0.03)),
@@ -94,7 +95,7 @@ UNTRAINED: Mapping[str, Untrained] = {
     "cascade, no feedback, expected by MMLU": Untrained(cascade=True, expected="yes"),
     "cascade, every label": Untrained(EVERYTHING, cascade=True),
 }
-#: Percent right on MMLU, as the makers announced (of the base model where they gave no other).
+#: Accuracy on MMLU in %, as published by the makers; of the base model where they published no other.
 MMLU: Mapping[str, float] = {
     "c4ai-command-r-v01": 68.2,
     "claude-3-haiku-20240307": 75.2,
@@ -131,18 +132,18 @@ MMLU: Mapping[str, float] = {
 COSTS = (0.1, 0.2, 0.35)
 _TRAINING = 0.8
 _QUARTERS = 4
-_FLIPS = 20_000
+_FLIPS = 20_000  # random signs in a permutation test
 _LEVEL = 0.05
 
 
 def training_part(data: Path, log: str) -> tuple[PoolFile, tuple[LoggedQuery, ...]]:
-    """A log's pool, and its training part."""
+    """Read a log; return its pool and the queries of its training part."""
     queries = read_log(data / f"{log}.jsonl.gz")
     return load_pool(data / f"{log}.pool.toml"), queries[: int(_TRAINING * len(queries))]
 
 
 def scored(query: LoggedQuery) -> LoggedQuery:
-    """Replace the answers by their scores."""
+    """Replace the answers to a query by their scores."""
     outputs = {
         name: replace(output, answer=None, probabilities=None, score=float(output.answer == query.label))
         for name, output in query.outputs.items()
@@ -151,7 +152,7 @@ def scored(query: LoggedQuery) -> LoggedQuery:
 
 
 def draw(data: Path, log: str, seed: int, rows: int, *, scores: bool = False) -> LogTable:
-    """Some of a log's endpoints, on some of its training queries."""
+    """Draw some of a log's endpoints, with some of its training queries."""
     rng = random.Random(f"{log} {seed}")
     pool, training = training_part(data, log)
     endpoints = sorted(rng.sample(pool.endpoints, rng.randint(3, 6)), key=pool.endpoints.index)
@@ -165,28 +166,38 @@ def draw(data: Path, log: str, seed: int, rows: int, *, scores: bool = False) ->
 
 
 def stretch(data: Path, log: str, seed: int) -> LogTable:
-    """All of a log's endpoints, on the first three quarters of its training queries or, with odd seeds, the last."""
+    """Return all of a log's endpoints with the first (for odd seeds, last) three quarters of its training queries."""
     pool, training = training_part(data, log)
     first = seed % 2 * len(training) // _QUARTERS
     return join(training[first : first + len(training) * 3 // _QUARTERS], pool, f"{log}, stretch {seed}")
 
 
 def mixture(costs: F64, right: F64, cost: float) -> float:
-    """How right two endpoints are that are asked by chance so that a query costs this in the mean, at best."""
+    """Return the accuracy of the best single endpoint, or random mixture of two, at a mean cost.
+
+    Args:
+        costs: (N,) cost of each endpoint.
+        right: (N,) accuracy of each endpoint.
+        cost: the mean cost; if it is below that of the cheapest endpoint, that endpoint's cost is taken.
+    """
     endpoints = sorted(zip(costs.tolist(), right.tolist(), strict=True))
     cost = max(cost, endpoints[0][0])
-    return max(
-        float(np.interp(cost, (cheap, dear), (less, more)))
-        for (cheap, less), (dear, more) in combinations_with_replacement(endpoints, 2)
-        if cheap <= cost
-    )
+    accuracies = []
+    for (cheap, accuracy), (dear, other) in combinations_with_replacement(endpoints, 2):
+        if cheap <= cost:
+            accuracies.append(float(np.interp(cost, (cheap, dear), (accuracy, other))))
+    return max(accuracies)
 
 
 def played(data: Path, log: str, seed: int, rows: int | None, scores: bool) -> dict[str, float]:
-    """By method the points above the mixtures, in the mean of the costs held, on the end of a draw.
+    """Train on a draw and replay its end; return method -> points above the mixtures, averaged over the costs held.
 
     Args:
-        rows: of the draw; None: it has all endpoints, see `stretch`.
+        data: the folder of the logs.
+        log: the log's name.
+        seed: the draw.
+        rows: number of queries in the draw; None: it has all endpoints, see `stretch`.
+        scores: whether only scores are known.
     """
     table = stretch(data, log, seed) if rows is None else draw(data, log, seed, rows, scores=scores)
     parts = split(table, per_task=False, fraction=2 / 3 if rows is None else _TRAINING)
@@ -209,21 +220,26 @@ def played(data: Path, log: str, seed: int, rows: int | None, scores: bool) -> d
 
 
 def untrained(data: Path, log: str, seed: int, rows: int, name: str) -> tuple[float, ...]:
-    """Accuracy, cost ratio and share of labels on a draw; the lead over the vote, the best single and the mixtures."""
-    way = UNTRAINED[name]
+    """Replay a row of `UNTRAINED` on a draw.
+
+    Returns:
+        Accuracy, cost ratio, share of labels, and the accuracy minus that of the vote of all, of the best single
+        endpoint, and of the best mixture.
+    """
+    row = UNTRAINED[name]
     table = draw(data, log, seed, rows)
     every = np.arange(len(table.queries))
     costs, right = table.single_cost_ratios(every), table.accuracy(every)
-    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if way.cascade else cold()
-    serving = Counted(policy, stated(table.endpoints, seed, way.expected), seed=seed)
-    found = play(serving, table, every, feedback=FeedbackStream(replace(way.feedback, seed=seed)))
+    policy = Cascade([endpoint.name for endpoint in table.endpoints], seed) if row.cascade else cold()
+    serving = LabelCounter(policy, with_expected(table.endpoints, seed, row.expected), seed=seed)
+    found = play(serving, table, every, feedback=FeedbackStream(replace(row.feedback, seed=seed)))
     accuracy, cost = float(found.worth.mean()), float(found.usd.sum() / table.usd.sum())
-    beside = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
-    return (accuracy, cost, serving.labels / len(every), *(accuracy - other for other in beside))
+    others = (vote_of_all(table, every), float(right.max()), mixture(costs, right, cost))
+    return (accuracy, cost, serving.labels / len(every), *(accuracy - other for other in others))
 
 
-def stated(endpoints: Sequence[Endpoint], seed: int, expected: str) -> Sequence[Endpoint]:
-    """The endpoints with an expected accuracy, see `Untrained`."""
+def with_expected(endpoints: Sequence[Endpoint], seed: int, expected: str) -> Sequence[Endpoint]:
+    """Give the endpoints an expected accuracy, see `Untrained`."""
     if expected == "no":
         return endpoints
     scores = [MMLU[endpoint.name] / 100 for endpoint in endpoints]
@@ -232,19 +248,19 @@ def stated(endpoints: Sequence[Endpoint], seed: int, expected: str) -> Sequence[
     return [replace(one, expected_accuracy=score) for one, score in zip(endpoints, scores, strict=True)]
 
 
-class Counted(Serving):
-    """Counts the labels."""
+class LabelCounter(Serving):
+    """Counts the labels that it learns from."""
 
     labels = 0
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Learn from a label."""
+        """Count a label, and learn from it."""
         self.labels += 1
         super().learn(turn, revealed)
 
 
 def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> None:
-    """Print what the cold start and a cascade do with their default settings."""
+    """Replay and print the ``--cold`` table."""
     jobs = [(log, seed) for log in logs if log in COMPARABLE for seed in range(draws)]
     table, first = [], None
     with ProcessPoolExecutor(2) as pool:
@@ -270,7 +286,7 @@ def show_untrained(data: Path, logs: Sequence[str], draws: int, rows: int) -> No
 
 
 def rows_of(drawn: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[list[str]]:
-    """A row for each method, a cell for each log and one for all, of what each draw of it found."""
+    """Yield a row for each method, with a cell for each log and one for all logs, from log -> results of its draws."""
     groups = [*drawn.values(), [one for each in drawn.values() for one in each]]
     methods = list(groups[0][0])
     for method in methods:
@@ -285,18 +301,18 @@ def rows_of(drawn: Mapping[str, Sequence[Mapping[str, float]]]) -> Iterator[list
 
 
 def averaged(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each method's figures."""
+    """Average each method's figures."""
     return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
 
 def chance(differences: F64) -> float:
-    """How often a mean as far from 0 is met where each difference might as well have the other sign."""
+    """Return the p-value of a mean of 0, two-sided, by a permutation test of the signs of the differences."""
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (_FLIPS, len(differences)))
     return float((np.abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw, train, play and print."""
+    """Draw, train, replay and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.draws")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--whole", action="store_true")

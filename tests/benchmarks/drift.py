@@ -1,15 +1,15 @@
-"""What the change detector and probing are worth when an endpoint silently changes: Markdown tables.
+"""Measures what change detection and exploration are worth when an endpoint changes without notice.
 
     python -m tests.benchmarks.drift [detector] [synthetic] [exchanged] [trained]
 
-``detector``: its false alarms and delays; ``synthetic``: streams of independent outcomes; ``exchanged``: a policy
-trained on two endpoints that are then both exchanged; ``trained``: one trained on 2,000 queries of mmlupro12, if
-../shared/data has it, that serves 2,000 more, beside one that was trained on the pool as it is after the change.
-Without an argument all four.
+``detector``: the detector's false alarms and delays. ``synthetic``: the cold start on streams of independent outcomes.
+``exchanged``: a policy trained on two endpoints, which then exchange their skills. ``trained``: a policy trained on
+2,000 queries of mmlupro12 (if ../shared/data has it) that serves 2,000 more with a change, compared with a policy that
+was trained on the pool as it is after the change. Without an argument, all four.
 
-Everything is played prequentially, by the cold start where no policy is named; half of each stream comes before the
-change and half after. Differences are in points of accuracy, paired with what has no detector on the same stream, or
-with the policy that knew; intervals as in `focalroute.evaluate.metrics`.
+Each stream is replayed in order, with the change in the middle. Prints Markdown tables. Differences are in points of
+accuracy, paired, minus the same without detector on the same stream, or minus the policy that was trained on the
+changed pool; intervals as in `focalroute.evaluate.metrics`.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SEEDS = range(10)
 QUERIES = 2000
 RECORDED = 4000
-SOON = 500  # queries after the change
+SOON = 500  # number of queries that count as soon after the change
 CHOICES = ("A", "B", "C", "D")
 COSTS = (0.1, 0.2, 0.3, 0.5)
 PRIMES = 1500
 WARM = 500  # queries before the change that fill the window
 HELD = (0.15, 0.3)
 RECORDED_SEEDS = range(5)
-#: Endpoint -> the one whose outputs it gives from now on; None: it is not there.
+#: Endpoint -> the endpoint whose outputs it gives from now on; None: it is not in the pool.
 PoolChange = Mapping[str, str | None]
 
-#: The skills in the first half, and in the second: who was the better one is the worse one.
+#: The skills in the first half and in the second, where the better endpoint has become the worse one.
 EXCHANGED: Sequence[Mapping[str, float]] = ({"cheap": 0.5, "dear": 0.87}, {"cheap": 0.76, "dear": 0.46})
 SKILLS = {"a": 0.85, "b": 0.75, "c": 0.7, "d": 0.65, "e": 0.6, "f": 0.5, "g": 0.45, "h": 0.4}
 PRICES = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0, "e": 1.0, "f": 2.0, "g": 0.5, "h": 1.0}
 
-#: What is switched on: detector, probe_share.
+#: Row -> whether changes are detected, and probe_share.
 VARIANTS: Mapping[str, tuple[bool, float]] = {
     "neither": (False, 0.0),
     "detector": (True, 0.0),
@@ -64,7 +64,7 @@ VARIANTS: Mapping[str, tuple[bool, float]] = {
     "both": (True, 0.02),
 }
 
-#: Scenario -> the skills in the second half, and who is not there in the first.
+#: Scenario -> changed skills in the second half, and endpoints that are not in the pool in the first.
 SCENARIOS: Mapping[str, tuple[Mapping[str, float], frozenset[str]]] = {
     "nothing changes": ({}, frozenset()),
     "the best gets worse": ({"a": 0.4}, frozenset()),
@@ -74,7 +74,7 @@ SCENARIOS: Mapping[str, tuple[Mapping[str, float], frozenset[str]]] = {
 
 
 def synthetic(scenario: str, seed: int) -> tuple[LogTable, int]:
-    """A stream of independent outcomes and the index of the endpoint that changes."""
+    """Make a stream of independent outcomes; also return the index of the endpoint that changes."""
     after, newcomers = SCENARIOS[scenario]
     rng, texts = random.Random(seed), random.Random(f"texts {seed}")
     queries = []
@@ -85,7 +85,7 @@ def synthetic(scenario: str, seed: int) -> tuple[LogTable, int]:
         outputs = {name: _output(skill, label, rng) for name, skill in skills.items()}
         for name in newcomers if not second else ():
             del outputs[name]
-        message = {"role": "user", "content": f"{texts.getrandbits(800):x}"}  # like no other: numbers are, near in time
+        message = {"role": "user", "content": f"{texts.getrandbits(800):x}"}  # random, so no text resembles another
         queries.append(LoggedQuery(f"q{n}", None, (message,), CHOICES, label, outputs, n + 1))
     endpoints = tuple(
         Endpoint(name, model="m", input_usd_per_1m=usd, output_usd_per_1m=usd) for name, usd in PRICES.items()
@@ -105,7 +105,7 @@ def _recorded() -> tuple[tuple[LoggedQuery, ...], PoolFile]:
 
 
 def table(title: str, make: Callable[[int], tuple[LogTable, int]], explore: bool) -> None:
-    """Print one scenario: every variant on the same streams."""
+    """Print one scenario, with every variant on the same streams."""
     print(f"\n{title}, {'sampled' if explore else 'greedy'} decisions\n")
     print(f"| | first {SOON} after | the rest | before | cost | probes' share | asked of it, last {SOON} |")
     print("|---|---|---|---|---|---|---|")
@@ -125,7 +125,12 @@ def table(title: str, make: Callable[[int], tuple[LogTable, int]], explore: bool
 def _played(
     stream: LogTable, changed: int, seed: int, explore: bool, detect: bool, share: float
 ) -> tuple[ReplayResult, float, float, float]:
-    """What was played, its cost ratio, the probes' share of the cost, how often the changed one was decided on."""
+    """Replay a stream.
+
+    Returns:
+        The results, the cost ratio, the cost of exploration relative to that of asks, and the share of the last `SOON`
+        queries for which the changed endpoint was picked.
+    """
     serving = Serving(cold(), stream.endpoints, seed=seed, explore=explore, detect=detect, probe_share=share)
     rows = np.arange(len(stream.queries))
     played = play(serving, stream, rows)
@@ -138,7 +143,7 @@ def _played(
 
 
 def _against(rows: Sequence[Sequence[Sequence[ReplayResult]]]) -> list[list[str]]:
-    """Cells of accuracy by row and column, from the second row on with the difference to the first."""
+    """Format accuracies by row and column; from the second row on with the difference from the first row."""
     plain = rows[0]
     places = [(row, column) for row in range(1, len(rows)) for column in range(len(plain))]
     minus = compare({(row, column): (rows[row][column], plain[column]) for row, column in places})
@@ -153,7 +158,7 @@ def _accuracy(runs: Sequence[ReplayResult]) -> str:
 
 
 def detector() -> None:
-    """Print how often the detector alone gives a false alarm, and how soon it finds a change."""
+    """Print how often the detector by itself gives a false alarm, and how soon it finds a change."""
     print("| share right | outcomes | false alarms | outcomes between two |\n|---|---|---|---|")
     for share in (0.5, 0.7, 0.9):
         rng, watching = random.Random(0), Detector()
@@ -171,7 +176,7 @@ def detector() -> None:
 
 
 def _delay(before: float, after: float, seed: int) -> int:
-    """Outcomes until the change is found; 1001 where it is not."""
+    """Return the number of outcomes until the change is found; 1001 if it is not."""
     rng, watching = random.Random(seed), Detector()
     for _ in range(200):
         watching.push(rng.random() < before)
@@ -179,14 +184,14 @@ def _delay(before: float, after: float, seed: int) -> int:
 
 
 def every_scenario() -> None:
-    """Print the synthetic streams; a newcomer where decisions are greedy as well."""
+    """Print the synthetic streams with sampled decisions; a newcomer also with greedy decisions."""
     for scenario, (_, newcomers) in SCENARIOS.items():
         for explore in (True, False) if newcomers else (True,):
             table(scenario, partial(synthetic, scenario), explore)
 
 
 def exchanged() -> None:
-    """Print what a trained policy makes of two endpoints that both change: the dear one falls, the cheap one rises."""
+    """Print the results of a trained policy when two endpoints exchange their skills."""
     print("| | " + " | ".join(f"held at {cost:g}" for cost in COSTS) + " |\n|---" + "|---" * len(COSTS) + "|")
     cells: dict[bool, list[list[ReplayResult]]] = {detect: [[] for _ in COSTS] for detect in (False, True)}
     for seed in SEEDS:
@@ -201,7 +206,7 @@ def exchanged() -> None:
 
 
 def trained_before() -> None:
-    """Print what a trained policy makes of a change in a recorded pool, beside one that knew of it from the start."""
+    """Print how a trained policy does when a recorded pool changes, minus one trained on the changed pool."""
     if not (DATA / "mmlupro12.jsonl.gz").exists():
         return
     queries, pool = _recorded()
@@ -241,7 +246,7 @@ def trained_before() -> None:
 
 
 def with_outputs(queries: Sequence[LoggedQuery], change: PoolChange) -> list[LoggedQuery]:
-    """The queries with the outputs of each changed endpoint taken from another one, or left out (None)."""
+    """Take the outputs of each changed endpoint from another one, or leave them out (None)."""
 
     def outputs(query: LoggedQuery) -> dict[str, Output]:
         sources = {name: change.get(name, name) for name in query.outputs}
@@ -251,7 +256,7 @@ def with_outputs(queries: Sequence[LoggedQuery], change: PoolChange) -> list[Log
 
 
 def _without(pool: PoolFile, change: PoolChange) -> PoolFile:
-    """The pool without the endpoints that are not there."""
+    """Return the pool without the endpoints that the change removes."""
     gone = {name for name, source in change.items() if source is None}
     return replace(pool, endpoints=tuple(endpoint for endpoint in pool.endpoints if endpoint.name not in gone))
 
@@ -259,7 +264,7 @@ def _without(pool: PoolFile, change: PoolChange) -> PoolFile:
 def _held(
     policy: Policy, stream: LogTable, seed: int, cost: float, ends: Sequence[int], *, detect: bool = True
 ) -> ReplayResult:
-    """Play parts of a stream in turn at a held cost, from `WARM` rows before the first end on; return the last part."""
+    """Replay a stream at a held cost, part by part, from `WARM` rows before the first end on; return the last part."""
     serving = Serving(policy, stream.endpoints, seed=seed, detect=detect, cost_weight=cost_weight_at(policy, cost))
     for first, last in zip((ends[0] - WARM, *ends), ends, strict=False):
         rows = np.arange(first, last)
@@ -269,7 +274,7 @@ def _held(
 
 
 def _primes(seed: int) -> LogTable:
-    """A stream of one kind of question, to two endpoints."""
+    """Make a stream of one kind of question, for two endpoints."""
     rng, queries = random.Random(f"primes {seed}"), []
     for n in range(PRIMES):
         label = rng.randrange(2)

@@ -1,10 +1,10 @@
-"""What the benchmarks of speed share: how they measure, and how they say what came out.
+"""What the benchmarks share: how they measure, and how they print.
 
-Every comparison is paired: both sides run alternately against one server in a process of its own, so that the ratio
-means something on a noisy machine. Medians, with the quartiles of what they are taken over.
+Comparisons of speed are paired: both sides run alternately against one server, which has its own process, so that the
+ratio is meaningful on a noisy machine. Figures are medians with quartiles.
 
-A benchmark is a module with a function that gives a `Section`; `main` prints it as Markdown, or as JSON (``--json``),
-which ``python -m tests.benchmarks`` collects from all of them.
+A benchmark of speed is a module with a function that returns a `Section`. `main` prints it as Markdown, or with
+``--json`` as JSON, which ``python -m tests.benchmarks`` collects from all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,15 @@ _SPANS = 10
 
 @dataclass(frozen=True)
 class Target:
-    """One aim of the issue, in words, what was measured, and what nobody could get below here."""
+    """A target.
+
+    Attributes:
+        what: what is measured.
+        aim: the value to reach.
+        measured: the value reached.
+        met: whether it is met.
+        floor: the lowest value that is possible on this machine.
+    """
 
     what: str
     aim: str
@@ -51,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a head; all cells are text."""
+    """A table of texts."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -59,7 +67,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """What one benchmark found."""
+    """The results of one benchmark."""
 
     title: str
     targets: Sequence[Target] = ()
@@ -68,7 +76,7 @@ class Section:
 
 
 def machine() -> str:
-    """What it runs on."""
+    """Describe the machine and the versions of the libraries."""
     names = ("openai", "httpx", "aiohttp", "onnxruntime", "numpy", "torch")
     return (
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {', '.join(_found(names))}"
@@ -86,14 +94,14 @@ def _found(names: Sequence[str]) -> list[str]:
 
 
 def quartiles(values: Sequence[float], unit: float = 1e3) -> str:
-    """Median (lower quartile - upper quartile) of seconds, in milliseconds unless said."""
+    """Format median (lower quartile - upper quartile) of seconds, by default in milliseconds."""
     found = statistics.quantiles([value * unit for value in values], n=4)
     low, middle, high = (f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in found)
     return f"{middle} ({low} - {high})"
 
 
 def student_points(differences: F64, comparisons: int = 1) -> str:
-    """Mean and Student's interval of differences of shares, in points; all comparisons hold together with 95 %."""
+    """Format the mean of differences and its 95 % interval, in points; all ``comparisons`` hold together."""
     points = 100 * differences
     margin = student_quantile(0.025 / comparisons, len(points) - 1) * points.std(ddof=1) / math.sqrt(len(points))
     return f"{points.mean():+.1f} ({points.mean() - margin:+.1f} to {points.mean() + margin:+.1f})"
@@ -105,7 +113,7 @@ def p99(seconds: Sequence[float]) -> float:
 
 
 def best(work: Callable[[], object], *, calls: int = 200, repeats: int = 15) -> float:
-    """Seconds of one call in the fastest of several runs: what the machine can do, undisturbed and warm."""
+    """Return the seconds of one call in the fastest of several runs, which other processes disturbed least."""
     least = float("inf")
     for _ in range(repeats):
         started = time.perf_counter()
@@ -116,24 +124,26 @@ def best(work: Callable[[], object], *, calls: int = 200, repeats: int = 15) -> 
 
 
 async def alternately(calls: Sequence[Call], rounds: int) -> list[list[float]]:
-    """Seconds of each side's calls, made in turn, the order turned every time."""
-    taken: list[list[float]] = [[] for _ in calls]
+    """Make each side's call in turn, reversing the order every round; return the seconds of each side's calls."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    order = list(range(len(calls)))
     for number in range(rounds + WARM):
-        for side in range(len(calls))[:: (-1) ** number]:
+        for side in order:
             started = time.perf_counter()
             await calls[side]()
             if number >= WARM:
-                taken[side].append(time.perf_counter() - started)
-    return taken
+                seconds[side].append(time.perf_counter() - started)
+        order.reverse()
+    return seconds
 
 
 def ratio(mine: Sequence[float], other: Sequence[float]) -> float:
-    """The median over the pairs."""
+    """Return the median ratio over the pairs."""
     return statistics.median(a / b for a, b in zip(mine, other, strict=True))
 
 
 def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) -> AsyncEnsemble:
-    """An ensemble that asks all of its endpoints, with a store on disk."""
+    """Make an ensemble that asks all of its endpoints, with a store on disk."""
     return AsyncEnsemble(
         endpoints(url, size),
         policy=_published(folder / f"policy-{size}"),
@@ -144,7 +154,7 @@ def ensemble(url: str, size: int, folder: Path, budget: Budget | None = None) ->
 
 
 def _published(folder: Path) -> Path:
-    """A policy that asks all, written by another process: who only asks imports nothing that writes policies."""
+    """Publish a policy that asks all endpoints, from another process: this one shall import only what asking needs."""
     write = "import sys, pathlib, tests.policies; tests.policies.ask_all(pathlib.Path(sys.argv[1]))"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     subprocess.run([sys.executable, "-c", write, str(folder)], env=environment, check=True)
@@ -152,7 +162,7 @@ def _published(folder: Path) -> Path:
 
 
 def endpoints(url: str, size: int, *, timeout_s: float = 60.0) -> list[Endpoint]:
-    """So many names for one server, with prices."""
+    """Make this number of endpoints, with prices, that are all the same server."""
     return [
         Endpoint(f"e{i}", base_url=url, model="floor", input_usd_per_1m=1, output_usd_per_1m=1, timeout_s=timeout_s)
         for i in range(size)
@@ -160,20 +170,19 @@ def endpoints(url: str, size: int, *, timeout_s: float = 60.0) -> list[Endpoint]
 
 
 def resident_mb() -> float:
-    """The memory of this process now, MiB (Linux)."""
+    """Return the memory that this process has now, MiB (Linux)."""
     return _status_mb("VmRSS")
 
 
 def peak_mb() -> float:
-    """The most that this process ever had, MiB (Linux)."""
+    """Return the most memory that this process has had, MiB (Linux)."""
     return _status_mb("VmHWM")
 
 
 def growth(values: Sequence[float]) -> tuple[float, bool]:
-    """How much a fitted line rises from the first value to the last, as a share of the mean, and whether that is sure.
+    """Fit a line to the means of ten spans; return its rise as a share of the mean, and whether it is significant.
 
-    It is if it rises by more than a fiftieth, and its slope, fitted to the means of ten spans, is more than four and a
-    half standard errors above zero.
+    It is if the rise is more than 2 %, and the slope more than 4.5 standard errors above zero.
     """
     size = len(values) // _SPANS
     means = [statistics.fmean(values[i * size : (i + 1) * size]) for i in range(_SPANS)]
@@ -192,16 +201,16 @@ def _status_mb(name: str) -> float:
 def played_or_kept(
     described: str | None, folder: str, cases: Mapping[str, Case], play: Callable[[Case, Path, int], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Play each case, as the command line says, or read what was found from the files that it names.
+    """Play each case and write its results, or read the results that the command line names.
 
     Args:
         described: the benchmark's docstring.
-        folder: where what was found is kept, by default.
+        folder: where results are written by default.
         cases: title -> case.
-        play: of a case, the folder of the logs, and the number of seeds.
+        play: plays a case, given the folder of the logs and the number of seeds.
     """
     parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", type=Path, nargs="*", help="what was found before, to print in place of playing")
+    parser.add_argument("files", type=Path, nargs="*", help="earlier results to print, instead of playing")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=Path(folder))
@@ -216,7 +225,7 @@ def played_or_kept(
 
 
 def main(section: Callable[[], Section]) -> None:
-    """Measure, and print it."""
+    """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true", help="as JSON")
     as_json = parser.parse_args().json
@@ -224,12 +233,12 @@ def main(section: Callable[[], Section]) -> None:
 
 
 def show(found: Section, *, as_json: bool) -> None:
-    """Print what was found."""
+    """Print a section."""
     print(json.dumps(asdict(found)) if as_json else f"{machine()}\n\n{markdown(found)}")
 
 
 def markdown(section: Section) -> str:
-    """A section as it goes into docs/results/speed.md."""
+    """Format a section for docs/results/speed.md."""
     parts = [f"### {section.title}"]
     if section.targets:
         rows = [(t.what, t.aim, t.measured, t.floor or "-", "yes" if t.met else "**no**") for t in section.targets]
@@ -240,7 +249,7 @@ def markdown(section: Section) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table as it goes into a page."""
+    """Format a table as Markdown."""
     lines = ["| " + " | ".join(row) + " |" for row in (table.head, *table.rows)]
     lines.insert(1, "|---" * len(table.head) + "|")
     return "\n".join(lines)

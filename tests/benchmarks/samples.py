@@ -1,8 +1,8 @@
-"""What several samples of free-form answers are worth: ``python -m tests.benchmarks.samples``.
+"""Measures what several samples of a free-form answer are worth: ``python -m tests.benchmarks.samples``.
 
-Four simulated models of rising skill and price, each ending its replies in its own way, tell the numbers at the end of
-stories. Every setting asks the same questions from a cold start, and every answer gets its label. The control is one
-greedy reply: a simulated model's mode is its best answer by construction, which is what samples find out, too.
+Four simulated models of rising skill and price solve word problems with a number as answer. Every setting asks the same
+questions from a cold start, and every answer gets its label. The control is one greedy reply: by construction, a
+simulated model's most frequent answer is its best, and that is also what several samples find.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Outcome(NamedTuple):
-    """Of each ask: whether it was right, what it cost, and how many members it had."""
+    """For each ask: whether it was right, its cost, and its number of members."""
 
     right: list[bool]
     usd: list[float]
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 def models() -> list[SimulatedModel]:
-    """The dearest is 27 times as dear as the cheapest."""
+    """Make the four models; each costs three times as much as the one before."""
     return [
         SimulatedModel(
             f"model-{i}", skill=0.45 + 0.1 * i, verbosity=20, ending=ending,
@@ -48,7 +48,7 @@ def models() -> list[SimulatedModel]:
 
 
 def run(pool: SimulatedPool, asks: int, seed: int, *, cost_weight: float = 0.1, **how: Any) -> Outcome:
-    """Ask so many questions, one after the other."""
+    """Ask this number of questions, one after the other."""
     outcome = Outcome([], [], [])
     with Ensemble(pool.endpoints, seed=seed, cost_weight=cost_weight) as ensemble:
         for question in stream(asks, seed=100 + seed, topics=["stories"]):
@@ -61,7 +61,7 @@ def run(pool: SimulatedPool, asks: int, seed: int, *, cost_weight: float = 0.1, 
 
 
 def main() -> None:
-    """Ask, and print one row a setting; the interval is of all questions of all seeds."""
+    """Print one row for each setting; intervals are over all questions of all seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--asks", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""The ablation's other network: one trunk over everything with a head for each endpoint, instead of a shared scorer."""
+"""The ablation's other Decider: one hidden layer over all endpoints with a head for each, not one shared scorer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _HIDDEN = 64  # units
 
 
 def branching(net: DeciderNet, endpoints: int, rng: np.random.Generator) -> DeciderNet:
-    """A net for `trunk_pass`: its hidden units see every endpoint at once, and each endpoint has its own head.
+    """Make a net for `trunk_pass`: its hidden units see every endpoint at once, and each endpoint has its own head.
 
-    The linear part, which looking ahead writes the cost weight into, stays as it is, but for a bias a head.
+    The linear part stays as it is (lookahead writes the cost weight into it), but each head gets its own bias.
     """
     context, columns = layout.width(layout.CONTEXT), endpoints * layout.width(layout.ENDPOINT)
     weights = rng.standard_normal((context + columns, _HIDDEN)) * np.sqrt(2 / (context + columns))
@@ -34,7 +34,7 @@ def branching(net: DeciderNet, endpoints: int, rng: np.random.Generator) -> Deci
 
 
 def trunk_pass(net: DeciderNet, context: Floats, endpoints: Floats, _: I64) -> tuple[Floats, Vjp]:
-    """Logits (B, N) and their vjp, of a `branching` net; ``endpoints`` (B, N, De) lie in the pool's order."""
+    """Return logits (B, N) of a `branching` net and their vjp; ``endpoints`` (B, N, De) are in the pool's order."""
     flat = endpoints.reshape(len(endpoints), -1)
     hidden = np.maximum(context @ net.hidden_context + flat @ net.hidden_endpoint + net.hidden_bias, 0)
     linear = endpoints @ net.skip_endpoint + (context @ net.skip_context)[:, None] + net.bias

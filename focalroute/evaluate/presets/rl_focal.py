@@ -325,7 +325,7 @@ def fusion_columns(probabilities: F32, choices: int, width: int) -> tuple[I64, B
     """Assign candidates to the Fusion's K columns, and say which of them it may choose.
 
     Choices keep their order. Of a free-form question's candidates, the K with the highest total probability are used,
-    the highest first; those that nobody answered are not offered. Without any answer, no candidate is offered.
+    the highest first; candidates that no member gave are not offered. Without any answer, no candidate is offered.
 
     Args:
         probabilities: (B, N, C) of the members asked, zeros elsewhere; C is at least K.
