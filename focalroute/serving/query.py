@@ -202,7 +202,7 @@ def make_query(
     extra_body: Mapping[str, Any] | None = None,
     extra_headers: Mapping[str, str] | None = None,
 ) -> Query:
-    """Check the arguments of an ask.
+    """Check the arguments of an ask, and make its `Query`.
 
     Raises:
         ConfigError: something is wrong with an argument; the message names it.
@@ -215,20 +215,11 @@ def make_query(
         )
     if answer is not None:
         choices, answer = _wanted(answer)
-    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
-        raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
+    _check_options(samples, combine, usd_per_second, deadline_s, task)
     if choices is not None and params.get("tools") and params.get("tool_choice") != "none":
         raise ConfigError('tools: a closed question cannot call any; leave them out, or give tool_choice="none"')
     if (samples or 1) > 1 and (isinstance(answer, Structure) or "tools" in params):
         raise ConfigError("samples: leave it out; structured answers and tool calls need one reply from each member")
-    if combine not in _MODES:
-        raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
-    if usd_per_second is not None and not (is_number(usd_per_second) and 0 <= usd_per_second <= MOST_USD_PER_SECOND):
-        raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
-    if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s <= LONGEST_DEADLINE_S):
-        raise ConfigError(f"deadline_s: give seconds, more than 0 and at most {LONGEST_DEADLINE_S:,}")
-    if task is not None and not isinstance(task, str):
-        raise ConfigError("task: give a topic's name as text")
     if (query is None) == (messages is None):
         raise ConfigError("query: give either the question as text or messages=")
     asked = _messages(query if messages is None else messages, system)
@@ -276,6 +267,22 @@ def takes_arguments(method: F) -> F:
     renamed = {name: question if meant == "query" else meant for name, meant in INSTEAD.items()}
     advice = 'give all but the question by keyword, such as choices=["yes", "no"]'
     return by_keyword(advice, {**renamed, "query": question})(method)
+
+
+def _check_options(
+    samples: int | None, combine: str, usd_per_second: float | None, deadline_s: float | None, task: str | None
+) -> None:
+    """Check the type and range of single options."""
+    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
+        raise ConfigError(f"samples: give a whole number from 1 to {MOST_SAMPLES}")
+    if combine not in _MODES:
+        raise ConfigError(f"combine: unknown mode {combine!r}; use one of {', '.join(_MODES)}")
+    if usd_per_second is not None and not (is_number(usd_per_second) and 0 <= usd_per_second <= MOST_USD_PER_SECOND):
+        raise ConfigError(f"usd_per_second: give USD from 0 to {MOST_USD_PER_SECOND:,}, such as 0.001")
+    if deadline_s is not None and not (is_number(deadline_s) and 0 < deadline_s <= LONGEST_DEADLINE_S):
+        raise ConfigError(f"deadline_s: give seconds, more than 0 and at most {LONGEST_DEADLINE_S:,}")
+    if task is not None and not isinstance(task, str):
+        raise ConfigError("task: give a topic's name as text")
 
 
 def _wanted(answer: Any) -> tuple[Iterable[object] | None, Any]:
