@@ -35,11 +35,11 @@ class StreamSink:
         self._pieces: list[str] = []
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """All text so far."""
         return "".join(self._pieces)
 
-    def say(self, speaker: object, piece: str) -> None:
+    def add(self, speaker: object, piece: str) -> None:
         """Pass a piece on, unless another call is the speaker."""
         if self.speaker is None:
             self.speaker = speaker
@@ -92,7 +92,7 @@ async def call_with_retries(
 
     Args:
         attempts: the most attempts, the first included; the context limits them further.
-        closed: whether to retry no more.
+        closed: whether retries must end.
         may_wait: whether a retry is worth a wait of this many seconds.
 
     Raises:

@@ -472,7 +472,7 @@ class PoolMember:
                         return piece
                     if call.first_token is None:
                         call.first_token = time.perf_counter()
-                    call.stream_sink.say(call, piece)
+                    call.stream_sink.add(call, piece)
         finally:
             paid_call.usage = decoder.usage
             paid_call.generation = paid_call.generation or decoder.id

@@ -147,7 +147,7 @@ class Ask:
         reasons = _reasons(failures)
         if self.stream_sink is not None and self.streaming:
             message = f"the answer broke off ({reasons}); the text until then is in .text"
-            return StreamBroken(message, replies, self.stream_sink.said)
+            return StreamBroken(message, replies, self.stream_sink.text)
         if self.late and self.ask_budget.store_late and not any(reply.sent for reply in replies):
             message = "the deadline passed before the store had reserved money, so no endpoint was asked"
             remedy = "see that the store is in reach and no process keeps it locked, or raise deadline_s"

@@ -360,7 +360,7 @@ class AsyncEnsemble:
             self._pacer.end(ask.ask_budget.spent if called else None)
             self._time_pacer.end(time.perf_counter() - ask.started if paced else None)
         if stream_sink is not None and not ask.streaming and answer.text:
-            stream_sink.say(ask, answer.text)
+            stream_sink.add(ask, answer.text)
         return await self._record(ask, answer, row)
 
     async def _begin(self, query: Query, stream_sink: StreamSink | None) -> Ask:

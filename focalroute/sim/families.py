@@ -222,8 +222,8 @@ def _rank(match: Match) -> str | None:
 
 def _other_names(match: Match, _: str, rng: Random) -> Iterator[str]:
     names = list(dict.fromkeys(re.findall(r"(\w+) is|than (\w+)", match[1])))
-    said = sorted({a or b for a, b in names})
-    yield from rng.sample(said, len(said))
+    distinct = sorted({a or b for a, b in names})
+    yield from rng.sample(distinct, len(distinct))
 
 
 def _sequence(rng: Random) -> str:

@@ -37,7 +37,7 @@ class Prompt:
         letters: "A", "B", ... of the lettered choices, or the words of a list as in "one of these: yes, no".
         texts: the text of each lettered choice.
         terse: whether the prompt asks for the answer only.
-        told: the word to reply with, as in "Reply with OK".
+        reply_with: the word to reply with, as in "Reply with OK".
         earlier: another model's answer in the prompt, between tags such as <student_answer>; None: there is none.
         brief: the request for prose, if it is one.
         drafts: other models' replies to the request that the prompt shows.
@@ -48,7 +48,7 @@ class Prompt:
     letters: tuple[str, ...]
     texts: tuple[str, ...]
     terse: bool
-    told: str | None
+    reply_with: str | None
     earlier: str | None = None
     brief: Brief | None = None
     drafts: tuple[str, ...] = ()
@@ -75,12 +75,12 @@ def read_prompt(text: str, families: tuple[Family, ...] = KNOWN) -> Prompt:
     shown = _EARLIER.search(text)
     if shown:
         text = text[: shown.start()] + text[shown.end() :]
-    found, brief, told, after, key = find(text, families), None, None, 0, text
+    found, brief, reply_with, after, key = find(text, families), None, None, 0, text
     drafts: tuple[str, ...] = ()
     if found:
         after, key = found.end, found.question
     else:
-        told = next((m[1] for m in _TOLD.finditer(text) if m[1] not in _PLACEHOLDERS), None)
+        reply_with = next((m[1] for m in _TOLD.finditer(text) if m[1] not in _PLACEHOLDERS), None)
         if (brief := find_brief(text)) is not None:
             key, drafts = brief.request, drafts_in(text)
     lettered = _lettered(text, after) or _lettered(text, 0) or _listed(text, after)
@@ -90,7 +90,7 @@ def read_prompt(text: str, families: tuple[Family, ...] = KNOWN) -> Prompt:
         letters=tuple(letter for letter, _ in lettered),
         texts=tuple(choice for _, choice in lettered),
         terse=_ONLY.search(text) is not None,
-        told=told,
+        reply_with=reply_with,
         earlier=shown and shown[2].strip(),
         brief=brief,
         drafts=drafts,
@@ -99,7 +99,7 @@ def read_prompt(text: str, families: tuple[Family, ...] = KNOWN) -> Prompt:
 
 def read_result(result: str) -> Prompt:
     """Make a prompt that asks to repeat a tool's result."""
-    return Prompt(result, None, (), (), terse=True, told=f"The answer is {result}.")
+    return Prompt(result, None, (), (), terse=True, reply_with=f"The answer is {result}.")
 
 
 def same(one: str, other: str) -> bool:
@@ -192,8 +192,8 @@ def _regex(value: Any, prompt: Prompt) -> Allowed:
     inner = value.removeprefix("^").removesuffix("$")
     inner = inner[1:-1].removeprefix("?:") if inner.startswith("(") and inner.endswith(")") else inner
     listed = [re.sub(r"\\(.)", r"\1", item) for item in re.split(r"(?<!\\)\|", inner)]
-    said = dict.fromkeys((*listed, *prompt.letters, *prompt.texts))
-    return [(text, text) for text in said if text and pattern.fullmatch(text)]
+    candidates = dict.fromkeys((*listed, *prompt.letters, *prompt.texts))
+    return [(text, text) for text in candidates if text and pattern.fullmatch(text)]
 
 
 def _schema(value: Any, prompt: Prompt) -> Allowed:
@@ -215,7 +215,7 @@ def told_schema(text: str, prompt: Prompt) -> Allowed | None:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference stands for; of several options, the first that is not null."""
+    """The schema that a reference points to; of several options, the first that is not null."""
     for _ in range(_MOST_REFERENCES):
         given = as_object(schema)
         if options := given.get("anyOf", given.get("oneOf")):

@@ -117,8 +117,8 @@ def find_brief(text: str) -> Brief | None:
 def drafts_in(text: str) -> tuple[str, ...]:
     """Other models' replies in a prompt: a line with a JSON list of objects with a "reply"."""
     found = _json_line(text, "[{")
-    said = (row.get("reply") for row in objects_in(found))
-    return tuple(reply for reply in said if isinstance(reply, str))
+    replies = (row.get("reply") for row in objects_in(found))
+    return tuple(reply for reply in replies if isinstance(reply, str))
 
 
 def grade_in(text: str) -> tuple[str, str, int] | None:

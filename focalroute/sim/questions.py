@@ -126,7 +126,7 @@ STORIES = Family(
     _story, _end, _slips,
 )  # fmt: skip
 
-#: Kept apart from `FAMILIES`: a stream has them only if they are named.
+#: Not in `FAMILIES`, so that a stream has them only if they are named.
 _MORE = (STORIES, TWO_HOPS, CLAIMS)
 
 #: The topics of a stream by default.

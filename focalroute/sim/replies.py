@@ -57,14 +57,14 @@ def options(
         texts = list(alternatives(found, _FREE_CHOICES))
         spoken = [model.ending.replace("{}", text) for text in texts]
     else:
-        return Options((prompt.told or _GREETING,), distribution(model, prompt.key, None, [""], None), None, "")
+        return Options((prompt.reply_with or _GREETING,), distribution(model, prompt.key, None, [""], None), None, "")
     if right is None and found is not None:
         right = _at(texts, found.answer)
     skill = found.topic if found else None
     p = distribution(model, prompt.key, skill, texts, right, drifted=drifted) if texts else ()
     shown = _shown(prompt.earlier, prompt.letters, texts)
-    said = "" if shown is None else texts[shown]
-    return Options(tuple(spoken), swayed(model, p, shown, right), right, seen_answer(said, prompt.earlier))
+    seen = "" if shown is None else texts[shown]
+    return Options(tuple(spoken), swayed(model, p, shown, right), right, seen_answer(seen, prompt.earlier))
 
 
 def two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted: bool) -> Options:
@@ -78,15 +78,15 @@ def two_hops(model: SimulatedModel, question: str, earlier: str | None, drifted:
         ys, py = hop_options(model, find(hops(question, x)[1]), y_shown and y_shown[1], drifted)
         spoken += [f" X is {x}. The answer is {y}." for y in ys]
         p += [mass * share for share in py]
-    said = [match[1] for match in (x_shown, y_shown) if match]
-    return Options(tuple(spoken), tuple(p), 0, seen_answer(" ".join(said), earlier))
+    seen = " ".join(match[1] for match in (x_shown, y_shown) if match)
+    return Options(tuple(spoken), tuple(p), 0, seen_answer(seen, earlier))
 
 
-def seen_answer(said: str, earlier: str | None) -> str:
+def seen_answer(seen: str, earlier: str | None) -> str:
     """Return the part found in an earlier answer; "?" if nothing was found in it."""
     if earlier is not None:
-        return said or "?"
-    return said
+        return seen or "?"
+    return seen
 
 
 def hop_options(
@@ -104,13 +104,12 @@ def _shown(earlier: str | None, letters: Sequence[str], texts: Sequence[str]) ->
     """The index of the earlier answer among the choices, by its words or its letter; None: not found."""
     if earlier is None:
         return None
-    said = earlier.strip()
-    if stated := _STATED.search(earlier):
-        said = stated[1].strip()
-    lettered = _LETTER.match(said)
+    stated = _STATED.search(earlier)
+    answer = (stated[1] if stated else earlier).strip()
+    lettered = _LETTER.match(answer)
     if lettered and lettered[1] in letters:
         return letters.index(lettered[1])
-    return _at(texts, said)
+    return _at(texts, answer)
 
 
 def _at(texts: Sequence[str], answer: str) -> int | None:
@@ -144,9 +143,9 @@ def write(
         draws = uniforms("prose", model.seed, model.name, topic, index, seed)
         p = distribution(model, topic, brief.axis, point.options, point.right, drifted=drifted)
         own = sample(p, draws[0], temperature)
-        votes = Counter([own, *(said for draft in others if (said := draft[number]) is not None)])
-        said, _ = votes.most_common(1)[0]  # ties go to the first, which is its own
-        sentences.append(point.wordings[int(draws[1] * len(point.wordings))].format(point.options[said]))
+        votes = Counter([own, *(option for draft in others if (option := draft[number]) is not None)])
+        picked, _ = votes.most_common(1)[0]  # ties go to the first, which is its own
+        sentences.append(point.wordings[int(draws[1] * len(point.wordings))].format(point.options[picked]))
     return " ".join(sentences)
 
 

@@ -56,7 +56,7 @@ class StoredAnswer:
         keys: the key of each candidate (see `focalroute.answers.candidate_key`), length K.
         kind: "choice" for a closed question (a label must then be one of the choices), else the kind of free-form
             answer: "number", "short", "text", "structured", or "custom" for the caller's own callable; or `SYNTHESIS`.
-        answered: index of the candidate given as the answer; one written from several candidates stands last.
+        answered: index of the candidate given as the answer; an answer written from several candidates is the last.
         probabilities: the probability that each candidate is right, length K; what is left of 1 is that none is.
         members: endpoint -> how it took part, for every endpoint that replied.
         trajectory: the policies' steps; None if a fallback or a named policy answered.
@@ -203,7 +203,7 @@ class LedgerSum:
         estimated: rows whose cost is what was reserved.
         cost: USD of the rows with a known or estimated cost.
         estimated_cost: the estimated part of ``cost``.
-        held: USD reserved for calls under way, or by a process that died lately; not in ``cost``.
+        held: USD reserved for calls under way, or by a process that died recently; not in ``cost``.
     """
 
     key: str

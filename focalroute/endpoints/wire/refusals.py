@@ -163,7 +163,7 @@ def _message(payload: object, depth: int = _DEEPEST) -> str:
         return f"{place[-1]}: {message}" if isinstance(place, list) and place else message
     found = (payload.get(name) for name in ("message", "error", "detail", "errors"))
     message = next(filter(None, (_message(inner, depth - 1) for inner in found)), "")
-    raw = as_object(payload.get("metadata")).get("raw")  # OpenRouter: what the service behind it said
+    raw = as_object(payload.get("metadata")).get("raw")  # the message of the service behind OpenRouter
     return f"{message}: {_message(raw, depth - 1)}" if raw else message
 
 
@@ -234,7 +234,7 @@ def _quotes(code: str, secret: str) -> bool:
 
 _HIDDEN = "[...]"
 _MOST_SENT = 2**18  # characters; for a longer request no message is passed on
-_QUOTED, _QUOTED_KEY = 12, 6  # this many characters in a row that also stand in the request, or in the key, are hidden
+_QUOTED, _QUOTED_KEY = 12, 6  # this many characters in a row that also occur in the request, or in the key, are hidden
 _PERSONAL = re.compile(r"[^\s\"'`,;:()\[\]{}]*[\d@][^\s\"'`,;:()\[\]{}]*")  # a word that may be a number or address
 
 

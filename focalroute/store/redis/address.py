@@ -86,8 +86,8 @@ def _check_tls(settings: Mapping[str, str]) -> None:
         try:
             Path(settings[name]).open("rb").close()
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            said = f"store: {name}: {settings[name]!r} cannot be read ({type(error).__name__}); give a PEM file"
-            raise ConfigError(said) from None
+            reason = type(error).__name__
+            raise ConfigError(f"store: {name}: {settings[name]!r} cannot be read ({reason}); give a PEM file") from None
     if settings.get("ssl_cert_reqs", "required") not in _CERT_REQS:
         raise ConfigError(f"store: ssl_cert_reqs: give one of {', '.join(_CERT_REQS)}")
 

@@ -182,7 +182,7 @@ class RedisConnection:
     def run(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Run commands in order in one round trip; return the reply to each, as bytes, numbers and lists.
 
-        The error of a single command stands in place of its reply; an error that concerns all commands is raised.
+        If a single command fails, its error is returned as its reply; an error that concerns all commands is raised.
 
         Raises:
             RedisUnavailable: it is unknown which commands were run.

@@ -131,9 +131,9 @@ class FleetPolicy:
         """
         words: list[Any] = ["" if token is None else token, parent, version if files else "", keep, len(files)]
         words += [word for file in files.items() for word in file]
-        said: bytes = self._store.run(lambda connection: connection.script("publish", (), (*words, *learned)))
-        found: Literal["done", "fenced", "moved"] = said.decode()  # type: ignore[assignment]
-        return found
+        reply: bytes = self._store.run(lambda connection: connection.script("publish", (), (*words, *learned)))
+        outcome: Literal["done", "fenced", "moved"] = reply.decode()  # type: ignore[assignment]
+        return outcome
 
     def roll_back(self, version: int) -> bool:
         """Make a kept version current; return False if it is not kept."""

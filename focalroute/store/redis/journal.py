@@ -77,8 +77,8 @@ class Journal:
             folder.mkdir(exist_ok=True)
             left = [path for path in sorted(folder.glob(f"*{_SUFFIX}")) if self._take(path)]
         except OSError as error:
-            said = f"{folder}: the journal cannot be used: {error.strerror}; give another folder in journal="
-            raise StoreError(said) from None
+            message = f"{folder}: the journal cannot be used: {error.strerror}; give another folder in journal="
+            raise StoreError(message) from None
         self._waiting = left  # files with entries to send
 
     def _take(self, path: Path) -> bool:
@@ -119,8 +119,8 @@ class Journal:
                 os.ftruncate(descriptor, before)
                 raise
         except OSError as error:
-            said = f"{self._folder}: the journal cannot be written: {error.strerror}; check the folder and its disk"
-            raise StoreError(said) from None
+            message = f"{self._folder}: the journal cannot be written: {error.strerror}; check the folder and its disk"
+            raise StoreError(message) from None
         if path not in self._waiting:
             self._waiting.append(path)
 

@@ -346,7 +346,7 @@ class OpenedFile:
             )
         self._mark, self._changed_at = mark, changed_at
 
-    def require_in_place_lately(self) -> None:
+    def require_in_place_if_due(self) -> None:
         """Like `require_in_place`, but check at most once a second."""
         if time.monotonic() >= self._next_check:
             self.require_in_place()

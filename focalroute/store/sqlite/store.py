@@ -1,6 +1,6 @@
 """The default store: SQLite, in a file or in memory.
 
-One thread works through a queue of jobs. It commits all calls queued meanwhile together, so that writers share a
+One thread works through a queue of jobs. It commits all calls that wait in the queue together, so that writers share a
 commit; each call is a unit within it that fails alone. Reads wait in the same queue, so they see every row queued
 before them.
 
@@ -345,7 +345,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
         """Do units in the open transaction and commit it; return each unit's result or error."""
         db = self._connection
         try:
-            self._opened_file.require_in_place_lately()
+            self._opened_file.require_in_place_if_due()
             chain = self._chain
             chain.begin()
             balances = AccountBalances(db, time.time(), chain)
@@ -430,7 +430,7 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
     def _do_read(self, job: ReadJob) -> None:
         """Do a read in one transaction, so that all its queries see the same rows."""
         try:
-            self._opened_file.require_in_place_lately()
+            self._opened_file.require_in_place_if_due()
             with database.patient(self._connection):
                 self._connection.execute("BEGIN")
                 result = job.work(self._connection)
