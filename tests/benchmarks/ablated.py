@@ -1,6 +1,6 @@
-"""Trains as `focalroute.learn.offline.train.train` does, except for the one part that the ablation varies.
+"""Trains as `focalroute.learn.offline.train.train` does, except for what a variant of the ablation changes.
 
-What is hidden is zero in all that the networks see, while they learn and while they are measured.
+Hidden columns are zero in everything that the networks see, in training and in measuring.
 """
 
 from __future__ import annotations
@@ -60,24 +60,25 @@ _CRITIC_STEPS, _CRITIC_BATCH, _CRITIC_RATE = 8, 1024, 5e-3
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The default but for what is said here.
+    """What differs from the default training.
 
     Attributes:
         decider: hidden columns of `layout.ENDPOINT`.
         fusion: hidden columns of `layout.MEMBER`.
         weighed_by: the accuracy that weighs a vote in the layout's "evidence".
-        named: whether networks know who is who.
-        settings: of training.
-        fresh: whether a Decider that looks ahead is another start beside the shipped one; the better one goes on.
-        sharper: how much larger the logits of both starts are made.
-        scratch: whether training starts anew, from hand-set weights, and not from the nets that are shipped.
-        looks_ahead: if so, whether the Decider then looks ahead.
+        named: whether networks can tell the endpoints apart.
+        settings: the settings of training.
+        fresh: whether a Decider trained by lookahead on this log is tried as a start beside the shipped one; training
+            goes on from the better one.
+        sharper: the factor by which the logits of both starts are multiplied.
+        scratch: whether training starts from hand-set weights, not from the shipped networks.
+        looks_ahead: whether, from scratch, the Decider is first trained by lookahead.
         improves: whether the policy gradient follows.
-        critic: whether a central critic is the baseline, not the other samples of the same query.
-        one_sample: whether the policy gradient plays as many different queries once each.
-        full_windows: whether, in training, windows hold everybody's outcomes.
-        tempers: whether the share of what the Fusion learned is chosen, or all of it taken.
-        branches: whether the Decider is one trunk over everything with a head for each endpoint, no shared scorer.
+        critic: whether the baseline is a central critic, not the other samples of the same query.
+        one_sample: whether the policy gradient plays more queries once each, instead of each query several times.
+        full_windows: whether windows in training hold the outcomes of all endpoints, not only of those asked.
+        tempers: whether the trust in the trained Fusion is chosen; else it is 1.
+        branches: whether the Decider is that of `tests.benchmarks.trunk`.
     """
 
     decider: frozenset[str] = frozenset()
@@ -98,7 +99,7 @@ class Variant:
 
     @property
     def passes(self) -> Backend:
-        """The networks, which do not see what is hidden from the Decider."""
+        """The networks, with the hidden columns of the Decider's input zeroed."""
         through = trunk_pass if self.branches else decider_pass
         columns = [_ENDPOINT[name].start for name in sorted(self.decider)]
 
@@ -111,7 +112,7 @@ class Variant:
         return Backend(decider, fusion_pass, critic_pass)
 
     def hidden(self, seen: LogView) -> LogView:
-        """What the Fusion may see of it."""
+        """Return the view with the hidden columns of the Fusion's input zeroed."""
         if not self.fusion and self.weighed_by == "relative_skill":
             return seen
         features = seen.features.copy()
@@ -134,15 +135,15 @@ class Policy:
 
 
 class Windows(Views):
-    """Views as a variant has them.
+    """The views of a variant.
 
     Args:
         recorded: the log.
-        prior: of the accuracies.
-        variant: says what is hidden.
-        masks: who was asked, for each view.
+        prior: the long-run accuracies.
+        variant: the variant.
+        masks: the endpoints asked, for each view.
         since: the first query whose windows are renewed.
-        full: whether windows hold everybody's outcomes.
+        full: whether windows hold the outcomes of all endpoints.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Windows(Views):
         self._rows = self._rows[since:]
 
     def at(self, view: int, rows: I64) -> LogView:
-        """What the networks may see before these queries, in this view."""
+        """Return what the networks see before these queries, in this view."""
         return self._variant.hidden(super().at(view, rows))
 
     def set_masks(self, masks: Sequence[Masks]) -> None:
@@ -178,7 +179,7 @@ class Windows(Views):
 
 
 def train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, Policy]:
-    """The policy before, and after, it learned from the validation part; on one thread, as the product trains."""
+    """Train on one thread; return the policy before, and after, it learned from the validation part."""
     with threadpool_limits(1, "blas"):
         return _train(recorded, variant, seed)
 
@@ -220,7 +221,7 @@ def _train(recorded: RecordedLog, variant: Variant, seed: int) -> tuple[Policy, 
 def _improved(
     learner: PolicyGradient, decider: DeciderNet, score: float, held: I64, rng: np.random.Generator
 ) -> DeciderNet:
-    """The Decider that did best on the held-out queries, of the start and those after each renewal of the windows."""
+    """Train by policy gradient; return the Decider that does best on the held-out queries, the start included."""
     settings, moments = learner.settings, Moments.zero(parameters(decider))
     found = [(decider, score)]
     for start in range(0, settings.iterations, settings.renew):
@@ -233,7 +234,7 @@ def _improved(
 
 
 def _measured(learner: PolicyGradient, decider: DeciderNet, held: I64, rng: np.random.Generator) -> float:
-    """What a Decider is worth on the held-out queries, in windows of what it asks."""
+    """Score a Decider on the held-out queries, with windows of what it asks itself."""
     learner.views.renew(decider, learner.fusion, learner.ask_all_usd, learner.settings.rounds, rng)
     return score_of(learner.curve(decider, held))
 
@@ -261,7 +262,7 @@ def _fusion(variant: Variant, windows: Windows, rows: I64, held: I64, rng: np.ra
 
 
 def _start(variant: Variant, learner: PolicyGradient, held: I64, rng: np.random.Generator) -> tuple[DeciderNet, float]:
-    """The Decider that the policy gradient starts from, and what it is worth on the held-out queries."""
+    """Return the Decider that the policy gradient starts from, and its score on the held-out queries."""
     if variant.scratch:
         fresh = _fresh(variant, learner, rng)
         return fresh, _measured(learner, fresh, held, rng)
@@ -279,10 +280,10 @@ def _start(variant: Variant, learner: PolicyGradient, held: I64, rng: np.random.
 
 
 def _fresh(variant: Variant, learner: PolicyGradient, rng: np.random.Generator) -> DeciderNet:
-    """A Decider that learns from this log alone."""
+    """Make a Decider from this log alone."""
     n = len(learner.views.recorded.names)
     fresh = DeciderNet.initial(rng, vocabulary=n if variant.named else 0)
-    if variant.named:  # endpoints differ from the start
+    if variant.named:  # the endpoints' embeddings differ from the start
         names = rng.standard_normal(fresh.names.shape).astype(np.float32)
         names[0] = 0
         fresh = replace(fresh, names=names)
@@ -320,7 +321,7 @@ def _ignore(_: int) -> None:
 
 
 class _Critic:
-    """A central critic that learns along the way."""
+    """A central critic that learns during the policy gradient."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -329,7 +330,7 @@ class _Critic:
         self._adam = Adam(parts, Moments.zero(parts), learning_rate=_CRITIC_RATE, max_norm=1.0)
 
     def learn(self, states: F32, returns: F32) -> None:
-        """Some steps of least squares."""
+        """Take some steps of least squares."""
         for _ in range(_CRITIC_STEPS):
             at = self.rng.integers(len(states), size=min(_CRITIC_BATCH, len(states)))
             found, vjp = critic_pass(self.net, states[at])
@@ -356,7 +357,7 @@ class _Criticised(PolicyGradient):
         total: Gradients = {}
         for number, step in enumerate(played.steps):
             distribution = likelihood(step.logits, step.heads)
-            # centred, since a young critic may be off for all alike
+            # centred, as a critic that has learned little may be off by the same amount everywhere
             column = taken.shape[1] - length[step.rows] + number
             good = (advantages[step.rows, column] - advantages[taken].mean()) / scale
             d = -(good[:, None] * distribution.d_log_pi + self.settings.entropy * distribution.d_entropy) / len(rewards)
@@ -366,7 +367,7 @@ class _Criticised(PolicyGradient):
 
 
 def _episodes(played: Rollout, price: float) -> tuple[F32, F32, NDArray[np.bool_]]:
-    """States (R, T, Ds), rewards (R, T) and which steps were taken (R, T), each rollout's last in the last column."""
+    """Return states (R, T, Ds), rewards (R, T) and which steps were taken (R, T); last steps are in the last column."""
     length = np.zeros(len(played.answer), np.int64)
     for step in played.steps:
         length[step.rows] += 1

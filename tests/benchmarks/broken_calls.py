@@ -1,8 +1,7 @@
-"""Calls that break off, billed or not, under a limit: ``python -m tests.benchmarks.broken_calls``.
+"""Compares the ledger with the bill when calls break off: ``python -m tests.benchmarks.broken_calls``.
 
-Nobody says whether a gateway's error status, a lost connection or a call that was given up is billed. Here simulated
-services bill all of them, none, or every second one, and the table sets the ledger beside what they billed until a
-limit was reached.
+A client cannot know whether a service bills calls that end with a gateway's error status, a lost connection or a
+cancellation. Here simulated services bill all of them, none, or every second one, until a limit is reached.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to, USD.
+    """The result of a run, USD.
 
     Attributes:
-        ledger: what the ledger says was spent, ``estimated`` the part of it that nobody confirmed.
+        ledger: the cost in the ledger; ``estimated``: the part of it that no service reported.
         billed: what the services billed.
-        asks: how they ended.
+        asks: how asks ended -> how often.
     """
 
     ledger: Decimal
@@ -47,12 +46,12 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The ledger beside the bill."""
+        """The ledger relative to the bill."""
         return float(self.ledger / self.billed)
 
 
 def faults_of(share: float, kinds: Sequence[Fault], billed: str) -> list[Fault]:
-    """Faults of this share of all calls, each of these as often as any other."""
+    """Make faults for this share of all calls, each kind equally often."""
     faults = [replace(fault, billed=bills) for fault in kinds for bills in _BILLED[billed]]
     each = share / len(faults)
     return [replace(fault, probability=each / (1 - place * each)) for place, fault in enumerate(faults)]
@@ -67,7 +66,7 @@ async def run(
     free_form: bool = False,
     attempts: int = 1,
 ) -> Outcome:
-    """Ask until the limit is reached, or so many questions; the first ``warm`` of them meet no fault."""
+    """Ask until the limit is reached, at most this number of questions; the first ``warm`` meet no fault."""
     ended: Counter[str] = Counter()
     models = default_models()
     with tempfile.TemporaryDirectory() as folder, SimulatedPool(models) as pool:

@@ -1,11 +1,12 @@
-"""Plays the cold start through changes of every kind on recorded answers, as a Markdown table.
+"""Measures how the cold start copes with changes of every kind on recorded answers.
 
     python -m tests.benchmarks.changes [--data ../shared/data] [--seeds 10]
 
-Default settings and, where a row does not say otherwise, a label for every answer. 2,000 queries of a log, the change
-in the middle. Net value is accuracy - 0.1 x cost, the cost as a share of asking all. It is compared with a cold start
-on the same queries whose pool (or mix of topics, or prices) was always as it is after the change, and with the one
-endpoint that has the most after the change (its regret). Intervals as in `focalroute.evaluate.metrics`.
+2,000 queries of a log are replayed with default settings, and with a label for every answer unless the row says
+otherwise; the change is in the middle. Net value is accuracy - 0.1 x cost ratio. The table has the net value after the
+change minus that of a cold start for which the pool (or mix of topics, or prices) was always as after the change; and
+the regret, the net value of the best single endpoint after the change minus ours. Intervals as in
+`focalroute.evaluate.metrics`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.benchmarks.harness import Table, markdown_table
 LOGS = ("mmlupro12", "mmlu9")
 HALF = 1000
 PARTS = {"first 100 after": slice(0, 100), "next 300": slice(100, 400), "the rest": slice(400, None)}
-_MOSTLY = 0.8  # share of the queries of half of the topics, before they are reversed
+_MOSTLY = 0.8  # share of the queries that are of the frequent half of the topics
 
 
 EVERY_LABEL, NO_FEEDBACK = FeedbackPlan(), FeedbackPlan("none")
@@ -49,8 +50,8 @@ class Played(NamedTuple):
 
     Attributes:
         ours: with the change.
-        knew: where it has always been so.
-        best: the net value of the best endpoint, a mean.
+        knew: on the stream that was always as after the change.
+        best: the mean net value of the best endpoint.
     """
 
     ours: ReplayResult
@@ -63,11 +64,11 @@ class Case:
     """A change of the pool, of a price or of the topics.
 
     Attributes:
-        before: what the pool is like before the change; endpoints are "best", "middling" and "worst".
-        after: and after it.
-        price: of the best endpoint after the change, in multiples of that before.
-        topics: whether the topics that were rare become frequent.
-        feedback: the feedback on every answer, before the change and after it.
+        before: how the pool before the change differs from the log; endpoints are "best", "middling" and "worst".
+        after: how it differs after the change.
+        price: the factor by which the price of the best endpoint changes.
+        topics: whether rare topics become frequent.
+        feedback: the feedback on answers, before and after the change.
     """
 
     before: PoolChange = field(default_factory=dict)
@@ -96,7 +97,7 @@ CASES: Mapping[str, Case] = {
 
 
 def streams(data: Path, log: str, case: Case) -> tuple[LogTable, LogTable]:
-    """The stream with the change, and the one in which it has always been so; both have the same second half."""
+    """Return the stream with the change, and one that was always as after it; both have the same second half."""
     every, pool = _read(data, log)
     first, usual, second = _reversed(every) if case.topics else (every[:HALF], every[:HALF], every[HALF : 2 * HALF])
     names = [endpoint.name for endpoint in pool.endpoints]
@@ -117,12 +118,12 @@ def streams(data: Path, log: str, case: Case) -> tuple[LogTable, LogTable]:
 
 @cache
 def _read(data: Path, log: str) -> tuple[Queries, PoolFile]:
-    """A log and its pool, read once in each process."""
+    """Read a log and its pool, once in each process."""
     return read_log(data / f"{log}.jsonl.gz"), load_pool(data / f"{log}.pool.toml")
 
 
 def _reversed(every: Queries) -> tuple[Queries, Queries, Queries]:
-    """A first half with mostly one half of the topics; one with mostly the other, as the second has."""
+    """Return a first half with mostly one half of the topics, then another and a second half with mostly the other."""
     topics = sorted({str(query.task) for query in every})
     frequent = set(random.Random(0).sample(topics, len(topics) // 2))
     kinds = [[query for query in every if (str(query.task) in frequent) is one] for one in (True, False)]
@@ -138,7 +139,7 @@ def _reversed(every: Queries) -> tuple[Queries, Queries, Queries]:
 
 
 def _priced(pool: PoolFile, place: int, factor: float) -> PoolFile:
-    """The pool, with another price of one endpoint."""
+    """Multiply the prices of one endpoint by a factor."""
     endpoints = list(pool.endpoints)
     one: Endpoint = endpoints[place]
     prices: dict[str, Any] = {
@@ -149,7 +150,7 @@ def _priced(pool: PoolFile, place: int, factor: float) -> PoolFile:
 
 
 def played(data: Path, log: str, name: str, seed: int) -> Played:
-    """Play both sides of a case."""
+    """Replay both streams of a case."""
     case = CASES[name]
     sides = streams(data, log, case)
     rows = np.arange(2 * HALF)

@@ -1,14 +1,14 @@
-"""20,000 asks over real HTTP while 30 % of all calls are faulted: ``python -m tests.benchmarks.chaos``.
+"""Makes 20,000 asks over HTTP while 30 % of all calls fail: ``python -m tests.benchmarks.chaos``.
 
-Six simulated endpoints fail at random in every way that `focalroute.sim` knows, each way as often as any other: error
-statuses with and without Retry-After, resets, hangs, slow drips, cut and truncated replies, wrong types, HTML, endless
-replies, redirects and so on. Every answer gets its feedback. At least 99.9 % of the asks must be answered, the 99.9th
-percentile of their time must lie within the deadline and 50 ms, and nothing may be left behind: no task, thread, socket
-or file descriptor. Memory may not surely grow (`tests.benchmarks.harness.growth`) once caches are full, after half of
-the asks. It is what is in use, the least of ten looks: replies of 8 MiB are read at times.
+Six simulated endpoints fail at random in all ways that `focalroute.sim` offers, each equally often: error statuses with
+and without Retry-After, resets, hangs, slow drips, cut and truncated replies, wrong types, HTML, endless replies,
+redirects and so on. Every answer gets feedback. At least 99.9 % of the asks must be answered; the 99.9th percentile of
+their time must be at most the deadline plus 50 ms; no task, thread, socket or file descriptor may be left behind. After
+half of the asks, when caches are full, memory in use must not grow significantly (`tests.benchmarks.harness.growth`).
+Of ten measurements of memory in a row the smallest counts, as replies of 8 MiB are read at times.
 
-On a busy machine the process may not run for hundreds of milliseconds. A heartbeat tells such pauses from work of our
-own, by the processor time that passed, and times are given with and without the asks whose end fell into one.
+On a busy machine the process may be suspended for hundreds of milliseconds. A heartbeat detects such pauses by
+comparing wall time with processor time. Times are given with and without the asks whose end fell into a pause.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.benchmarks.harness import growth
 __all__ = ["Outcome", "faults", "run"]
 
 _BEAT_S, _PAUSE_S = 0.005, 0.015
-_LOOKS, _AT_A_TIME = 400, 10  # looks at the memory; of each ten the smallest counts, as large replies come and go
+_LOOKS, _AT_A_TIME = 400, 10  # measurements of memory; of each ten in a row the smallest counts
 _STATUSES = ((408, None), (409, None), (429, None), (429, 0.2), (500, None), (502, None), (503, None), (503, 0.2))
 
 
 def faults(share: float, kinds: Sequence[str] = tuple(KINDS)) -> list[Fault]:
-    """Faults that together strike this share of calls, each kind as often as any other; a list's first hit counts."""
+    """Make faults that strike this share of all calls, each kind equally often; the first fault that hits counts."""
     planned = [
         (fault, share / len(kinds) / len(of_kind)) for kind in kinds for of_kind in (_of(kind),) for fault in of_kind
     ]
@@ -60,18 +60,18 @@ def _of(kind: str) -> list[Fault]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         asks: how each ended: "answered", or the error's name.
         right: how many answers were right.
-        over_s: of every ask how much longer it took than its deadline, ascending; negative: within it.
+        over_s: for every ask, the seconds after its deadline at which it ended, ascending; negative: before it.
         undisturbed_s: the same, without the asks that ended late in a pause of the machine.
-        degraded: how many answers were short of normal service, by the first word that says how.
-        struck: calls that a fault struck, and all calls, as the service counted them.
-        errors: how members failed, by kind.
-        left: tasks, threads and file descriptors at the end that were not there before.
-        megabytes: memory of its own that is in use, at 400 moments of the run.
+        degraded: first word of `Answer.degraded` -> number of answers.
+        struck: number of calls that a fault struck, and of all calls, as counted by the service.
+        errors: kind of members' errors -> how often.
+        left: tasks, threads and file descriptors at the end that did not exist at the start.
+        megabytes: memory in use, measured 400 times during the run.
     """
 
     asks: Counter[str]
@@ -88,19 +88,19 @@ class Outcome:
 
     @property
     def answered(self) -> float:
-        """Share of asks that were."""
+        """Share of asks that were answered."""
         return self.asks["answered"] / self.asks.total()
 
     @property
     def least_megabytes(self) -> list[float]:
-        """Memory while the fewest large replies were under way, at forty times of the run."""
+        """The smallest of each ten measurements of memory, when the fewest large replies were being read."""
         seen = self.megabytes
         return [min(seen[at : at + _AT_A_TIME]) for at in range(0, len(seen), _AT_A_TIME)]
 
 
 async def run(pool: SimulatedPool, asks: int, *, deadline_s: float, concurrency: int, **settings: object) -> Outcome:
-    """Ask so many questions of a pool that is being faulted."""
-    await AsyncEnsemble(pool.endpoints).aclose()  # libraries keep files of their own open from now on
+    """Ask this number of questions while calls fail."""
+    await AsyncEnsemble(pool.endpoints).aclose()  # libraries open files here that they keep open
     with tempfile.TemporaryDirectory() as name:
         before = _held()
         ensemble = AsyncEnsemble(pool.endpoints, store=Path(name) / "s.db", deadline_s=deadline_s, seed=0, **settings)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ async def run(pool: SimulatedPool, asks: int, *, deadline_s: float, concurrency:
 
 
 class _Watch:
-    """Asks, and counts what comes of it."""
+    """Asks questions, and counts the results."""
 
     def __init__(self, ensemble: AsyncEnsemble, deadline_s: float, asks: int) -> None:
         self._ensemble = ensemble
@@ -166,7 +166,7 @@ class _Watch:
                 self.megabytes.append(_megabytes())
 
     async def listen(self) -> None:
-        """Note every time for which the process, though it wanted to, did not run."""
+        """Record every pause in which the process was suspended."""
         while True:
             began, worked = time.perf_counter(), time.thread_time()
             await asyncio.sleep(_BEAT_S)
@@ -175,7 +175,7 @@ class _Watch:
                 self.pauses.append((began, time.perf_counter()))
 
     def disturbed(self, began: float, ended: float) -> bool:
-        """Whether an ask ended late, and a pause lies between its deadline and its end."""
+        """Whether an ask ended late, and a pause overlaps the time after its deadline."""
         deadline = began + self._deadline_s
         return ended > deadline and any(start < ended and end > deadline for start, end in self.pauses)
 
@@ -189,12 +189,12 @@ class _Watch:
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """The value that this share does not pass."""
+    """Return the quantile for this share."""
     return ascending[min(int(share * len(ascending)), len(ascending) - 1)]
 
 
 def _held() -> dict[str, set[object]]:
-    """Each by what it is, not by how many: what others let go of meanwhile makes up for nothing."""
+    """Return what was not there before, item by item: a new item is not offset by one that has gone."""
     gc.collect()
     return {
         "tasks": set(asyncio.all_tasks()),
@@ -204,7 +204,7 @@ def _held() -> dict[str, set[object]]:
 
 
 def _descriptors() -> Iterator[tuple[str, str]]:
-    """Number and target (a socket's has a number of its own) of each open file, where the system says."""
+    """Return number and target of each open file, where the system provides them; a socket's target is unique."""
     folder = Path("/proc/self/fd")
     for path in list(folder.iterdir()) if folder.exists() else ():
         with contextlib.suppress(FileNotFoundError):  # the listing's own
@@ -212,7 +212,7 @@ def _descriptors() -> Iterator[tuple[str, str]]:
 
 
 def _megabytes() -> float:
-    """Memory of its own that is in use; 0 where the system does not say."""
+    """Return the memory in use, MiB; 0 where the system does not provide it."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return 0.0
@@ -223,7 +223,7 @@ def _megabytes() -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures; fail if they are not what they must be."""
+    """Print the figures; fail if a requirement is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=20_000)
     given = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""What Ray is worth on this machine: the same work in this process and as tasks on all cores, by turns.
+"""Compares the two engines on this machine: the same work in this process, and as Ray tasks on all cores.
 
-``python -m tests.benchmarks.engines`` trains four seeds on a made-up log, and evaluates with two seeds and seven
-operating points, once a turn with each engine, and fails if a single byte differs. Seconds are of the work alone; what
-it takes to start a cluster of this machine's cores, and to end it, has a row of its own.
+``python -m tests.benchmarks.engines`` alternately trains four seeds on a simulated log, and evaluates with two seeds
+and seven operating points, with each engine. It fails if a single byte of the results differs. Seconds do not include
+starting and stopping a Ray cluster, which has its own row.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SEEDS = range(4)
 
 
 def training(log: Path, pool: Path, settings: OfflineSettings, engine: Engine) -> object:
-    """The models of four seeds, as files."""
+    """Train with four seeds; return the model files."""
     table = join(read_log(log), load_pool(pool), log)
     (found,) = train_each([TrainingJob(recorded(table, np.arange(len(table.queries))), settings)], SEEDS, engine=engine)
     return [(decider_model(one.decider), fusion_model(one.fusion), one.score) for one in found]
 
 
 def evaluation(log: Path, pool: Path, settings: OfflineSettings, engine: Engine) -> object:
-    """A report on two seeds at the default operating points."""
+    """Evaluate with two seeds at the default operating points; return the report."""
     return evaluate(log, pool, seeds=2, settings=settings, engine=engine).to_dict()
 
 
@@ -50,7 +50,7 @@ Work = Callable[[Path, Path, OfflineSettings, Engine], object]
 
 
 def paired(work: Work, ray: Engine, log: Path, pool: Path, settings: OfflineSettings, pairs: int) -> list[F64]:
-    """Of each pair, seconds here and on Ray; which comes first changes."""
+    """Return the seconds of each pair, here and on Ray, in alternating order."""
     found = []
     for pair in range(pairs):
         seconds, results = np.zeros(2), [object(), object()]

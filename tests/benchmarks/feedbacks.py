@@ -1,7 +1,7 @@
-"""Feedback: how much of it is committed a second, and how long one call takes.
+"""Measures how many feedbacks are committed per second, and how long one call takes.
 
-``python -m tests.benchmarks.feedbacks``. The answers are in a store on disk, asked for over HTTP; the observer learns
-from every feedback, policies are not updated. The floor is SQLite with the same two statements in batches.
+``python -m tests.benchmarks.feedbacks``. The answers were asked over HTTP and are in a store on disk. The observer
+learns from every feedback; policies are not updated. The floor is SQLite with the same two statements in batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWERS, CROWD, ALONE = 4000, 256, 500
 
 
 async def measured() -> tuple[float, list[float]]:
-    """Feedbacks a second, many at a time; and the seconds of single ones."""
+    """Return feedbacks per second with many at a time, and the seconds of single ones."""
     with tempfile.TemporaryDirectory() as name, floor_server() as url:
         async with harness.ensemble(url, 1, Path(name)) as ensemble:
             answers = await asked(ensemble, ANSWERS + ALONE)
@@ -38,7 +38,7 @@ async def measured() -> tuple[float, list[float]]:
 
 
 async def asked(ensemble: AsyncEnsemble, count: int) -> list[Answer]:
-    """So many answers."""
+    """Ask this number of questions; return the answers."""
     answers: list[Answer] = []
 
     async def ask() -> None:
@@ -49,7 +49,7 @@ async def asked(ensemble: AsyncEnsemble, count: int) -> list[Answer]:
 
 
 async def at_once(answers: Sequence[Answer], give: Callable[[Answer], Awaitable[None]]) -> float:
-    """Feedbacks a second, `CROWD` at a time."""
+    """Return feedbacks per second, `CROWD` at a time."""
     left = iter(answers)
 
     async def work() -> None:
@@ -62,7 +62,7 @@ async def at_once(answers: Sequence[Answer], give: Callable[[Answer], Awaitable[
 
 
 def raw_rate() -> float:
-    """Rows a second that SQLite commits by itself, in batches of as many."""
+    """Return rows per second that SQLite commits by itself, in batches of `CROWD`."""
     with tempfile.TemporaryDirectory() as name, contextlib.closing(sqlite3.connect(Path(name) / "raw.db")) as db:
         db.executescript(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; CREATE TABLE answers (id TEXT PRIMARY KEY); "
@@ -81,7 +81,7 @@ def raw_rate() -> float:
 
 
 def section() -> Section:
-    """Item 3 of the aims."""
+    """Measure feedback (section 3 of the page)."""
     rate, alone = asyncio.run(measured())
     raw = raw_rate()
     times = raw / rate

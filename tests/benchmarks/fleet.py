@@ -1,18 +1,18 @@
-"""A fleet on one Redis: workers that ask and give feedback, a learner that is killed, a Redis that is restarted.
+"""Tests a fleet on one Redis, whose learner is killed, and whose Redis is restarted.
 
-``python -m tests.benchmarks.fleet`` starts 8 worker processes with 20,000 asks between them, each with its feedback,
-under one budget, and one learner. The learner is killed twice, Redis is restarted once (its append-only file on). Then,
-with a limit that does not suffice, all workers ask on until it is spent. The run fails if any of it does not hold:
+``python -m tests.benchmarks.fleet`` starts 8 workers, which together ask 20,000 questions under one budget and give
+feedback for each, and one learner. The learner is killed twice; Redis, with its append-only file, is restarted once.
+Then all workers go on asking until a smaller limit is spent. The run fails unless
 
-- every ask is answered, and every feedback that was acknowledged is in Redis, once, with what it said;
-- each of them was noted by exactly one update; nothing is left;
-- money: what the simulated providers billed is what Redis says was spent, to the picodollar, but for what it holds for
-  calls that broke off; and no limit is passed;
-- every worker that is alive serves a new version within a second of its publication.
+- every ask is answered, and every acknowledged feedback is in Redis, once and unchanged;
+- each feedback was used by exactly one update, and none is left;
+- the spending in Redis equals what the simulated providers billed, to the picodollar, except for reservations of calls
+  that broke off; and no limit is exceeded;
+- every living worker serves a new version within a second of its publication.
 
-The same questions asked through one process with a SQLite file, which learns as many times, say what accuracy to
-expect: how often there is time for an update is a matter of the machine, and each makes the next answers better.
-``--pairs`` compares the two stores by turns: asks a second and latencies of two processes that do nothing else.
+For the accuracy to expect, the same questions are asked through one process with a SQLite file, which makes as many
+updates (their number depends on the machine, and each improves later answers). ``--pairs`` compares the two stores by
+turns: asks per second and latencies of two processes that do nothing else.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MODELS = tuple(
 
 
 async def work(folder: Path, where: str, asks: int, seed: int, limit: str) -> dict[str, Any]:
-    """Ask so many questions, give the right answer to each; what came of it. Somebody else learns."""
+    """Ask this number of questions, with a label for each; return the results. Another process learns."""
     endpoints = load_pool(folder / "pool.toml").endpoints
     policy = folder / f"policy-{seed}"
     said: dict[str, Any] = {"acknowledged": {}, "right": [], "latencies": [], "refused": 0, "again": 0, "versions": []}
@@ -103,13 +103,13 @@ async def work(folder: Path, where: str, asks: int, seed: int, limit: str) -> di
 
 
 def wait_while(path: Path) -> None:
-    """As long as this file is there."""
+    """Wait while this file exists."""
     while path.exists():
         time.sleep(0.05)
 
 
 async def until_there(act: Any, said: dict[str, Any]) -> Any:
-    """As an application does: what could not be done as Redis was away is done again."""
+    """Repeat a call that failed because Redis was away, as an application would."""
     while True:
         try:
             return await act()
@@ -119,7 +119,7 @@ async def until_there(act: Any, said: dict[str, Any]) -> Any:
 
 
 def watch(pool: AsyncEnsemble, versions: list[tuple[float, int]], end: threading.Event) -> None:
-    """Note when which version began to serve."""
+    """Record when each version began to serve."""
     serving = -1
     while not end.wait(0.005):
         if pool._slot.current.version != serving:
@@ -132,11 +132,11 @@ def watch(pool: AsyncEnsemble, versions: list[tuple[float, int]], end: threading
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        lags: of every version and worker, seconds from its publication until it served.
-        right: of every ask in the order of each worker, whether it was answered rightly.
+        lags: seconds from a version's publication until a worker served it, for every version and worker.
+        right: whether each answer was right, in the order of each worker.
     """
 
     asks: int
@@ -160,7 +160,7 @@ class Outcome:
     problems: tuple[str, ...]
 
     def check(self, *, versions: int = 1, refused: int = 1) -> None:
-        """Raise AssertionError if anything does not hold, or fewer versions were published or asks refused."""
+        """Raise AssertionError if a requirement is not met, or too few versions were published or asks refused."""
         assert self.problems == (), self.problems
         assert (self.lost, self.doubled, self.left) == (0, 0, 0), self
         assert self.learned == self.asks, self
@@ -176,7 +176,7 @@ Worker = subprocess.Popen[str]
 
 
 class Fleet:
-    """Workers and a learner as processes, on a Redis and a simulated pool of their own."""
+    """Worker processes and a learner process, with their own Redis and simulated pool."""
 
     def __init__(self, folder: Path, server: RedisServer, pool: SimulatedPool, stack: ExitStack) -> None:
         self.folder, self.server, self.pool = folder, server, pool
@@ -190,7 +190,7 @@ class Fleet:
         return [self.worker(where, asks, seed, limit) for seed in seeds]
 
     def worker(self, where: str, asks: int, seed: int, limit: str) -> Worker:
-        """Start one on this store."""
+        """Start a worker on this store."""
         return self._start(
             ["-m", "tests.benchmarks.fleet", "--work", str(self.folder), where, str(asks), str(seed), limit]
         )
@@ -208,7 +208,7 @@ class Fleet:
 
     @contextmanager
     def watched(self, store: RedisStore) -> Iterator[None]:
-        """Note when each version was published, by Redis's clock."""
+        """Record when each version was published, by Redis's clock."""
         end, seen = threading.Event(), 0
 
         def look() -> None:
@@ -233,7 +233,7 @@ class Fleet:
 
 @contextmanager
 def new_fleet() -> Iterator[Fleet]:
-    """An empty one, on servers of its own."""
+    """Start an empty fleet with its own servers."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "redis").mkdir()
@@ -244,7 +244,7 @@ def new_fleet() -> Iterator[Fleet]:
 
 
 def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
-    """One run; everything that is to go wrong does, at shares of the asks."""
+    """Run once, with the kills and the restart after given shares of the asks."""
     with new_fleet() as fleet:
         begun = time.perf_counter()
         hold, server = fleet.folder / "hold", fleet.server
@@ -281,7 +281,7 @@ def run(*, asks: int, workers: int, kills: int = 2) -> Outcome:
 
 
 def last(store: RedisStore) -> None:
-    """Learn from what is left."""
+    """Make updates until all feedback is used."""
     learner = FleetLearner(store, every=1, seed=0)
     give_up = time.monotonic() + 60
     while FleetPolicy(store).state().learned < len_of(store, "feedback"):
@@ -296,7 +296,7 @@ def len_of(store: RedisStore, stream: KeyName) -> int:
 
 
 def wait_for(store: RedisStore, feedbacks: float) -> None:
-    """Until so many are in Redis."""
+    """Wait until this number of feedbacks is in Redis."""
     while len_of(store, "feedback") < feedbacks:
         time.sleep(0.02)
 
@@ -310,7 +310,7 @@ def measured(
     seconds: float,
     workers: int,
 ) -> Outcome:
-    """Compare what the workers say with what Redis and the providers do."""
+    """Compare the workers' reports with Redis and the providers."""
     kept = {answer.id: feedback for answer, feedback in store.recent(10**6)}
     acknowledged = {key for one in said for key in one["acknowledged"]}
     balance = store.balances([Account()]).result()[Account()]
@@ -344,7 +344,7 @@ def measured(
 
 
 def probes(store: RedisStore) -> Decimal:
-    """USD of the ledger's rows that no ask paid for."""
+    """Sum the ledger's rows that no ask paid for, USD."""
     rows = store.run(lambda connection: connection.command("XRANGE", connection.keys["ledger"], "-", "+"))
     found = [json.loads(dict(zip(pairs[::2], pairs[1::2], strict=True))[b"row"]) for _, pairs in rows]
     return sum((Decimal(row[7]) for row in found if row[0].startswith(PROBE)), Decimal(0)) / 10**12
@@ -354,7 +354,7 @@ def probes(store: RedisStore) -> Decimal:
 
 
 def alone(asks: int, workers: int, updates: int) -> tuple[tuple[bool, ...], ...]:
-    """The same questions through one process on one file, which learns so many times; what was right."""
+    """Ask the same questions through one process with one file and this number of updates; return what was right."""
     with tempfile.TemporaryDirectory() as name, SimulatedPool(_MODELS) as pool:
         folder = Path(name)
         (folder / "pool.toml").write_text(pool_toml(pool.endpoints))
@@ -362,7 +362,7 @@ def alone(asks: int, workers: int, updates: int) -> tuple[tuple[bool, ...], ...]
 
 
 async def work_alone(folder: Path, asks: int, streams: int, *, every: int) -> tuple[tuple[bool, ...], ...]:
-    """All streams of questions at once in one ensemble; none of its updates is left out where they take long."""
+    """Ask all streams of questions at once through one ensemble, waiting for each of its updates."""
     endpoints = load_pool(folder / "pool.toml").endpoints
     right: list[list[bool]] = [[] for _ in range(streams)]
     settings: dict[str, Any] = {"budget": Budget(usd_total=1000), "seed": 0, "deadline_s": 600}
@@ -382,7 +382,7 @@ async def work_alone(folder: Path, asks: int, streams: int, *, every: int) -> tu
 
 
 def difference(a: Sequence[Sequence[bool]], b: Sequence[Sequence[bool]]) -> tuple[float, float]:
-    """Accuracy of a minus that of b over the second halves, points, and half its 95 % interval, by streams."""
+    """Return accuracy of a minus b over the second halves, in points, and half its 95 % interval over streams."""
     gaps = np.array([_late(one) - _late(other) for one, other in zip(a, b, strict=True)])
     return float(gaps.mean()), float(2.36 * gaps.std(ddof=1) / len(gaps) ** 0.5)
 
@@ -393,7 +393,7 @@ def _late(right: Sequence[bool]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Two processes on one store that do nothing else: asks a second, p50 and p99 of an ask with its feedback, ms."""
+    """Run two processes on one store; return asks per second, p50 and p99 of an ask with its feedback, ms."""
 
     rate: float
     p50: float
@@ -404,14 +404,14 @@ STORES = ("SQLite", "Redis")
 
 
 def paired(pairs: int, asks: int) -> Iterator[dict[str, Speed]]:
-    """By turns, which of the two stores is first as well."""
+    """Measure both stores in turn, in alternating order."""
     with new_fleet() as fleet:
         for pair in range(pairs):
             yield {name: speed(fleet, name, pair, asks) for name in (STORES if pair % 2 else STORES[::-1])}
 
 
 def speed(fleet: Fleet, store: str, pair: int, asks: int) -> Speed:
-    """On a new store of this kind."""
+    """Measure on a new store of this kind."""
     where = place(fleet.server.url) if store == "Redis" else str(fleet.folder / f"{pair}.db")
     both = [fleet.worker(where, asks, seed, "1000") for seed in (2 * pair, 2 * pair + 1)]
     said = [json.loads(one.communicate(timeout=600)[0]) for one in both]
@@ -420,7 +420,7 @@ def speed(fleet: Fleet, store: str, pair: int, asks: int) -> Speed:
 
 
 def show(got: Outcome) -> None:
-    """As tables."""
+    """Print the tables."""
     print("\n| asks | feedback lost | doubled | noted by updates | versions | problems | s |")
     print("|---|---|---|---|---|---|---|")
     cells = (got.asks, got.lost, got.doubled, got.learned, got.versions, len(got.problems), f"{got.seconds:.0f}")
@@ -433,7 +433,7 @@ def show(got: Outcome) -> None:
 
 
 def show_paired(found: Sequence[dict[str, Speed]]) -> None:
-    """Each pair, and the ratios."""
+    """Print each pair, and the ratios."""
     print("\n| | asks a second | p50, ms | p99, ms |\n|---|---|---|---|")
     for name in STORES:
         cells = (", ".join(f"{getattr(one[name], what):.0f}" for one in found) for what in ("rate", "p50", "p99"))
@@ -448,7 +448,7 @@ def _ratio(ratios: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run and print tables; then fail if anything did not hold."""
+    """Run and print tables; fail if a requirement is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=8)

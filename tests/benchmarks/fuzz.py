@@ -1,9 +1,8 @@
-"""A million hostile inputs for everything that reads what others wrote.
+"""Fuzzes everything that reads foreign input: ``python -m tests.benchmarks.fuzz --inputs 1000000``.
 
-``python -m tests.benchmarks.fuzz --inputs 1000000`` prints a table and fails at the first input that raises anything
-but a typed error, or takes longer than a limit; that input is then in a file whose name is printed. It fails, too,
-where memory grows by more than a limit. The inputs are right ones with some bytes or JSON parts changed
-(`tests.fuzzing`); with the same seed they are the same.
+The inputs are valid ones with some bytes or JSON parts changed (`tests.fuzzing`); the same seed gives the same inputs.
+It fails at the first input that raises anything but a typed error or takes longer than a limit, and prints the name of
+a file with that input. It also fails if memory grows by more than a limit. Prints a table.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from types import FrameType
 from tests.fuzzing.targets import TARGETS, Target
 
 LIMIT_S = 20.0
-LIMIT_MIB = 512  # by which the memory of the process may grow at any one target
+LIMIT_MIB = 512  # by which the memory of the process may grow during one target
 
 
 class Hang(BaseException):
-    """An input has taken too long; no reader can swallow it as an error of its own."""
+    """An input has taken too long. This is no Exception, so no reader can catch it."""
 
 
 def hang(_: int, __: FrameType | None) -> None:
@@ -34,10 +33,10 @@ def hang(_: int, __: FrameType | None) -> None:
 
 
 def fuzz(target: Target, inputs: int, seed: int) -> float:
-    """So many inputs for one target; the CPU time of the slowest, seconds.
+    """Fuzz one target with this number of inputs; return the CPU time of the slowest, seconds.
 
     Raises:
-        AssertionError: one was a crash or a hang (its file is named), or took too much memory.
+        AssertionError: an input crashed or hung (its file is named), or took too much memory.
     """
     rng = random.Random(f"{seed} {target.name}")
     slowest, before = 0.0, _peak_mib()
@@ -64,7 +63,7 @@ def fuzz(target: Target, inputs: int, seed: int) -> float:
 
 
 def _peak_mib() -> float:
-    """The most memory that the process has ever had."""
+    """Return the most memory that the process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 

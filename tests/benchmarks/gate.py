@@ -1,11 +1,12 @@
-"""The operating characteristic of the gate, by simulation: which policies of known gain it publishes.
+"""Simulates the gate of updates: how often it publishes challengers of known gain.
 
     python -m tests.benchmarks.gate [--runs 400] [--chains 100]
 
-Champion and challenger decide a share of the questions differently, nine times in ten; the rest alike. There the one is
-right in half of the cases, the other more often or less; elsewhere both are right in four of five. The challenger's
-way costs a tenth of asking all more, which its gain includes, at a cost weight of 0.1. The challenger decides
-its share of the asks, and after every 100 feedbacks there is a verdict, both by the code that serves.
+Champion and challenger differ on a share of the questions. There each takes its own way with probability 0.9, else the
+other's. The challenger's way is right more or less often than the champion's, depending on the gain, and costs a tenth
+of asking all more, which the gain includes at a cost weight of 0.1. On all other questions both are right with
+probability 0.8. The challenger decides its share of the asks; after every 100 feedbacks there is a verdict, by the code
+that is used in service.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _PRICE, _DEARER, _USUAL = 0.1, 0.1, 0.9
 
 
 class Outcome(NamedTuple):
-    """Whether the challenger was published, and after how many feedbacks there was a verdict."""
+    """Whether the challenger was published, and the number of feedbacks until the verdict."""
 
     published: bool
     after: int
 
 
 def answers(rng: np.random.Generator, number: int, gain: float, different: float, share: float) -> F64:
-    """What so many answers of a trial say, of a challenger that gains so many points."""
+    """Simulate the evidence from this number of answers in a trial, for a challenger with this gain in points."""
     better = gain / (2 * POINTS) / (different * (2 * _USUAL - 1)) + _PRICE * _DEARER / 2
     apart = rng.random(number) < different
     theirs = rng.random(number) < share
@@ -54,7 +55,7 @@ def answers(rng: np.random.Generator, number: int, gain: float, different: float
 
 
 def trial(rng: np.random.Generator, gain: float, different: float, share: float) -> Outcome:
-    """One trial from its first feedback to its verdict."""
+    """Simulate a trial from its first feedback to its verdict."""
     values = answers(rng, BUDGET, gain, different, share)
     for number in range(EVERY, BUDGET + 1, EVERY):
         outcome, _ = verdict(Counted(values=values[:number]))
@@ -64,7 +65,7 @@ def trial(rng: np.random.Generator, gain: float, different: float, share: float)
 
 
 def chain(rng: np.random.Generator) -> tuple[float, int]:
-    """What 100 updates, most of them worth nothing or worse, come to: points, and how many were published."""
+    """Simulate `UPDATES` updates, most of them worthless or harmful; return the total gain and the number published."""
     total, published = 0.0, 0
     for gain in rng.normal(-0.3, 0.7, UPDATES):
         if trial(rng, gain, 0.1, CHALLENGER_SHARE).published:

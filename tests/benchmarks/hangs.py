@@ -1,11 +1,11 @@
-"""Whether an endpoint that hangs delays any ask: ``python -m tests.benchmarks.hangs``.
+"""Checks that endpoints that hang do not delay asks: ``python -m tests.benchmarks.hangs``.
 
-Six simulated endpoints on real sockets; 30 % of all calls are faulted: an eighth of these hang, an eighth say to come
-back in a second, the rest fail at once in one way or another. 32 asks at a time with a deadline of 3 s, default
-settings; beside them as many asks without a fault, and as many where every faulted call fails at once. At least 99.9 %
-must be answered by the deadline. The 99th percentile must be at most three times that without faults, and the calls
-less than a tenth more than where all fail at once: medians over the seeds, as both swing with what else the machine
-does.
+30 % of all calls to six simulated endpoints fail: an eighth of these hang, an eighth reply with a Retry-After of a
+second, the rest fail at once. 32 asks run at a time with a deadline of 3 s and default settings. Controls are as many
+asks without faults, and with faults that all fail at once. At least 99.9 % of the asks must be answered by the
+deadline. The 99th percentile of their time must be at most three times that without faults, and the number of calls
+less than 10 % above that where all faults fail at once; both are medians over seeds, as they depend on what else the
+machine does.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _ANSWERED, _SLOWER, _MORE = 0.999, 3.0, 0.1
 
 
 def faults(share: float, kinds: Sequence[Fault] = _KINDS) -> list[Fault]:
-    """Faults that together strike this share of calls, each as often as any other."""
+    """Make faults that strike this share of all calls, each equally often."""
     each = share / len(kinds)
     return [replace(fault, probability=each / (1 - number * each)) for number, fault in enumerate(kinds)]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
-        asks: how each ended.
-        seconds: of those answered, ascending.
-        calls: that the services counted.
+        asks: how asks ended -> how often.
+        seconds: the times of answered asks, ascending.
+        calls: number of calls, as counted by the services.
     """
 
     asks: Counter[str]
@@ -62,11 +62,11 @@ class Outcome:
 
     @property
     def answered(self) -> float:
-        """Share of asks."""
+        """Share of asks that were answered."""
         return self.asks["answered"] / self.asks.total()
 
     def quantile(self, share: float) -> float:
-        """Of the seconds of those answered."""
+        """The 99th percentile of the times of answered asks."""
         return self.seconds[min(int(share * len(self.seconds)), len(self.seconds) - 1)]
 
 
@@ -79,7 +79,7 @@ async def run(
     deadline_s: float = 3.0,
     latency: float = 10.0,
 ) -> Outcome:
-    """Ask so many questions while calls are faulted; ``latency``: how many times the usual pool's."""
+    """Ask this number of questions while calls fail; ``latency``: a factor on the endpoints' latencies."""
     ended: Counter[str] = Counter()
     seconds = []
     models = [replace(m, latency_s=latency * m.latency_s, jitter_s=latency * m.jitter_s) for m in default_models()]
@@ -108,7 +108,7 @@ async def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures of every seed; fail if they are not what they must be."""
+    """Print the figures of every seed; fail if a requirement is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=1_500)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,7 +1,8 @@
-"""What `import focalroute` costs beside what it stands on, the first ask after it, and what an installation takes.
+"""Measures the time and memory of `import focalroute` and of the first ask, and the size of an installation.
 
-``python -m tests.benchmarks.imports``. Processes in turn: one that imports the floor (asyncio, numpy, onnxruntime,
-pydantic), one that imports focalroute as well, and one that loads what an ask needs, which is left to the first use.
+``python -m tests.benchmarks.imports`` runs processes in turn: one imports only the dependencies (asyncio, numpy,
+onnxruntime, pydantic), which are the floor; one imports focalroute; and one also loads what an ask needs, which is
+otherwise loaded on first use.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ print(json.dumps([taken, cpu, pages / 256, first]))
 
 
 def run(imports: str, url: str = "") -> list[float]:
-    """Seconds, CPU seconds, MiB, and seconds of the first ask, of a new process."""
+    """Return seconds, CPU seconds, MiB, and seconds of the first ask, of a new process."""
     code = SAID.format(imports=imports, url=url)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found: list[float] = json.loads(done.stdout)
@@ -47,7 +48,7 @@ def run(imports: str, url: str = "") -> list[float]:
 
 
 def base() -> list[tuple[str, str, float]]:
-    """Name, version and MB of files of everything that the base installation brings, largest first."""
+    """Return name, version and MB of everything in a base installation, largest first."""
     seen: dict[str, tuple[str, str, float]] = {}
     left = ["focalroute"]
     while left:
@@ -72,7 +73,7 @@ def _path(path: object) -> Path:
 
 
 def section() -> Section:
-    """Item 7 of the aims."""
+    """Measure imports (section 7 of the page)."""
     floor: list[list[float]] = []
     ours: list[list[float]] = []
     used: list[list[float]] = []

@@ -1,7 +1,7 @@
-"""All that one ask does besides waiting (deciding, fusing, accounting), and how that grows.
+"""Measures the work of an ask besides waiting (deciding, fusing, accounting), and how it grows.
 
-``python -m tests.benchmarks.inside``. No network and no store: rounds of 3 and of 1 member and a STOP, that is three
-observations and decisions, two fusions, the answer, its receipt and the rows for the store.
+``python -m tests.benchmarks.inside``. Without network and store: a round of 3 members, a round of 1, and STOP. These
+are three observations and decisions, two fusions, the answer, its receipt and the rows for the store.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ POOLS, WINDOWS, QUESTIONS = (2, 12, 32, 128), (100, 500, 2_000, 10_000), (2, 4, 
 
 
 class Inside:
-    """A pool whose window and memory are full, and asks of it.
+    """Makes asks of a pool whose window and memory are full.
 
     Args:
-        n: endpoints; ``window``: T; ``choices``: K.
-        remembered: texts in the observer's memory.
-        prompt: what is asked.
+        n: number of endpoints.
+        window: T, the length of the window.
+        choices: K, the number of choices.
+        remembered: number of texts in the observer's memory.
+        prompt: the question.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Inside:
         self.replies: Sequence[Sequence[Reply]] = (first[:3], first[3:], ())
 
     def ask(self) -> None:
-        """One ask."""
+        """Make one ask."""
         query = make_query(self.prompt, choices=self.choices)
         ask_budget = BudgetGuard(None, ()).ask_budget(None, query.id)
         guarded = Guarded(self.policy, self.observer.endpoints)
@@ -86,13 +88,13 @@ class Inside:
         make_answer(ask, store_text=False)
 
     def learn(self, number: int) -> None:
-        """An outcome comes in: the window changes."""
+        """Learn an outcome, which changes the window."""
         asked = [reply.endpoint for reply in self.replies[0]]
         members = {name: Member(1, 0, 6, 0.1, None) for name in asked}
         self.observer.learn(Outcome(f"new-{number}", members, {name: float(self.rng.random() < 0.6) for name in asked}))
 
     def seconds(self, asks: int, *, learning: bool = False) -> list[float]:
-        """Of each of so many asks; between two an outcome may be learned."""
+        """Return the seconds of each of this number of asks; an outcome may be learned between two."""
         taken = []
         for number in range(asks + asks // 10):
             if learning:
@@ -104,7 +106,7 @@ class Inside:
 
 
 def in_turn(sides: Sequence[Inside], bursts: int, asks: int) -> list[float]:
-    """The median over the bursts of each side's seconds an ask; bursts in turn, so that all see the same machine."""
+    """Return each side's seconds per ask, the median over bursts; sides take turns, so all see the same machine."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(bursts):
         for side, seconds in zip(sides, taken, strict=True):
@@ -119,7 +121,7 @@ def in_turn(sides: Sequence[Inside], bursts: int, asks: int) -> list[float]:
 
 
 def after_idling(sides: Sequence[Callable[[], None]], times: int) -> list[list[float]]:
-    """The seconds of each side so many times, in turn and each after 20 ms of idling."""
+    """Time each side this number of times, in turn, each after 20 ms of idling."""
     taken: list[list[float]] = [[] for _ in sides]
     for _ in range(times):
         for side, seconds in zip(sides, taken, strict=True):
@@ -131,7 +133,7 @@ def after_idling(sides: Sequence[Callable[[], None]], times: int) -> list[list[f
 
 
 def floor_work() -> Callable[[], None]:
-    """What no ask can do without: the text's features, and five runs of a network by onnxruntime alone."""
+    """Return the floor: the text's features, and five runs of a network by onnxruntime alone."""
     policy, noise = bundle.cold(), np.random.default_rng(0)
     decider, fusion = open_model(policy.decider_onnx), open_model(policy.fusion_onnx)
 
@@ -157,7 +159,7 @@ def floor_work() -> Callable[[], None]:
 
 
 _HERE = sys.modules[__name__]
-#: What the profile times: a name, and where the function is. Those named with a dash are part of the one before.
+#: What the profile times: a name, and the function. Names with a dash are parts of the one before.
 PARTS: Sequence[tuple[str, Any, str]] = (
     ("the query is checked", _HERE, "make_query"),
     ("the budget of an ask", BudgetGuard, "ask_budget"),
@@ -186,7 +188,7 @@ REAL_PARTS: Sequence[tuple[str, Any, str]] = (
 
 @contextmanager
 def timed(parts: Sequence[tuple[str, Any, str]]) -> Iterator[dict[str, float]]:
-    """Adds up by name the seconds that these functions take while it is entered."""
+    """Adds up the seconds that these functions take within the context, by name."""
     totals = {name: 0.0 for name, _, _ in parts}
 
     def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,7 +212,7 @@ def timed(parts: Sequence[tuple[str, Any, str]]) -> Iterator[dict[str, float]]:
 
 
 def profile(asks: int) -> tuple[Table, float]:
-    """What each part takes of an ask, and the share of all of it that the parts account for."""
+    """Return the share of an ask that each part takes, and the share that all parts account for."""
     inside = Inside()
     inside.seconds(200)
     with timed(PARTS) as totals:
@@ -223,7 +225,7 @@ def profile(asks: int) -> tuple[Table, float]:
 
 
 async def real_asks(asks: int) -> list[float]:
-    """Seconds that the parts take in each of so many real asks: 12 endpoints, up to 3 rounds, a store on disk."""
+    """Return the seconds of each part in this number of real asks: 12 endpoints, up to 3 rounds, a store on disk."""
     taken = []
     with tempfile.TemporaryDirectory() as folder, floor_server() as url:
         pool = harness.endpoints(url, 12)
@@ -240,7 +242,7 @@ async def real_asks(asks: int) -> list[float]:
 
 
 def scaling() -> tuple[Table, Sequence[Target]]:
-    """How the time of an ask grows with N, T and K, from the fastest of bursts in turn."""
+    """Measure how the time of an ask grows with N, T and K, by the fastest of bursts in turn."""
     rows, targets = [], []
     for letter, sizes, sides in (
         ("N", POOLS, [Inside(n=size) for size in POOLS]),
@@ -257,7 +259,7 @@ def scaling() -> tuple[Table, Sequence[Target]]:
 
 
 def section() -> Section:
-    """Item 1 of the aims."""
+    """Measure the work of an ask (section 1 of the page)."""
     inside, least = Inside(), floor_work()
     floor = best(least)
     together, learning = inside.seconds(3000), inside.seconds(3000, learning=True)

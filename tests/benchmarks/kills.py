@@ -1,14 +1,14 @@
-"""kill -9 at random points under load: what was acknowledged is there, and the store and the bundles are sound.
+"""Kills a process under load at random points, and checks that nothing acknowledged is lost.
 
 ``python -m tests.benchmarks.kills --kills 100`` runs one process after the other on the same store and policy folder.
-Each asks 8 questions at a time of a simulated pool, gives feedback for every answer, publishes a bundle every moment,
-and says what `ask`, `feedback` and `publish` have returned; it is killed at a random point, some while they start.
-After each kill it is checked, and the run fails if any of it does not hold:
+Each asks 8 questions at a time of a simulated pool, gives feedback for every answer, keeps publishing bundles, and
+reports what `ask`, `feedback` and `publish` have returned. It is killed by SIGKILL at a random point, sometimes during
+its start. After each kill the run fails unless
 
-- ``verify()`` finds nothing in the store;
+- ``verify()`` finds nothing wrong with the store;
 - every answer that `ask` returned is in it, and every feedback that `feedback` returned, with its reward;
-- money: billed <= spent + reserved, as calls under way were reserved before;
-- ``CURRENT`` names a bundle that passes its checks, and none older than the last one that `publish` returned.
+- billed <= spent + reserved, as unfinished calls were reserved before;
+- ``CURRENT`` names a bundle that passes its checks, and is not older than the last one that `publish` returned.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from focalroute.store.sqlite.store import SqliteStore
 from tests.by_hand import linear_decider
 
 CONCURRENCY = 8
-EARLY = 0.1  # the share of kills at a point of the start, before any feedback
+EARLY = 0.1  # share of the kills during the start, before any feedback
 _MODELS = tuple(
     SimulatedModel(name, skill=skill, latency_s=0.01, input_usd_per_1m=Decimal(1), output_usd_per_1m=Decimal(2))
     for name, skill in (("small", 0.6), ("middle", 0.75), ("large", 0.9))
@@ -52,14 +52,14 @@ _MODELS = tuple(
 
 @dataclass(slots=True)
 class Acknowledged:
-    """What the processes have said so far: answer ids, answer id -> reward, and the last version published."""
+    """What the processes have reported so far: answer ids, answer id -> reward, and the last version published."""
 
     asked: set[str] = field(default_factory=set)
     judged: dict[str, float] = field(default_factory=dict)
     version: int = 0
 
     def take(self, line: str) -> None:
-        """One line that a process said; one that was cut by its end is none."""
+        """Read one line of a process; an incomplete last line is ignored."""
         if not line.endswith("\n"):
             return
         what, *rest = line.split()
@@ -71,7 +71,7 @@ class Acknowledged:
             self.version = int(rest[0])
 
     def take_all(self, lines: Iterable[str]) -> None:
-        """All that is said until the end."""
+        """Read all lines until the process ends."""
         for line in lines:
             self.take(line)
 
@@ -80,18 +80,18 @@ class Acknowledged:
 
 
 def say(*words: object) -> None:
-    """In one write, which a kill does not cut in two."""
+    """Print a line in one write, which a kill does not cut in two."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def publish_next(root: Path) -> int:
-    """A new version of the nets set by hand."""
+    """Publish a new version of hand-set networks."""
     decider, fusion = decider_model(linear_decider()), fusion_model(cold_fusion())
     return publish(root, decider=decider, fusion=fusion, names=(), parent=None)
 
 
 def publish_for_ever(root: Path) -> None:
-    """One version after the other."""
+    """Publish one version after the other."""
     while True:
         say("published", publish_next(root))
         time.sleep(0.05)
@@ -120,7 +120,7 @@ async def work(folder: Path, seed: int) -> None:
 
 
 def live_and_die(folder: Path, rng: random.Random, said: Acknowledged, seed: int, longest_s: float) -> None:
-    """One process, killed at a random point."""
+    """Start a process and kill it at a random point."""
     command = [sys.executable, "-m", "tests.benchmarks.kills", "--work", str(folder), str(seed)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -142,7 +142,7 @@ def live_and_die(folder: Path, rng: random.Random, said: Acknowledged, seed: int
 
 
 def check(folder: Path, said: Acknowledged, pool: SimulatedPool) -> None:
-    """Raise AssertionError if anything was lost or is damaged."""
+    """Raise AssertionError if anything is lost or damaged."""
     with closing(SqliteStore(folder / "s.db")) as store:
         assert store.verify() == (), store.verify()
         kept = {answer.id: feedback for answer, feedback in store.recent(10**7)}
@@ -166,10 +166,10 @@ def _check_money(folder: Path, pool: SimulatedPool) -> None:
 
 
 def run(*, kills: int, seed: int = 0, longest_s: float = 1.0) -> tuple[Acknowledged, int]:
-    """So many kills, everything checked after each; what was acknowledged, and the version that serves.
+    """Kill this number of processes, checking after each; return what was acknowledged, and the current version.
 
     Args:
-        longest_s: that a process works at most, after its first feedback.
+        longest_s: the longest time that a process works after its first feedback.
     """
     rng = random.Random(seed)
     said = Acknowledged()

@@ -1,9 +1,10 @@
-"""What labels are worth, from none to all, at held costs: the cold start on recorded answers, as Markdown tables.
+"""Measures what labels are worth to the cold start, from none to all, at held costs.
 
     python -m tests.benchmarks.labels [--seeds 5] [--data ../shared/data] [--rows 4500]
 
-Of each log the last 4,500 queries are played from the first on; the pacer holds the cost. Accuracy, cost and ECE are
-means over these queries and seeds. Logs that are not there are left out. Runs in two processes.
+The last 4,500 queries of each recorded log are replayed and scored from the first on; the pacer holds the cost. Prints
+Markdown tables of accuracy, cost and ECE over these queries and all seeds. Missing logs are left out. Runs in two
+processes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PLANS: Mapping[str, FeedbackPlan] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: accuracy, the share of the cost of asking all, and confidence and worth, row by row."""
+    """One run: accuracy, cost ratio, and confidence and worth of each row."""
 
     accuracy: float
     cost: float
@@ -51,7 +52,7 @@ class Cell:
 
 
 def played(data: Path, log: str, rows: int, plan: str, cost: float, seed: int) -> Cell:
-    """Play the cold start on the last rows of a log."""
+    """Replay the cold start on the last rows of a log."""
     table, last = _table(data, log, rows)
     training = Training(table, last[:0], seed, replace(PLANS[plan], seed=seed))
     replay = PolicyReplay(cold(), table, Split(last[:0], last), training, explore=True, advance=lambda _: None)
@@ -66,7 +67,7 @@ def plurality(data: Path, log: str, rows: int) -> float:
 
 
 def vote_of_all(table: LogTable, rows: I64) -> float:
-    """How often the vote of all is right on the same rows; of equals the best backer wins."""
+    """Return the accuracy of a plurality vote of all endpoints on these rows; ties go to the best-ranked backer."""
     return float(play(Vote(table.rank(rows)), table, rows, feedback="none").worth.mean())
 
 
@@ -77,7 +78,7 @@ def _table(data: Path, log: str, rows: int) -> tuple[LogTable, np.ndarray[tuple[
 
 
 def shown(cells: Sequence[Cell]) -> str:
-    """The means over seeds: accuracy @ cost, and the ECE of all answers."""
+    """Format the means over seeds: accuracy @ cost, and the ECE of all answers."""
     confidence, worth = (np.concatenate([getattr(cell, name) for cell in cells]) for name in ("confidence", "worth"))
     error = measure_calibration(confidence, worth, "accuracy").expected_error
     accuracy, cost = (float(np.mean([getattr(cell, name) for cell in cells])) for name in ("accuracy", "cost"))

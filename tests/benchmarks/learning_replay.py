@@ -1,7 +1,7 @@
-"""Replays focalroute while it goes on learning: by updates from a store, as in service, or by refitting the Fusion.
+"""Replays focalroute while its networks go on learning: by online updates as in service, or by refitting the Fusion.
 
-Both keep what was answered and said of it in a store of their own, in memory, and see nothing else: never an output
-that was not asked for. The next version serves from the turn after the feedback that made it due.
+Both store answers and feedback in memory, and learn only from these, never from outputs that were not asked for. A new
+version serves from the turn after the feedback that made it due.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MEMBER = layout.slices(layout.MEMBER)
 
 
 class _Learning(Serving):
-    """Serves the policy that is current in a folder, and makes a new version every so many feedbacks.
+    """Serves the current policy of a folder, and makes a new version after every ``every`` feedbacks.
 
     Args:
         root: the folder of policies; versions are added to it. There must be one already.
         endpoints: the pool.
-        seed: of the sampled decisions, and together with the version's number of what is learned.
+        seed: the seed of sampled decisions and of learning.
         every: feedbacks between two versions.
         settings: as for `Serving`.
     """
@@ -58,7 +58,7 @@ class _Learning(Serving):
         self._store.close()
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """Credit every member, keep the answer and what was said of it, and learn from all of that if it is time."""
+        """Store the answer and its feedback, and make a new version if it is due."""
         super().learn(turn, revealed)
         if turn.memo is None:
             return
@@ -76,14 +76,15 @@ class _Learning(Serving):
 
 
 class Online(_Learning):
-    """Learns online exactly as the product does: `update_policy`, its gate included.
+    """Learns online exactly as an ensemble does, by `update_policy` with its gate.
 
     Args:
-        given: the folder and the pool, as for `Refitted`; so are ``seed`` and all that is not named here.
-        every: as ``update_every`` of the ensemble.
+        given: the folder and the pool, as for `_Learning`.
+        every: feedbacks between two updates, as ``update_every`` of the ensemble.
+        settings: as for `_Learning`.
 
     Attributes:
-        reports: what each update came to.
+        reports: the report of each update.
     """
 
     def __init__(self, *given: Any, every: int = 100, **settings: Any) -> None:
@@ -95,13 +96,13 @@ class Online(_Learning):
 
 
 class Refitted(_Learning):
-    """The Decider stays as it is; the Fusion is fitted again, from the first one, to everything labelled so far.
+    """Keeps the Decider, and refits the Fusion, from the first one, to everything labelled so far.
 
     Args:
         root: the folder of policies; versions are added to it. There must be one already.
         endpoints: the pool.
         every: feedbacks between two fits.
-        epochs: of a fit.
+        epochs: epochs of a fit.
         rate: Adam's learning rate at its start.
         settings: as for `focalroute.evaluate.serving.Serving`.
     """
@@ -135,7 +136,7 @@ class Refitted(_Learning):
 
 
 def seen_of(episodes: Sequence[Episode], ids: I64) -> LogView:
-    """The episodes as `focalroute.learn.offline.stacking.fit` needs them; what only a Decider would look at is zero.
+    """Return episodes as `focalroute.learn.offline.stacking.fit` takes them; what only the Decider sees is zero.
 
     Args:
         episodes: at least one, all of one pool.
@@ -167,7 +168,7 @@ def seen_of(episodes: Sequence[Episode], ids: I64) -> LogView:
 
 
 def asked_of(episodes: Sequence[Episode]) -> Sets:
-    """Of each episode those who answered, in round 1 and later."""
+    """Return the sets of members that answered in round 1, and later, in each episode."""
     n = len(episodes[0].trajectory.endpoints)
     first, later = (np.zeros((len(episodes), n), np.bool_) for _ in range(2))
     for row, one in enumerate(episodes):

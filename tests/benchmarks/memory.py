@@ -1,11 +1,10 @@
-"""Memory over many asks: whether it grows, and what ten thousand at a time need.
+"""Measures whether memory grows over many asks, and how much ten thousand concurrent asks need.
 
-``python -m tests.benchmarks.memory [--asks 1000000] [--at-once 10000]``; ``make bench-long`` makes a million. Every ask
-goes over HTTP to a server in a process of its own, policies run, all is kept in a store on disk, and every answer gets
-feedback. Each measurement has a process of its own. The slope is fitted (least squares) to the resident memory
-after every batch of the last half: the largest caches hold 4,096 answers, and the room that garbage takes has its full
-size after some 14,000 asks. Its interval is from a moving block bootstrap of the residuals, as neighbouring values
-depend on each other.
+``python -m tests.benchmarks.memory [--asks 1000000] [--at-once 10000]``; ``make bench-long`` makes a million. Asks go
+over HTTP to a server in another process, policies run, the store is on disk, and every answer gets feedback. Each
+measurement has its own process. The slope is fitted by least squares to the resident memory after each batch of the
+second half; by then the largest caches, of 4,096 answers, are full, and so is the heap, after some 14,000 asks. Its
+interval is from a moving block bootstrap of the residuals, as these are autocorrelated.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MOST_MIB = 1024
 
 
 async def over_time(url: str, asks: int) -> dict[str, Any]:
-    """Resident MiB after each batch."""
+    """Return the resident MiB after each batch."""
     seen = []
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncEnsemble(harness.endpoints(url, 3), store=Path(folder) / "store.db", seed=0) as ensemble:
@@ -55,7 +54,7 @@ async def over_time(url: str, asks: int) -> dict[str, Any]:
 
 
 async def all_at_once(url: str, asks: int) -> dict[str, Any]:
-    """The most MiB that so many asks at a time need, imports and all; a slow machine may take its time."""
+    """Return the peak MiB of a process with this number of concurrent asks, imports included."""
     with tempfile.TemporaryDirectory() as folder:
         pool, store = harness.endpoints(url, 3, timeout_s=600), Path(folder) / "store.db"
         async with AsyncEnsemble(pool, store=store, seed=0, deadline_s=600) as ensemble:
@@ -68,7 +67,7 @@ async def all_at_once(url: str, asks: int) -> dict[str, Any]:
 
 
 def slope(resident: Sequence[float], asks: int) -> tuple[float, float, float]:
-    """KiB by which 10,000 asks raise the memory, and the ends of its 95 % interval."""
+    """Return the KiB by which 10,000 asks raise the memory, and the ends of its 95 % interval."""
     late = np.array(resident[len(resident) // 2 :]) * 1024
     at = np.arange(len(late)) * (asks / len(resident)) / 10_000
     fit = np.polyfit(at, late, 1)
@@ -84,7 +83,7 @@ def slope(resident: Sequence[float], asks: int) -> tuple[float, float, float]:
 
 
 def apart(*arguments: object) -> dict[str, Any]:
-    """One measurement in a process of its own."""
+    """Make one measurement in its own process."""
     command = [sys.executable, "-m", "tests.benchmarks.memory", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -92,7 +91,7 @@ def apart(*arguments: object) -> dict[str, Any]:
 
 
 def section(asks: int = 30_000, at_once: int = 10_000) -> Section:
-    """Item 6 of the aims."""
+    """Measure memory (section 6 of the page)."""
     with floor_server() as url:
         over, crowd = apart("--measure", "over", url, asks), apart("--measure", "crowd", url, at_once)
     resident = over["resident"]

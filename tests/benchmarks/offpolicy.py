@@ -1,8 +1,7 @@
-"""Off-policy estimates against the truth, as Markdown tables: ``python -m tests.benchmarks.offpolicy``.
+"""Compares off-policy estimates with the true values: ``python -m tests.benchmarks.offpolicy``.
 
-On questions and models of the package's own simulation, and on recorded answers in ``../shared/data`` where they are
-(see `tests.evaluate.truth` for what is compared with what). A few minutes; ``--logs`` says how
-thorough it is.
+It uses simulated questions and models, and recorded answers if ``../shared/data`` has them; see `tests.evaluate.truth`
+for the comparison. Takes a few minutes; more ``--logs`` give more precise tables. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from tests.evaluate.truth import Study, Trial, World, simulated_table, study, ta
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 WARM, LAST = 1000, 3000
-SIZE, SAMPLES = 600, 4  # answers in a log; times each row is played for the truth
+SIZE, SAMPLES = 600, 4  # answers in a log; how often each row is replayed for the true value
 UNITS = {"accuracy": 1.0, "cost": 100.0}  # points; % of asking all. The reward is a sum of both
 
 
 def tables(folder: Path) -> Iterator[tuple[str, LogTable]]:
-    """Each log that there is, by name."""
+    """Yield each available log with its name."""
     yield "simulated", simulated_table(folder, LAST)
     path = DATA / "mmlupro12.jsonl.gz"
     if path.exists():
@@ -34,7 +33,7 @@ def tables(folder: Path) -> Iterator[tuple[str, LogTable]]:
 
 
 def rows(name: str, one: Study) -> Iterator[str]:
-    """The lines of one policy."""
+    """Yield the table's lines for one policy."""
     for what, quantities in (("value", one.value), ("gain", one.gain)):
         for measure, unit in UNITS.items():
             known = quantities[measure]
@@ -44,7 +43,7 @@ def rows(name: str, one: Study) -> Iterator[str]:
 
 
 def cell(trial: Trial, unit: float) -> str:
-    """What is said of one estimator."""
+    """Format one estimator's bias, RMSE and coverage."""
     bias = f"{trial.bias * unit:+.2f} ± {1.96 * trial.bias_error * unit:.2f}"
     return f"{bias}, {trial.rmse * unit:.2f}, {trial.coverage:.0%}"
 

@@ -1,18 +1,18 @@
-"""What learning online is worth: the same stream, decisions and cost to hold, served several ways.
+"""Measures what online learning is worth, by serving the same stream at the same cost in several ways.
 
     python -m tests.benchmarks.online LOG --pool POOL [--seeds 5] [--cold]
 
-Trained on the first 80 % of the log, then the last 500 queries of it, unscored, and the rest are served prequentially:
+Policies are trained on the first 80 % of the log, and serve the rest:
 
-- ``still``: nothing is learned after training, not even who was right lately;
-- ``frozen``: the networks stay; the window, the memory of texts and the change detector go on, as for all below;
-- ``refitted``: the Decider stays; the Fusion is refitted every 500 feedbacks to all that was asked and labelled;
-- ``online``: `update_policy` every so many feedbacks, through its gate, as in service.
+- ``still``: nothing is learned after training, not even the endpoints' latest outcomes;
+- ``frozen``: the networks stay as they are; window, memory of texts and change detector learn, as in the ways below;
+- ``refitted``: the Decider stays; the Fusion is refitted every 500 feedbacks to everything asked and labelled so far;
+- ``online``: `update_policy` every 100 feedbacks, with its gate, as in service.
 
-The stream is played as it is, with the two endpoints that were best and middling in training giving each other's
-answers from half-way on, and with the price of the best one doubled from half-way on. Differences are in points, to
-``frozen``, paired, all seeds, over blocks of 50 queries. With ``--cold`` the shipped policy begins, nothing is trained,
-and the last 4,500 queries are served as they are. What became of the trials follows.
+There are three streams: the log as it is; with the answers of the best and of a middling endpoint swapped from half-way
+on; and with the price of the best endpoint doubled from half-way on. Differences are in points, paired, minus
+``frozen``; intervals as in `focalroute.evaluate.metrics`. With ``--cold`` nothing is trained: the shipped policy serves
+the last 4,500 queries as they are. Prints a Markdown table; the outcomes of trials go to standard error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Runs = Mapping[str, Sequence[ReplayResult]]
 
 
 def changed(table: LogTable, pool: PoolFile, stream: str, train: I64, start: int) -> LogTable:
-    """The log, changed from row ``start`` on."""
+    """Return the log, changed from row ``start`` on."""
     rank = table.rank(train)
     best, middling = table.names[rank[0]], table.names[rank[len(rank) // 2]]
     change = {"endpoint swapped": lambda query, _: _swapped(query, {best: middling, middling: best})}
@@ -85,7 +85,7 @@ def served(
     point: float,
     every: int,
 ) -> ReplayResult:
-    """The test rows, served one way at this cost ratio; ``root`` stays as it is."""
+    """Serve the test rows in one way at this cost ratio, with a copy of the policies in ``root``."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         copy = Path(shutil.copytree(root, Path(folder) / "policy"))
         if way == "online":
@@ -99,7 +99,7 @@ def served(
 
 
 def _show_trials(root: Path) -> None:
-    """What became of every challenger, to standard error."""
+    """Print the outcome of every challenger's trial to standard error."""
     serves = current(root)
     for entry in read_trial(root, serves, None).record:
         print(f"version {entry['version']} was {entry['outcome']}: {entry['reason']}", file=sys.stderr)
@@ -107,13 +107,13 @@ def _show_trials(root: Path) -> None:
 
 
 def _held(serving: Serving, table: LogTable, rows: I64, point: float, feedback: FeedbackKind = "label") -> ReplayResult:
-    """These rows, at this share of what asking all costs on them."""
+    """Replay these rows at this cost ratio."""
     serving.hold(point * float(table.usd[rows].sum()) / len(rows))
     return play(serving, table, rows, feedback=feedback)
 
 
 def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
-    """One row a way: all, and the half before and after the change."""
+    """Print a row for each way: the whole stream, and the halves before and after the change."""
     half = len(test) // 2
     parts = (slice(0, None), slice(0, half), slice(half, None))
     cut = {way: [[run.part(part) for run in played] for part in parts] for way, played in runs.items()}
@@ -133,7 +133,7 @@ def show(stream: str, runs: Runs, table: LogTable, test: I64) -> None:
 
 
 def main() -> None:
-    """Train, play and print."""
+    """Train, replay and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)

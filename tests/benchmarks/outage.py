@@ -1,9 +1,9 @@
-"""The best endpoint goes down and comes back: ``python -m tests.benchmarks.outage``.
+"""Measures an outage of the best endpoint: ``python -m tests.benchmarks.outage``.
 
-One ensemble learns on six simulated endpoints; then its best one fails, by refusing or by hanging, and 520 queries
-later it is back. Printed: how many queries still called it, the accuracy of the 500 queries after the first 20 beside
-that of an ensemble that never had this endpoint (the same questions, paired, with a 95 % interval), and how long after
-its return it was in use again. Every answer gets its feedback.
+An ensemble learns on six simulated endpoints. Then its best one refuses calls, or hangs, for 520 queries, and comes
+back. Printed are: how many queries still called it; the accuracy of the last 500 of these queries compared with an
+ensemble that never had this endpoint (paired on the same questions, with a 95 % interval); and how long after its
+return it was used again. Every answer gets feedback.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["BEST", "DOWN", "Outcome", "run"]
 
 BEST = "atlas-70b"
 DOWN = {"refuses": Fault("status", status=503), "hangs": Fault("hang")}
-_WIDTH = 16  # queries at a time before the outage
-_NOTICED = 20  # queries, by when it is to get nothing but probes
+_WIDTH = 16  # concurrent queries before the outage
+_NOTICED = 20  # after this many queries, the endpoint should get only trial calls
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One query: whether it was answered rightly, whether the best endpoint was called for it, and how long it took."""
+    """One query: whether its answer was right, whether it called the best endpoint, and how long it took."""
 
     right: bool
     called: bool
@@ -38,14 +38,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         before: the queries before the outage.
-        during: those of the outage.
-        without: the same queries as ``during``, asked of the other endpoints by an ensemble that knows only them.
-        probes: calls that the service counted beyond those of the asks, in the outage.
-        back_s: from its return until it was asked again; infinite: it never was.
+        during: the queries of the outage.
+        without: the same queries, answered by an ensemble that knows only the other endpoints.
+        probes: calls during the outage that were not for asks, as counted by the service.
+        back_s: seconds from its return until it was asked again; infinite: it never was.
     """
 
     before: list[Asked]
@@ -56,17 +56,17 @@ class Outcome:
 
     @property
     def late_calls(self) -> int:
-        """Queries beyond the first 20 of the outage that called it."""
+        """The number of queries after the first 20 of the outage that called it."""
         return sum(asked.called for asked in self.during[_NOTICED:])
 
     def gains(self) -> list[float]:
-        """For each query after the first 20: 100 for right where the others alone are wrong, -100 for the reverse."""
+        """For each query after the first 20: 100 if only ``during`` is right, -100 if only ``without`` is right."""
         pairs = zip(self.during[_NOTICED:], self.without[_NOTICED:], strict=True)
         return [100.0 * (mine.right - theirs.right) for mine, theirs in pairs]
 
 
 class _Asking:
-    """Asks an ensemble the questions of a stream, so many a second."""
+    """Asks an ensemble the questions of a stream, at a given rate."""
 
     def __init__(self, endpoints: Sequence[Endpoint], questions: Iterator[Question], deadline_s: float) -> None:
         self.ensemble = AsyncEnsemble(endpoints, cost_weight=0.01, deadline_s=deadline_s, seed=0)
@@ -81,7 +81,7 @@ class _Asking:
         return list(await asyncio.gather(*tasks))
 
     async def at_once(self, count: int) -> list[Asked]:
-        """Ask a few at a time, each as soon as one is answered; all at once, each would take seconds."""
+        """Ask a few at a time, the next as soon as one is answered; all at once, each would take seconds."""
         numbers = iter(range(count))
 
         async def work() -> list[Asked]:
@@ -133,7 +133,7 @@ async def run(
 
 
 def main() -> None:
-    """Print the figures; fail if they are not what they must be."""
+    """Print the figures; fail if a requirement is not met."""
     columns = ("the best endpoint", "asked before", "queries of the first 20 that called it", "of the next 500",
                "probes", "accuracy of these beside an ensemble without it, points", "slowest of these, s",
                "back in use after, s")  # fmt: skip

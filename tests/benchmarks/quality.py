@@ -1,7 +1,7 @@
-"""Trained policies beside the baselines, on every recorded log: three tables.
+"""Compares trained policies with the baselines on every recorded log, in three Markdown tables.
 
-``python -m tests.benchmarks.quality --seeds 5`` trains and plays (an hour of one core), and keeps each report of
-`focalroute eval` in the folder ``--json``; with such files it prints their tables.
+``python -m tests.benchmarks.quality --seeds 5`` trains and replays (an hour of one core), and writes the report of
+`focalroute eval` on each log to the folder ``--json``. Given such files, it only prints their tables.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import SplitKind
 from tests.benchmarks.harness import Table, markdown_table, played_or_kept
 
-#: The baselines that the curve, and the point held at `_HELD`, are shown minus.
+#: The baselines that are subtracted from the curve; `_ALSO_BESIDE`: from the point held at `_HELD`.
 _BESIDE = (
     "best-single-train", "plurality", "log-linear-online", "query-weights", "static-subset", "cascade", "carrot-knn",
     "carrot-linear", "avengers-pro", "random-select", "threshold-pair", "shuffled",
 )  # fmt: skip
 _ALSO_BESIDE = ("best-single-train", "plurality", "log-linear-online", "query-weights", "cascade", "shuffled")
 _HELD = 0.2
-_ROUNDED = 0.0015
+_ROUNDED = 0.0015  # a target may be rounded up from a cost ratio by at most this
 #: Log, how it is split, and the cost ratios to hold; one of them is the best single endpoint's.
 CASES: Sequence[tuple[str, SplitKind, Sequence[float]]] = (
     ("mmlupro12", "stream", (0.05, 0.095, 0.1, 0.15, 0.2, 0.3, 0.5)),
@@ -35,14 +35,14 @@ CASES: Sequence[tuple[str, SplitKind, Sequence[float]]] = (
 
 
 def main() -> None:
-    """Print accuracy @ cost of each method, the curve minus each baseline, and the point held at 0.2 minus each."""
+    """Train and replay, or read reports; then print the tables."""
     cases = {f"{log}, {split_by}": (log, split_by, costs) for log, split_by, costs in CASES}
     logs = played_or_kept(__doc__, "build/quality", cases, played)
     print("\n\n".join(markdown_table(made) for made in tables(logs)))
 
 
 def played(case: tuple[str, SplitKind, Sequence[float]], data: Path, seeds: int) -> dict[str, Any]:
-    """Train and play on a log; return its report."""
+    """Evaluate on a log; return its report."""
     log, split_by, costs = case
     return evaluate(
         data / f"{log}.jsonl.gz", data / f"{log}.pool.toml", split_by=split_by, operating_points=costs, seeds=seeds
@@ -50,7 +50,7 @@ def played(case: tuple[str, SplitKind, Sequence[float]], data: Path, seeds: int)
 
 
 def tables(logs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """The three tables, a column each log."""
+    """Yield accuracy @ cost of each method; the curve minus each baseline; the point held at `_HELD` minus each."""
     heads = ["", *(f"{Path(log['log']).name.split('.')[0]}, {log['split']}" for log in logs)]
     ours = [{point["target_cost_ratio"]: point for point in log["focalroute"]} for log in logs]
     others = [{method["name"]: method for method in log["methods"]} for log in logs]
@@ -90,7 +90,7 @@ def tables(logs: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
 
 
 def _at_single(targets: Iterable[float], methods: Mapping[str, Any]) -> float | None:
-    """The target that was taken for the cost of the best single endpoint of training, which it is rounded up from."""
+    """Return the target that is the rounded-up cost ratio of the best single endpoint; None if there is none."""
     cost = methods["best-single-train"]["cost_ratio"]
     return next((target for target in targets if cost <= target < cost + _ROUNDED), None)
 

@@ -1,7 +1,7 @@
-"""The published routers and cascade, each held to the costs that focalroute is held to, beside its curve.
+"""Compares published routers and the cascade, each held to several costs, with focalroute's cost-quality curve.
 
-``python -m tests.benchmarks.rivals --seeds 5`` trains and plays (an hour of one core), and keeps what it found on each
-log in the folder ``--json``; with such files it prints their table.
+``python -m tests.benchmarks.rivals --seeds 5`` trains and replays (an hour of one core), and writes the results on each
+log to the folder ``--json``. Given such files, it only prints their table.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from focalroute.policy.routers import ROUTERS, TextRouter
 from tests.benchmarks.harness import played_or_kept
 
 OURS = "focalroute"
-#: By log what others report of the same test part, at the nearest of the points: the log's maker, or a policy that was
-#: trained for this pool alone, densely and without regard to time, played greedily and frozen.
+#: Log -> a method and its published results on the same test part, at the points nearest to ours: that of the log's
+#: maker, or a policy trained for this pool alone (long, with complete information), served greedily and not updated.
 STATED: Mapping[str, tuple[str, Sequence[str]]] = {
     "pareto3": (
         "ParetoBandit, as published",
@@ -41,7 +41,7 @@ STATED: Mapping[str, tuple[str, Sequence[str]]] = {
 
 
 class Case(NamedTuple):
-    """A log, the costs to hold, as ratios or as USD a query, and how it is split."""
+    """A log, the costs to hold (cost ratios, or USD per query if ``usd``), and how the log is split."""
 
     log: str
     points: Sequence[float]
@@ -67,13 +67,13 @@ CASES = (
 
 
 def main() -> None:
-    """Run as the module says."""
+    """Train and replay, or read results; then print the table."""
     found = played_or_kept(__doc__, "build/rivals", {case.title: case for case in CASES}, measured)
     print("\n".join(table(found)))
 
 
 def measured(case: Case, data: Path, seeds: int) -> dict[str, Any]:
-    """The figures of each method at each point, and focalroute's curve minus them."""
+    """Return the results of each method at each point, and focalroute's curve minus the method."""
     log, pool = data / f"{case.log}.jsonl.gz", data / f"{case.log}.pool.toml"
     logged = read_table(log, pool, None, skip_bad_rows=False, shown=False)
     parts = split(logged, per_task=case.split_by == "per-task", fraction=case.train_fraction)
@@ -96,7 +96,7 @@ def measured(case: Case, data: Path, seeds: int) -> dict[str, Any]:
     }
     others["best-single-train", 0] = [play(First(training.rank), logged, parts.test)] * seeds
     scores = {(name, point): score(name, played, ask_all_usd) for (name, point), played in others.items()}
-    # A method cheaper than the curve is compared with its cheapest point: where that has fewer right, so has the curve.
+    # A method that is cheaper than the whole curve is compared with the curve's cheapest point.
     beside = compare(
         {
             cell: (on_curve(scores[cell].cost_ratio, curve, ours) or ours[first], played)
@@ -116,7 +116,7 @@ def measured(case: Case, data: Path, seeds: int) -> dict[str, Any]:
 def rivals(
     training: Training, points: Sequence[float], a_query: float, seeds: int
 ) -> Iterator[tuple[str, int, list[Strategy]]]:
-    """(name, point, strategy of each seed): every router, and the cascade learned for this cost."""
+    """Yield (name, point, one strategy for each seed) for every router, and for the cascade fitted to this cost."""
     for name in ROUTERS:
         trained = [fitted(name, dataclasses.replace(training, seed=seed)) for seed in range(seeds)]
         for n, point in enumerate(points):
@@ -127,14 +127,14 @@ def rivals(
 
 
 def copied(router: TextRouter) -> TextRouter:
-    """A router that learns apart from this one."""
+    """Copy a router so that the copy learns independently."""
     one = copy.copy(router)
     vars(one).update(copy.deepcopy({name: value for name, value in vars(router).items() if name != "_lock"}))
     return one
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A row for each log and method, a column for each point; bold where it is surely above focalroute's curve."""
+    """Yield Markdown: a row for each log and method, a column for each point; bold: significantly above focalroute."""
     wide = max(len(one["points"]) for one in found)
     yield "| log | method |" + "".join(f" point {n + 1} |" for n in range(wide))
     yield "|---|---|" + "---|" * wide

@@ -1,11 +1,11 @@
-"""Plays the cold start and trained policies on random pools of simulated models, as Markdown tables.
+"""Compares the cold start and trained policies with baselines on random pools of simulated models.
 
     python -m tests.benchmarks.simulated_pools [--pools 60] [--first 1]
 
-A pool has 3 to 16 models. As in the synthetic logs that the shipped policy was trained on, their skills, skills by
-topic, kin and prices are drawn at random, but the questions and replies are those of `focalroute.sim`: models answer
-what a text asks, with mistakes that one could make. 400 questions are for training, 1,000 are played, each answered
-before its label is shown, at `HELD` of the cost of asking all. Intervals are Student's over pools.
+A pool has 3 to 16 models. Their overall skills, skills by topic, kin and prices are drawn as in the synthetic logs that
+the shipped policy was trained on, but questions and replies are those of `focalroute.sim`. 400 questions are for
+training; 1,000 are replayed at the cost ratio `HELD`, with a label after each answer. Prints Markdown tables; intervals
+are Student's over pools.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from tests.benchmarks.harness import Table, markdown_table, student_points
 SINGLE = "best-single-hindsight"
 RIVALS = (SINGLE, "plurality", "carrot-knn", "cascade")
 OURS = ("warm", "cold")
-LEARNED = 300  # questions after which no cold start should be surely below the best single model
+LEARNED = 300  # after this many questions, the cold start should not be significantly below the best single model
 HELD = 0.4
-#: By the name of the method.
+#: Method -> its results.
 Results: TypeAlias = dict[str, ReplayResult]
 
 _TRAINING, _PLAYED = 400, 1000
-_BLOCKS = (1, 1, 30, 100, 250)  # questions of one topic that follow each other
-_PROBABILITIES = 0.4  # share of the pools whose models give them
+_BLOCKS = (1, 1, 30, 100, 250)  # lengths of runs of questions of one topic
+_PROBABILITIES = 0.4  # share of the pools whose models give probabilities
 
 
 def drawn(number: int) -> LogTable:
-    """Every model's answers to the questions of a pool."""
+    """Draw a pool and its questions, and let every model answer them."""
     rng = np.random.default_rng(number)
     models = _models(rng, number)
     questions = _questions(rng, number)
@@ -73,7 +73,7 @@ def drawn(number: int) -> LogTable:
 
 
 def _models(rng: np.random.Generator, number: int) -> list[SimulatedModel]:
-    """3 to 16 models; what is drawn is that of ``examples/shipped_policy/synthetic_pools.py``."""
+    """Draw 3 to 16 models, with the distributions of ``examples/shipped_policy/synthetic_pools.py``."""
     n = int(rng.integers(3, 17))
     ability = rng.normal(0, rng.uniform(0.2, 1.3), n)
     taste = rng.normal(0, rng.uniform(0.05, 1.0), (n, len(TOPICS)))
@@ -99,7 +99,7 @@ def _models(rng: np.random.Generator, number: int) -> list[SimulatedModel]:
 
 
 def _questions(rng: np.random.Generator, number: int) -> list[Question]:
-    """Questions of all topics, in blocks of one topic or mixed."""
+    """Draw questions of all topics, in blocks of one topic or mixed."""
     block = int(rng.choice(_BLOCKS))
     words = Random(number)
     topics = (TOPICS[i] for i in rng.integers(len(TOPICS), size=_TRAINING + _PLAYED) for _ in range(block))
@@ -112,7 +112,7 @@ def _output(model: SimulatedModel, question: Question, tokens: int, probabilitie
 
 
 def played(number: int) -> Results:
-    """Play a pool with each method; ``usd`` is the share of what asking all costs for all queries together."""
+    """Replay a pool with each method; ``usd`` is in units of asking all endpoints all queries."""
     table = drawn(number)
     rows = np.arange(_TRAINING, _TRAINING + _PLAYED)
     training = Training(table, np.arange(_TRAINING), number)
@@ -135,7 +135,7 @@ def _served(
 
 
 def _rows(results: Sequence[Results]) -> list[list[str]]:
-    """For each method accuracy and cost, and how far ours are ahead of it."""
+    """Make a row for each method: accuracy @ cost, and ours minus it."""
     rows = []
     for name in (*OURS, *RIVALS):
         accuracy = np.mean([each[name].worth.mean() for each in results])
@@ -148,13 +148,13 @@ def _rows(results: Sequence[Results]) -> list[list[str]]:
 
 
 def ahead(results: Sequence[Results], ours: str, other: str) -> str:
-    """By how many points ours is ahead of a rival, with Student's interval over pools."""
+    """Format the accuracy of ours minus a rival's, in points, with Student's interval over pools."""
     points = np.array([each[ours].worth.mean() - each[other].worth.mean() for each in results])
     return student_points(points, len(OURS) * len(RIVALS))
 
 
 def _late(results: Sequence[Results]) -> list[list[str]]:
-    """How many pools ours is significantly above or below the best single model on, once it knows the pool."""
+    """Make a row for each of ours: on how many pools it ends significantly above or below the best single model."""
     late = slice(LEARNED, None)
     rows = []
     for ours in OURS:
@@ -169,7 +169,7 @@ def _late(results: Sequence[Results]) -> list[list[str]]:
 
 
 def main() -> None:
-    """Play the pools and print two tables."""
+    """Replay the pools and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pools", type=int, default=60)
     parser.add_argument("--first", type=int, default=1, help="number of the first pool: others are another draw")

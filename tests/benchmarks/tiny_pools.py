@@ -1,8 +1,8 @@
-"""Plays the whole loop on several pools of small language models: ``python -m tests.benchmarks.tiny_pools``.
+"""Runs the experiment of `examples.tiny_pool` on several pools: ``python -m tests.benchmarks.tiny_pools``.
 
-Each pool has five models, trained from seeds and on mixtures of counting and logic of its own, and is played as
-`examples.tiny_pool` plays its one. The models stay in the cache, under the digest of their recipe; the first run trains
-them, five minutes a pool. Rows are prequential, one stream each; intervals of the means are Student's over pools.
+Each pool has five small language models, with its own seeds and mixtures of counting and logic. The models are cached
+under the digest of their recipe; the first run trains them, which takes five minutes for each pool. Each pool is served
+one stream of questions; intervals are Student's over pools.
 Needs torch (the extra ``train``) and llama-server (`make real`).
 """
 
@@ -23,13 +23,13 @@ from focalroute.evaluate.replay import ReplayResult
 from tests.benchmarks.harness import Table, markdown_table
 from tests.benchmarks.simulated_pools import LEARNED, OURS, RIVALS, SINGLE, ahead
 
-_STEPS = (250, 950)  # of logic alone; added for counting alone, which is harder to learn
+_STEPS = (250, 950)  # training steps for logic alone, and how many more for counting alone, which is harder
 
 
 def roster(pool: int) -> Roster:
     """The models of a pool: sizes and prices of `ROSTER`, each with another seed and another share of counting.
 
-    One model has hardly any counting, one hardly anything else, and three have a share between.
+    One model has almost no counting, one almost only counting, and three have a share in between.
     """
     rng = random.Random(pool)
     shares = [rng.uniform(0, 0.1), rng.uniform(0.9, 1), *(rng.uniform(0.1, 0.9) for _ in range(3))]
@@ -45,7 +45,7 @@ def _another(recipe: Recipe, counting: float, seed: int) -> Recipe:
 
 
 def main() -> None:
-    """Train what is not trained yet, play each pool once, and print two tables."""
+    """Train the models that are not cached, run each pool once, and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pools", type=int, default=6)
     parser.add_argument("--queries", type=int, default=Sizes().stream)
