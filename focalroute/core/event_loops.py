@@ -14,10 +14,20 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from focalroute.core.errors import ConfigError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _POLL_EVERY_S = 0.02
+
+
+def check_loop() -> None:
+    """Raise ConfigError unless a loop of asyncio is running, as none is under trio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError("AsyncEnsemble: runs on asyncio; under trio use Ensemble, in a thread") from None
 
 
 class PerLoop(Generic[T]):
@@ -40,10 +50,6 @@ class PerLoop(Generic[T]):
     def known(self) -> T | None:
         """Return the running loop's object; None if none was made."""
         return self._made.get(asyncio.get_running_loop())
-
-    def pop(self) -> T | None:
-        """Remove and return the running loop's object; None if none was made."""
-        return self._made.pop(asyncio.get_running_loop(), None)
 
     def loops(self) -> Collection[asyncio.AbstractEventLoop]:
         """Return the loops that have an object."""

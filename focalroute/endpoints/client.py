@@ -51,32 +51,38 @@ class HttpSessions:
             tls_context()
 
     async def session(self) -> ClientSession:
-        """Return the running loop's session, opened on first use. It closes with the loop, or with `aclose`."""
+        """Return the running loop's session, opened on first use. It closes with the loop, or with `aclose`.
+
+        Raises:
+            CallFailed: it was closed.
+        """
         of_loop = self._sessions.here()
         return of_loop.session or await of_loop.open()
 
     async def aclose(self) -> None:
-        """Close the running loop's session and its connections. Idempotent."""
-        of_loop = self._sessions.pop()
-        if of_loop is not None:
-            await of_loop.aclose()
+        """Close the running loop's session and its connections for good. Idempotent."""
+        await self._sessions.here().aclose()
 
 
 class _LoopSession:
-    """One loop's session; None until it is opened."""
+    """One loop's session; None until it is opened, and once it is closed."""
 
     def __init__(self) -> None:
         self.session: ClientSession | None = None
         self._generator: AsyncGenerator[ClientSession, None] | None = None
+        self._closed = False
 
     async def open(self) -> ClientSession:
         from focalroute.endpoints.http import session_of_loop
 
+        if self._closed:
+            raise CallFailed(Failure("cancelled", "the ensemble was closed"), free=True)
         self._generator = session_of_loop()
         self.session = await anext(self._generator)
         return self.session
 
     async def aclose(self) -> None:
+        self._closed, self.session = True, None
         if self._generator is not None:
             await self._generator.aclose()
 

@@ -11,7 +11,8 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
 import aiohttp
 import httpx
@@ -104,7 +105,7 @@ class Http(Transport):
         try:
             url = self._urls.get(path) or str(httpx.URL(self._base_url + path))
             response = await self._send(method, url, all_headers, sent)
-        except ConfigError:
+        except (CallFailed, ConfigError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's client raises is this call's failure
             failed.append(request_failure(error))
@@ -180,6 +181,8 @@ async def session_of_loop() -> AsyncGenerator[aiohttp.ClientSession, None]:
     try:
         yield session
     finally:
+        for response in tuple(connector.responses):  # aiohttp would leave their readers waiting for ever
+            response.close()
         await session.close()
 
 
@@ -187,7 +190,14 @@ class _Connector(aiohttp.TCPConnector):
     """Discards an idle connection on which unrequested data has arrived: the next call would take it for its reply.
 
     A connection for a request with "Connection: close" is not reused, whether or not the reply says the same.
+
+    Attributes:
+        responses: those that may still be read.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.responses: WeakSet[aiohttp.ClientResponse] = WeakSet()
 
     async def connect(self, req: Any, *more: Any, **settings: Any) -> Connection:
         for _ in range(2):  # a loop that was blocked learns only now which connections the services have closed
@@ -233,6 +243,7 @@ def _aiohttp_sender(
             raise httpx.ReadError(type(error).__name__) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise httpx.RemoteProtocolError(type(error).__name__) from error
+        cast("_Connector", of_loop.connector).responses.add(response)
         on_headers(response.raw_headers)
         return _Response(response)
 

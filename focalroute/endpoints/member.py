@@ -267,6 +267,7 @@ class PoolMember:
 
     async def aclose(self) -> None:
         """Cancel this loop's background calls; a capability check gets a moment to end, as it is paid for."""
+        self._check_at = math.inf
         await self._checks.here().cancel(grace_s=_CHECK_GRACE_S)
         await self._trials.cancel()
         await self._cost_lookups.aclose()

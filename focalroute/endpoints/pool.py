@@ -68,6 +68,7 @@ class Pool:
         self._rules = rules
         self._allowance = RaceAllowance()
         self._samples = samples
+        self._rounds: set[RoundCalls] = set()  # under way, in all loops
         self._closed = False
         self._refresh_at = time.monotonic() + _REFRESH_EVERY_S
         self._on_health(store.health())
@@ -192,7 +193,11 @@ class Pool:
             return ()
         plan = partial(self._plan, context.query, bounded=context.ask_budget.limited)
         calls = RoundCalls(self._members, context, self._rules, plan, controller, self._allowance, lambda: self._closed)
-        return await calls.run(picked)
+        self._rounds.add(calls)
+        try:
+            return await calls.run(picked)
+        finally:
+            self._rounds.discard(calls)
 
     def _plan(self, query: Query, capabilities: Capabilities, *, bounded: bool) -> Plan:
         """Return the best plan; ``bounded``: with a limit on the tokens of every reply."""
@@ -202,6 +207,11 @@ class Pool:
                 if one is not None and one.request.max_tokens is None:
                     one.request.max_tokens = _TOKENS_UNDER_BUDGET
         return plan
+
+    def give_up(self) -> None:
+        """Give up the calls under way in all loops."""
+        for calls in tuple(self._rounds):
+            calls.give_up()
 
     async def aclose(self) -> None:
         """Close the connections and background calls of the running loop. Calls under way fail, without retries."""

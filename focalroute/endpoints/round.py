@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -142,6 +143,14 @@ class RoundCalls:
         self._latency_unknown = False  # whether the round waits without knowing a usual latency
         self._was_blocked = False  # whether the event loop was during the last wait
         self._no_race_before = -math.inf  # `time.perf_counter`
+        self._loop = asyncio.get_running_loop()
+        self._abandoned = False
+
+    def give_up(self) -> None:
+        """Give up the members under way, from any thread."""
+        self._abandoned = True
+        with suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._wake)
 
     async def run(self, picked: Sequence[int]) -> tuple[Reply, ...]:
         """Ask the picked endpoints; return all replies, failures included, in the order of asking."""
@@ -165,6 +174,8 @@ class RoundCalls:
                     await self._give_up(not_needed)
                 if self._context.left_s <= 0:
                     await self._give_up(self._asked, Failure("timeout", "the deadline of the ask passed"))
+                if self._abandoned:
+                    await self._give_up(self._asked, Failure("cancelled", "the ensemble was closed"))
                 self._hedge()
                 self._rescue()
                 if silent := [member for member in self._pending if self._silent_in(member) <= 0]:
@@ -370,7 +381,9 @@ class RoundCalls:
         Args:
             free: whether the extra call needs no allowance (see `RaceAllowance`).
         """
-        spare = self._controller.spare([one.index for one in self._asked]) if self._controller else None
+        spare = None
+        if self._controller and not self._closed():
+            spare = self._controller.spare([one.index for one in self._asked])
         if spare is not None and (free or self._allowance.spend()):
             member.raced = self._raced = True
             self._start(spare, member.group, member.pool_member.endpoint.name)

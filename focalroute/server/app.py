@@ -162,7 +162,10 @@ class Service:
         if status == 405:
             message, code = f"no such method here; use {headers.get('Allow')}", "method_not_allowed"
         else:
-            message = "no such path; questions go to POST /v1/chat/completions (the base URL of a client ends in /v1)"
+            message = (
+                "no such path: chat completions are served, not responses, completions or embeddings; use "
+                "POST /v1/chat/completions (the base URL of a client ends in /v1)"
+            )
             code = "not_found"
         self._metrics.request("other", status)
         return _error(Refused(status, message, code=code, extra_headers=headers))

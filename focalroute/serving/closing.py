@@ -14,6 +14,7 @@ from focalroute.serving.concurrency import StartGate
 from focalroute.store.base import Store
 
 _CLOSING_S = 5.0  # to wait for asks under way
+_GIVING_UP_S = 1.0  # to wait for those that are then given up
 
 _dropped = Background()  # what is being closed in loops that still run
 
@@ -25,10 +26,12 @@ class Resources:
     Attributes:
         closers: functions that close all but the store, called in this order and awaited if they return an awaitable.
         gates: count the asks under way, which are waited for afterwards.
+        give_up: gives up the calls of asks that take longer.
     """
 
     closers: Sequence[Callable[[], Awaitable[None] | None]]
     gates: PerLoop[StartGate]
+    give_up: Callable[[], None]
     store: Store
 
     async def aclose(self) -> None:
@@ -38,9 +41,14 @@ class Resources:
                 closing = close()
                 if closing is not None:
                     await closing
-            await wait_until(lambda: not any(gate.running for gate in self.gates.all()), _CLOSING_S)
+            await wait_until(self._idle, _CLOSING_S)
+            self.give_up()
+            await wait_until(self._idle, _GIVING_UP_S)
         finally:
             self.store.close()
+
+    def _idle(self) -> bool:
+        return not any(gate.running for gate in self.gates.all())
 
 
 def warn_unclosed(name: str, remedy: str) -> None:

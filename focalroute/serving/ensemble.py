@@ -20,8 +20,8 @@ from focalroute.answers import AnswerKind
 from focalroute.answers.structured import Wanted, checked_label
 from focalroute.core.config import Budget, Endpoint
 from focalroute.core.dollars import MONEY, Amount
-from focalroute.core.errors import ConfigError, EnsembleClosed, FocalrouteError, PoolError
-from focalroute.core.event_loops import Background, PerLoop
+from focalroute.core.errors import EnsembleClosed, FocalrouteError, PoolError
+from focalroute.core.event_loops import Background, PerLoop, check_loop
 from focalroute.core.pool import validate_pool
 from focalroute.core.receipts import Answer, Answers
 from focalroute.core.records import Query, Round
@@ -199,7 +199,7 @@ class AsyncEnsemble:
             self._embedding.aclose,
             self._pool.aclose,
         )
-        self._resources = Resources(closers, self._gates, store)
+        self._resources = Resources(closers, self._gates, self._pool.give_up, store)
         self._unclosed = weakref.finalize(self, _on_dropped, self._resources)
         self._unclosed.atexit = False  # the store closes itself then
 
@@ -213,7 +213,7 @@ class AsyncEnsemble:
         return cls(path, **settings)
 
     async def __aenter__(self) -> Self:
-        _check_loop()
+        check_loop()
         self.check_open()
         return self
 
@@ -291,7 +291,7 @@ class AsyncEnsemble:
             BudgetExceeded: no endpoint is affordable.
             StoreError: a limit cannot be enforced, as the store fails.
         """
-        _check_loop()
+        check_loop()
         self.check_open()
         asked = make_query(query, **options)
         self._synthesiser.check(asked)
@@ -626,18 +626,12 @@ class AsyncEnsemble:
         """Close the connections and, once it has all costs, the store. Idempotent.
 
         Asks under way in this loop fail with their calls; those in other loops, or with calls by the caller's own
-        clients, go on, and are waited for up to 5 seconds.
+        clients, go on for up to 5 seconds.
         """
+        check_loop()
         self._closed = True
         self._unclosed.detach()
         await self._resources.aclose()
-
-
-def _check_loop() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigError("AsyncEnsemble: runs on asyncio; under trio use Ensemble, in a thread") from None
 
 
 async def _in_this_loop(work: Callable[[], Awaitable[R]], /) -> R:

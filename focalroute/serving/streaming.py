@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 from focalroute.core.errors import EnsembleClosed
-from focalroute.core.event_loops import Background
+from focalroute.core.event_loops import Background, check_loop
 from focalroute.core.receipts import Answer
 from focalroute.endpoints.calls import StreamSink
 
@@ -88,6 +88,7 @@ class AsyncAnswerStream:
     def _start(self) -> _Flow:
         """Start the writing task on first use."""
         if self._flow is None:
+            check_loop()
             self._flow = _Flow()
             self._task = self._background.start(self._flow.write(self._writer))
             weakref.finalize(self, _drop, self._task).atexit = False

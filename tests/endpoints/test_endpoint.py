@@ -782,22 +782,20 @@ def test_trusted_certificates_are_set_as_in_httpx(tmp_path: Path, monkeypatch: p
         context.load_cert_chain(certificate, key)
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
-        sessions = HttpSessions()
         url = f"https://127.0.0.1:{runner.addresses[0][1]}/v1"
-        client = EndpointClient(Endpoint("e", model="m", base_url=url), sessions)
         found: list[Any] = []
         for variables in ({}, {"SSL_CERT_FILE": str(tmp_path / "none.pem")}, {"SSL_CERT_FILE": str(key)}, good):
             for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
                 monkeypatch.delenv(name, raising=False)
             for name, value in variables.items():
                 monkeypatch.setenv(name, value)
+            sessions = HttpSessions()
+            client = EndpointClient(Endpoint("e", model="m", base_url=url), sessions)
             try:
                 found.append((await client.complete(REQUEST)).choices[0].text)
             except (CallFailed, ConfigError) as error:
                 found.append(error)
-            if not isinstance(found[-1], ConfigError):
-                await sessions.aclose()
-        await sessions.aclose()
+            await sessions.aclose()
         await runner.cleanup()
         return found
 

@@ -221,6 +221,7 @@ def test_paths_and_methods_that_do_not_exist(url: str) -> None:
         status, got = post(url + path, ask())
         assert (status, got["error"]["code"]) == (404, "not_found")
         assert "POST /v1/chat/completions (the base URL of a client ends in /v1)" in got["error"]["message"]
+        assert "not responses" in got["error"]["message"]  # which some frameworks use by default
     status, got = get(f"{url}/v1/chat/completions")
     assert (status, got["error"]["code"]) == (405, "method_not_allowed")
     assert "use POST" in got["error"]["message"]

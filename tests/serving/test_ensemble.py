@@ -1132,6 +1132,56 @@ def test_closing_waits_until_asks_under_way_are_in_the_store(tmp_path: Path, inj
         assert store.totals()["a"].calls == 3
 
 
+def test_closing_ends_calls_whose_replies_have_begun_to_arrive(tmp_path: Path) -> None:
+    """aiohttp left their readers waiting, so the store was closed without their costs."""
+    begun = threading.Event()
+
+    async def handler(request: web.Request, _: Any) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await reply.prepare(request)
+        await reply.write(b"  ")
+        begun.set()
+        await asyncio.sleep(60)
+        return reply
+
+    async def main(url: str) -> BaseException | Answer:
+        endpoint = Endpoint("a", model="a", base_url=url, input_usd_per_1m=1, output_usd_per_1m=1)
+        ensemble = AsyncEnsemble([endpoint], store=tmp_path / "s.db")
+        ask = asyncio.ensure_future(ensemble.ask("?", answer="number"))
+        await asyncio.to_thread(begun.wait, 60)
+        await asyncio.sleep(0.1)  # until the head has been read
+        async with asyncio.timeout(4):
+            await ensemble.aclose()
+        return (await asyncio.gather(ask, return_exceptions=True))[0]
+
+    with serving(handler) as server:
+        assert "was closed" in str(asyncio.run(main(server.url)))
+        assert len(server.received) == 1  # and none was made anew
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        assert store.totals()["a"].calls == 1
+
+
+def test_closing_gives_up_calls_by_a_client_of_the_callers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They went on without a store for their costs; without `await`, closing waited until the asks' deadline."""
+    monkeypatch.setattr("focalroute.serving.closing._CLOSING_S", 0.2)
+
+    async def handler(_: web.Request, __: Any) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return json_reply(completion("42"))
+
+    with serving(handler) as server, ThreadPoolExecutor(1) as elsewhere:
+        endpoint = Endpoint("a", model="a", base_url=server.url, input_usd_per_1m=1, output_usd_per_1m=1)
+        ensemble = Ensemble([endpoint], http_client=httpx.AsyncClient(), store=tmp_path / "s.db")
+        asked = elsewhere.submit(ensemble.ask, "?", answer="number")
+        until(lambda: len(server.received) == 1)
+        began = time.monotonic()
+        ensemble.close()
+        assert time.monotonic() - began < 10
+        assert "was closed" in str(asked.exception(60))
+    with closing(SqliteStore(tmp_path / "s.db")) as store:
+        assert store.totals()["a"].calls == 1
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_closing_waits_for_asks_of_other_loops_too(tmp_path: Path, streams: bool) -> None:
     """Their costs were lost, as the store was closed under them."""

@@ -188,7 +188,8 @@ def test_a_closed_ensemble_is_an_error_of_the_tree(simulated_pool: SimulatedPool
 def test_other_event_loops_than_asyncio_s_are_an_error_of_the_tree(simulated_pool: SimulatedPool) -> None:
     """As trio's, in which no loop of asyncio runs."""
     ensemble = AsyncEnsemble(simulated_pool.endpoints)
-    for first in (ensemble.ask("What is 1 + 1?"), ensemble.__aenter__()):
+    streamed = ensemble.stream("What is 1 + 1?").__anext__()
+    for first in (ensemble.ask("What is 1 + 1?"), streamed, ensemble.__aenter__(), ensemble.aclose()):
         with pytest.raises(ConfigError, match="runs on asyncio; under trio use Ensemble"):
             first.send(None)
     asyncio.run(ensemble.aclose())

@@ -24,18 +24,6 @@ def test_every_loop_has_its_own_object_and_closed_loops_are_forgotten() -> None:
     assert made.all() == [[2]]
 
 
-def test_the_object_of_a_loop_may_be_dropped() -> None:
-    made = PerLoop(list[int])
-
-    async def use() -> None:
-        made.here().append(1)
-        assert made.pop() == [1]
-        assert made.pop() is None
-        assert made.here() == []
-
-    asyncio.run(use())
-
-
 async def begin(turns: StartGate, count: int) -> list[tuple[int, int]]:
     """Have so many begin at once; who did, and in which turn of the loop."""
     loop, begun, turn = asyncio.get_running_loop(), [], 0

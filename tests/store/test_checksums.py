@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
@@ -105,6 +106,12 @@ def test_every_flipped_bit_that_changes_something_is_found(tmp_path: Path) -> No
     assert changed > FLIPS // 4
     path.write_bytes(sound)
     assert not found(path)
+
+
+def test_answers_are_stored_where_texts_of_bytes_are_errors() -> None:
+    code = "from focalroute.store.sqlite.checksums import checksum; print(checksum(('a', b'x', 1.5)))"
+    done = subprocess.run([sys.executable, "-bb", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) == zlib.crc32(b"a\0b'x'\x001.5\0")
 
 
 @pytest.mark.parametrize("table", ["answers", "feedback", "probes", "ledger", "ledger_sums", "reservations"])

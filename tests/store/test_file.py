@@ -187,6 +187,14 @@ def test_a_missing_folder_is_not_made(tmp_path: Path) -> None:
     fails(tmp_path / "no" / "s.db", "folder does not exist; make it first")
 
 
+def test_a_relative_path_in_a_folder_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    fails(Path("s.db"), "No such file or directory; name another file")
+
+
 def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     fails(tmp_path / ("s" * 300), "File name too long; name another file")
 

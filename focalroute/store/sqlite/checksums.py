@@ -57,7 +57,8 @@ _FORMATS = tuple("%s\0" * count for count in range(1 + max(map(len, COLUMNS.valu
 
 def checksum(values: Sequence[object]) -> int:
     """The checksum of a row's values, which must have the types that SQLite returns: floats for REAL columns."""
-    return zlib.crc32((_FORMATS[len(values)] % tuple(values)).encode("utf-8", "surrogatepass"))
+    shown = [repr(value) if type(value) is bytes else value for value in values]  # python -b warns of str(bytes)
+    return zlib.crc32((_FORMATS[len(values)] % tuple(shown)).encode("utf-8", "surrogatepass"))
 
 
 def head(trajectory: object) -> object:

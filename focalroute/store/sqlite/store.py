@@ -125,12 +125,12 @@ class SqliteStore(QueuedStore["sqlite3.Connection"]):
             path = None
         self._path = None if path is None else Path(path)
         self._name = "the store in memory" if self._path is None else str(self._path)
-        self._file = None if self._path is None else self._path.absolute()  # the working folder may change
         self._maintain = maintain
         self._keep = _KEPT_IN_MEMORY if keep is None and path is None else keep
         self._poll_s = poll_s
         if self._path is not None:
             database.prepare(self._path)
+        self._file = None if self._path is None else self._path.absolute()  # the working folder may change
         self._commit_log = CommitLog(self._file)
         self._connection = database.open_database(
             self._path, self._name, self._commit_log, full=durability == "full", to_write=maintain
