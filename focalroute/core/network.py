@@ -80,7 +80,8 @@ def proxy_of(endpoint: Endpoint) -> str | None:
         return None
     proxy = address if "://" in address else f"http://{address}"
     if not is_http(proxy):
-        raise ConfigError(f"Endpoint {endpoint.name!r}: {kind}_proxy: is not an address such as http://proxy:3128")
+        problem = "is not an address such as http://proxy:3128; give other proxies to an http_client"
+        raise ConfigError(f"Endpoint {endpoint.name!r}: {kind}_proxy: {problem}")
     return proxy
 
 

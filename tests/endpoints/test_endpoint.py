@@ -749,7 +749,7 @@ def test_a_proxy_that_cannot_be_used_is_not_bypassed(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("no_proxy", raising=False)
     url = "http://somewhere.invalid/v1"
     for call in (lambda: using(url, complete), lambda: fetch_models(Endpoint("e", model="m", base_url=url))):
-        with pytest.raises(ConfigError, match=r"'e': http_proxy: is not an address such as http://proxy:3128") as said:
+        with pytest.raises(ConfigError, match=r"'e': http_proxy: is not an address .* an http_client") as said:
             call()
         assert "sec" not in str(said.value)
 
