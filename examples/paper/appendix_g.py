@@ -1,4 +1,4 @@
-"""RL-Focal, appendix G: the accuracy that is left when members' scores become noisy, or the best member adversarial.
+"""RL-Focal, appendix G: accuracy when members' scores become noisy, or the best member adversarial.
 
 python -m examples.paper.appendix_g [--seeds 5] [--keep FOLDER]
 
@@ -37,7 +37,7 @@ _KINDS = ("noisy", "adversarial")
 
 @lru_cache(len(_KINDS) * len(SHARES))
 def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> LogTable:
-    """The log with this share of the test queries changed."""
+    """Return the log with this share of the test queries changed."""
     table, rng = benchmark.table, np.random.default_rng(seed)
     struck = {table.queries[row].id for row in benchmark.parts.test.tolist() if rng.random() < share}
     best = table.names[benchmark.table.rank(benchmark.parts.train)[0]]
@@ -55,7 +55,7 @@ def perturbed(benchmark: Benchmark, kind: str, share: float, seed: int) -> LogTa
 
 
 def _exchanged(output: Output, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The place that each choice's score moves to: the greatest and the smallest change places."""
+    """Return the place that each choice's score moves to: the highest and the lowest are exchanged."""
     order = np.arange(size)
     mass = np.array(output.probabilities or [float(choice == output.answer) for choice in range(size)])
     first, last = int(mass.argmax()), int(size - 1 - mass[::-1].argmin())
@@ -64,7 +64,7 @@ def _exchanged(output: Output, size: int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Output:
-    """Scores that stood at a choice now stand at ``to`` of it."""
+    """Move the score of each choice i to choice ``to[i]``."""
     answer = int(to[output.answer]) if isinstance(output.answer, int) else output.answer
     if output.probabilities is None:
         return replace(output, answer=answer)
@@ -74,7 +74,7 @@ def _moved(output: Output, to: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Ou
 
 
 def player(benchmark: Benchmark, name: str, seed: int) -> Callable[[LogTable], ReplayResult]:
-    """Return a player of the test part of any log, trained on the benchmark's own."""
+    """Train on the benchmark's log; return a function that replays the test part of any log."""
     if name == _OURS:
         return partial(benchmark.served, seed, _TARGET)
     training = benchmark.training(seed)
@@ -92,7 +92,7 @@ def accuracies(benchmark: Benchmark, name: str, seed: int, shares: Sequence[floa
 
 
 def main() -> None:
-    """Train, perturb, play and print."""
+    """Train, perturb, replay and print."""
     asked = options(__doc__ or "")
     shares = SHARES[::4] if asked.quick else SHARES
     ways = [*_WAYS, *(name for name, long in _LONG.items() if long not in asked.without)]

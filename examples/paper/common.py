@@ -108,12 +108,12 @@ class Options:
         return ReplayResult(**self.kept(key, arrays))
 
     def rl_focal(self, **changed: Any) -> RlFocalSettings:
-        """RL-Focal as published but for what is changed."""
+        """Return RL-Focal as published, except for what is changed."""
         less: dict[str, Any] = {"passes": 2, "lanes": 2} if self.quick else {}
         return RlFocalSettings(**changed | less)
 
     def offline(self) -> OfflineSettings:
-        """How focalroute's default is trained."""
+        """The settings with which focalroute's default is trained."""
         if not self.quick:
             return OfflineSettings()
         return OfflineSettings(
@@ -133,7 +133,9 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
     """Return a parser of the options that all scripts share."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs")
-    parser.add_argument("--quick", action="store_true", help="as little as shows that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="use a small generated log and little training, to see that it runs"
+    )
     return parser
 
 
@@ -142,9 +144,11 @@ def options(doc: str) -> Options:
     parser = parser_of(doc)
     parser.add_argument("--data", type=Path, default=_ROOT.parent / "shared" / "data", help="recorded logs")
     parser.add_argument("--figures", type=Path, default=_ROOT / "docs" / "figures", help="where figures go")
-    parser.add_argument("--keep", type=Path, help="a folder to keep runs in; what is there is not run again")
-    parser.add_argument("--only", nargs="+", default=[], choices=_NAMES, help="play on these instead")
-    parser.add_argument("--without", nargs="+", default=[], choices=_LONG, help="leave these out: they take long")
+    parser.add_argument("--keep", type=Path, help="folder for finished runs, which are not run again")
+    parser.add_argument(
+        "--only", nargs="+", default=[], choices=_NAMES, help="benchmarks to run on; default: all of the script"
+    )
+    parser.add_argument("--without", nargs="+", default=[], choices=_LONG, help="slow methods to leave out")
     asked = parser.parse_args()
     seeds = 1 if asked.quick else asked.seeds
     only = tuple(asked.only)
@@ -153,7 +157,7 @@ def options(doc: str) -> Options:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Benchmark:
-    """A log, cut in two.
+    """A log, split into a training and a test part.
 
     Attributes:
         name: with a star where the log is generated.
@@ -166,7 +170,7 @@ class Benchmark:
 
     @property
     def fails(self) -> NDArray[np.float32]:
-        """(T, N) 1 where an endpoint failed a query of the log."""
+        """(T, N) 1 if an endpoint failed a query of the log, else 0."""
         return ((self.table.value < 0.5) | ~self.table.there).astype(np.float32)
 
     @property
@@ -179,16 +183,16 @@ class Benchmark:
         return Training(self.table, self.parts.train, seed)
 
     def published(self, **changed: Any) -> dict[str, list[ReplayResult]]:
-        """RL-Focal, unless it is to be left out."""
+        """Return the runs of RL-Focal, unless it is to be left out."""
         return {} if "rl-focal" in self.options.without else {"rl-focal": self.rl_focal(**changed)}
 
     def defaults(self, *targets: float) -> dict[str, list[ReplayResult]]:
-        """focalroute at these cost ratios, unless it is to be left out."""
+        """Return the runs of focalroute at these cost ratios, unless it is to be left out."""
         left_out = "default" in self.options.without
         return {} if left_out else {f"focalroute @ {target:g}": self.ours(target) for target in targets}
 
     def run(self, name: str, seed: int = 0) -> ReplayResult:
-        """A baseline or preset on the test part."""
+        """Replay a baseline or preset on the test part."""
         return self.once(name, {**BASELINES, **PRESETS}[name], seed)
 
     def runs(self, name: str) -> list[ReplayResult]:
@@ -207,7 +211,7 @@ class Benchmark:
         return [self.once(rl_focal_name(**changed), make, seed) for seed in range(self.options.seeds)]
 
     def once(self, name: str, make: Callable[[Training], Strategy], seed: int = 0) -> ReplayResult:
-        """Play any strategy on the test part; it is stored as ``name``."""
+        """Replay any strategy on the test part; the run is stored as ``name``."""
 
         def run() -> ReplayResult:
             return play(make(self.training(seed)), self.table, self.parts.test)
@@ -215,7 +219,7 @@ class Benchmark:
         return self.options.played(f"{self.name}/{name}/{seed}", run)
 
     def ours(self, target: float) -> list[ReplayResult]:
-        """Play focalroute's default: trained on the training part, then served at a held cost ratio."""
+        """Replay focalroute's default: trained on the training part, then served at a held cost ratio."""
         return [
             self.options.played(f"{self.name}/focalroute {target:g}/{seed}", partial(self.served, seed, target))
             for seed in range(self.options.seeds)
@@ -287,7 +291,7 @@ def _table(name: str, data: Path) -> LogTable | None:
 
 
 def members(table: LogTable, chosen: Sequence[int]) -> LogTable:
-    """The log with only these endpoints; an endpoint named twice appears twice, under two names."""
+    """Return the log with only these endpoints; an endpoint named twice appears twice, under two names."""
     names = [f"{table.names[i]} ({n})" if i in chosen[:n] else table.names[i] for n, i in enumerate(chosen)]
     endpoints = tuple(replace(table.endpoints[i], name=name) for i, name in zip(chosen, names, strict=True))
     olds = [table.names[i] for i in chosen]
@@ -299,7 +303,7 @@ def members(table: LogTable, chosen: Sequence[int]) -> LogTable:
 
 
 def with_outputs(table: LogTable, changed: Callable[[LoggedQuery], Mapping[str, Output]]) -> LogTable:
-    """The log with other outputs."""
+    """Return the log with other outputs."""
     queries = [replace(query, outputs=changed(query)) for query in table.queries]
     return join(queries, PoolFile(table.endpoints, {}, None), "log")
 
@@ -318,7 +322,7 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def accuracy(runs: Sequence[ReplayResult]) -> str:
-    """In percent."""
+    """Return the accuracy in percent."""
     return mean_se([run.worth.mean() for run in runs])
 
 
@@ -337,7 +341,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 @contextmanager
 def figure(name: str, asked: Options, panels: int = 1) -> Iterator[list[Axes]]:
-    """Some panels side by side, saved as ``name``.svg unless the run is ``quick``."""
+    """Draw panels side by side, saved as ``name``.svg unless the run is ``quick``."""
     from matplotlib import pyplot
 
     style: Any = {

@@ -22,26 +22,26 @@ _ROWS = 2000
 
 
 def metrics(fails: NDArray[np.float32], pools: NDArray[np.float32]) -> F64:
-    """Every metric (S, 7), and the members' mean accuracy, of every team."""
+    """Return every team's diversity metrics and, last, its members' mean accuracy, (S, 8)."""
     found = diversities(fails, pools, pair_statistics(fails.T @ fails, len(fails)))
     mean = pools @ (1 - fails.mean(axis=0)) / pools.sum(axis=1)
     return np.column_stack([found, mean]).astype(np.float64)
 
 
 def correlation(x: F64, y: F64) -> float:
-    """Pearson's; 0 where one of them is constant."""
+    """Return Pearson's correlation; 0 if x or y is constant."""
     return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) > 0 and np.ptp(y) > 0 else 0.0
 
 
 def within(x: F64, y: F64, sizes: F64) -> float:
-    """The mean correlation within teams of one size."""
+    """Return the mean, over team sizes, of the correlation within teams of that size."""
     return float(
         np.mean([correlation(x[sizes == m], y[sizes == m]) for m in np.unique(sizes) if (sizes == m).sum() > 2])
     )
 
 
 def rows_of(benchmark: Benchmark) -> tuple[list[list[str]], F64, F64, F64]:
-    """The table, and of every team its focal diversity, plurality accuracy and size."""
+    """Return the table, and every team's focal diversity, plurality accuracy and size."""
     pools = teams(len(benchmark.table.endpoints)).astype(np.float32)
     train, test, fails = benchmark.parts.train, benchmark.parts.test, benchmark.fails
     some = train[np.linspace(0, len(train) - 1, min(len(train), _ROWS)).astype(np.int64)]

@@ -32,14 +32,14 @@ _TARGET = 0.5
 
 
 def when_right(benchmark: Benchmark, runs: list[ReplayResult]) -> list[float]:
-    """Share right among the test queries that exactly n members have right, n = 0 to N; NaN if there are none."""
+    """Return the accuracy on the test queries that exactly n members have right, n = 0 to N; NaN if there are none."""
     n = (benchmark.fails[benchmark.parts.test] == 0).sum(axis=1)
     worth = np.mean([run.worth for run in runs], axis=0)
     return [float(worth[n == k].mean()) if (n == k).any() else np.nan for k in range(len(benchmark.table.names) + 1)]
 
 
 def corrected(benchmark: Benchmark, runs: list[ReplayResult]) -> list[str]:
-    """The share of the best single endpoint's errors that is corrected, and of its right answers that is lost."""
+    """Return the share of the best single endpoint's errors that are corrected, and of its right answers lost."""
     single = benchmark.run("best-single-train").worth >= 0.5
     won = [float((run.worth >= 0.5)[~single].mean()) for run in runs]
     lost = [float((run.worth < 0.5)[single].mean()) for run in runs]
@@ -47,7 +47,7 @@ def corrected(benchmark: Benchmark, runs: list[ReplayResult]) -> list[str]:
 
 
 def members_right(benchmark: Benchmark) -> dict[str, list[float]]:
-    """Print the share right when exactly n members are, and the errors corrected."""
+    """Print the accuracy when exactly n members are right, and the errors corrected."""
     ways = {name: benchmark.runs(name) for name in _WAYS} | benchmark.published() | benchmark.defaults(_TARGET)
     found = {name: when_right(benchmark, runs) for name, runs in ways.items()}
     columns = ["members right", *map(str, range(len(benchmark.table.names) + 1))]
@@ -59,7 +59,7 @@ def members_right(benchmark: Benchmark) -> dict[str, list[float]]:
 
 
 def by_pool_size(benchmark: Benchmark, asked: Options) -> dict[str, list[list[float]]]:
-    """Accuracy of the greedy controls in growing pools, each seed's own random order: way -> size -> seed."""
+    """Return the greedy controls' accuracy in growing pools: control -> size -> seed (which shuffles the pool)."""
     total = len(benchmark.table.names)
     found: dict[str, list[list[float]]] = {name: [] for name in _GREEDY}
     for size in [size for size in _SIZES if size <= total]:
@@ -78,7 +78,7 @@ def by_pool_size(benchmark: Benchmark, asked: Options) -> dict[str, list[list[fl
 
 
 def heads(asked: Options) -> None:
-    """Print branching heads beside one head over all teams."""
+    """Print branching heads compared with one head over all teams."""
     rows = []
     for benchmark in benchmarks(["GPQA*", "MUSR*", "BBH*", "ZeroEval"], asked):
         for name, head in (("branching", BranchingHead), ("one head", SingleHead)):
@@ -88,7 +88,7 @@ def heads(asked: Options) -> None:
 
 
 def main() -> None:
-    """Play, print and draw."""
+    """Replay, print and draw."""
     asked = options(__doc__ or "")
     lines = {benchmark.name: members_right(benchmark) for benchmark in benchmarks(["ZeroEval", "MMLU-Pro"], asked)}
     with figure("paper-fig4", asked, len(lines) + 1) as panels:

@@ -1,4 +1,4 @@
-"""The rival of RL-Focal's branching heads (Fig. 4): one softmax over all teams of at least two endpoints."""
+"""The alternative to RL-Focal's branching heads (Fig. 4): one softmax over all teams of at least two endpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_TEAM = 2
 
 
 class SingleHead(BranchingHead):
-    """The rival of the published heads: one softmax over all 2^N - N - 1 teams of at least two.
+    """The alternative to the published heads: one softmax over all 2^N - N - 1 teams of at least two.
 
     Args:
         endpoints: N, from 2 to `LARGEST_SINGLE_HEAD`.
@@ -41,17 +41,17 @@ class SingleHead(BranchingHead):
         self._codes = self._teams @ (1 << np.arange(endpoints))
 
     def draw(self, logits: Floats, rng: np.random.Generator) -> tuple[Bools, F32]:
-        """One team."""
+        """Draw a team for each row."""
         picked = self._teams[draw(logits, np.ones(logits.shape, bool), rng)]
         return picked, picked.astype(np.float32)
 
     def likeliest(self, logits: Floats) -> tuple[Bools, F32]:
-        """The likeliest team."""
+        """Return the likeliest team of each row."""
         picked = self._teams[logits.argmax(axis=1)]
         return picked, picked.astype(np.float32)
 
     def likelihood(self, logits: Floats, picked: Bools) -> Likelihood:
-        """The team's probability."""
+        """Return the likelihood of the teams."""
         chosen = np.searchsorted(self._codes, picked @ (1 << np.arange(picked.shape[1])))
         return categorical(logits, np.ones(logits.shape, bool), chosen)
 

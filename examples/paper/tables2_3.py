@@ -31,7 +31,7 @@ _TARGET = 0.2
 
 
 def pairs(asked: Options) -> None:
-    """Table 2: the best endpoint of the training part with each of the next ones."""
+    """Print Table 2: the best endpoint of the training part with each of the next ones."""
     rows = []
     for benchmark in benchmarks(["MMLU-Pro", "ZeroEval"], asked):
         if not has_text(benchmark.training(0)):
@@ -47,7 +47,7 @@ def pairs(asked: Options) -> None:
 
 
 def more_agents(benchmark: Benchmark, member: int, samples: int, seed: int) -> ReplayResult:
-    """The plurality of n samples of one endpoint, ties to the first drawn."""
+    """Replay the plurality of n samples of one endpoint; ties go to the answer drawn first."""
     table, test = benchmark.table, benchmark.parts.test
     rng = np.random.default_rng(seed)
     worth = np.zeros(len(test))
@@ -66,7 +66,7 @@ def _alone(member: int, _: Training) -> First:
 
 
 def others(asked: Options) -> None:
-    """Table 3."""
+    """Print Table 3."""
     for benchmark in benchmarks(["simulated*", "ZeroEval", "MMLU"], asked):
         ways = {name: benchmark.runs(name) for name in ("best-single-train", "plurality", "static-subset")}
         if has_text(benchmark.training(0)):

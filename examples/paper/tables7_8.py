@@ -35,7 +35,7 @@ _ASKED = 300
 
 
 def deciding(strategy: Strategy, benchmark: Benchmark) -> float:
-    """Milliseconds an answer takes."""
+    """Return the milliseconds that an answer takes."""
     turns = [Turn(benchmark.table, row) for row in benchmark.parts.test[:_ASKED].tolist()]
     began = time.process_time()
     for turn in turns:
@@ -52,7 +52,7 @@ def size_of(strategy: Strategy) -> str:
 
 
 def prices() -> list[list[str]]:
-    """Table 8, beside the price library's prices if it is installed."""
+    """Print Table 8, with the price library's prices if it is installed."""
     rows = []
     for name, (published, model) in PUBLISHED.items():
         found = look_up(_TOGETHER, model).price if installed() else None

@@ -61,7 +61,7 @@ def recipes(seed: int) -> list[Recipe]:
 
 
 def written(model: Llama, questions: Sequence[Question]) -> Any:
-    """Cross entropy of the right answer, written after its question as in the scoring of whole choices."""
+    """Return the cross entropy of the right answer's text after its question, as whole choices are scored."""
     made = tokenizer(TOPICS)
     texts = [(write_out_choices(_said(question), (question.answer,)) or ("",))[0] for question in questions]
     whole = [made.encode(text).ids for text in texts]
@@ -113,7 +113,7 @@ async def _asked(root: str, name: str, questions: Sequence[Question], way: Mappi
 
 
 def _output(answer: Answer | BaseException) -> Output:
-    """An answer that could not be read has no probabilities, and is left out of the comparison."""
+    """Return an answer in the log's format; an unreadable one has no probabilities, so it is not compared."""
     reply = answer.replies[0] if isinstance(answer, Answer) else None
     if reply is None or reply.usage is None:
         return Output(None, None, None, 0, 0, None, None, str(answer))

@@ -41,7 +41,7 @@ class _Questions:
 
 
 def synthetic_pool(rng: np.random.Generator, size: int) -> RecordedLog:
-    """A log of ``size`` queries; everything in it is drawn by ``rng``."""
+    """Draw a log of ``size`` queries."""
     n = int(rng.integers(3, 17))
     questions = _questions(rng, size)
     skill = rng.normal(0, rng.uniform(0.2, 1.3), n)
@@ -91,7 +91,7 @@ def _questions(rng: np.random.Generator, size: int) -> _Questions:
 
 
 def _logits(rng: np.random.Generator, questions: _Questions, skill: F64) -> F64:
-    """(T, N, K) logits of each endpoint for each answer; the right one is answer 0."""
+    """Return each endpoint's logit of each answer, (T, N, K); the right one is answer 0."""
     size, n, width = len(questions.topic), len(skill), int(questions.size.max())
     level = rng.uniform(0.3, 3.0) + 0.45 * np.log(questions.size)
     taste = rng.normal(0, rng.uniform(0.05, 1.0), (n, questions.topic.max() + 1))
@@ -115,7 +115,7 @@ def _there(rng: np.random.Generator, size: int, n: int) -> Bools:
 
 
 def _mixed(rng: np.random.Generator, questions: _Questions, candidate: I64, logits: F64) -> tuple[I64, I64, F64]:
-    """The choices in random order: candidates, the right one (T,), and the logits by it."""
+    """Shuffle the choices; return the candidates, the right one (T,), and the logits in the new order."""
     width = logits.shape[2]
     real = np.arange(width) < questions.size[:, None]
     order = np.where(real, rng.random(real.shape), 2).argsort(axis=1)  # (T, K) the old choice in each place
@@ -125,7 +125,7 @@ def _mixed(rng: np.random.Generator, questions: _Questions, candidate: I64, logi
 
 
 def _leanings(rng: np.random.Generator, n: int, width: int) -> F64:
-    """(N, K) each endpoint's preference for each place among the choices."""
+    """Return each endpoint's preference for each place among the choices, (N, K)."""
     leanings: F64 = rng.normal(0, rng.choice((0, 0, 0.3, 1.0)), (n, width))
     return leanings
 
@@ -138,7 +138,7 @@ def _masses(rng: np.random.Generator, logits: F64, candidate: I64) -> F32:
 
 
 def _offered(candidate: I64) -> tuple[I64, F32, I64]:
-    """Answers numbered as they come up: candidates, what each is worth (T, K), and their number (T,)."""
+    """Number answers in order of occurrence; return candidates, the worth of each (T, K), and their number (T,)."""
     named = candidate.copy()
     worth = np.zeros((len(candidate), candidate.shape[1]), np.float32)
     sizes = np.zeros(len(candidate), np.int64)
@@ -151,7 +151,7 @@ def _offered(candidate: I64) -> tuple[I64, F32, I64]:
 
 
 def _graded(rng: np.random.Generator, candidate: I64) -> tuple[I64, F32, I64]:
-    """Likewise for open text: every answer differs, and is worth much if right and little if not."""
+    """As `_offered` for open text: every answer differs, and is worth much if right and little if not."""
     size, n = candidate.shape
     usable, noise = candidate >= 0, rng.uniform(0, 0.3)
     worth = np.where(candidate == 0, 1 - noise * rng.random((size, n)), noise * rng.random((size, n)))
@@ -166,7 +166,7 @@ def _graded(rng: np.random.Generator, candidate: I64) -> tuple[I64, F32, I64]:
 def _costs(
     rng: np.random.Generator, questions: _Questions, skill: F64, there: Bools
 ) -> tuple[F32, F32, NDArray[np.float64]]:
-    """USD and completion tokens of each call (T, N), and the list prices (N,)."""
+    """Return USD and completion tokens of each call (T, N), and the list prices (N,)."""
     n = len(skill)
     better = skill / max(float(skill.std()), 1e-6)
     prices = 1e-4 * np.exp(rng.uniform(-0.3, 1.2) * better + rng.normal(0, rng.uniform(0.3, 1.4), n))

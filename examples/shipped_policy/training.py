@@ -37,15 +37,15 @@ _BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class ShippedSettings:
-    """How much to train.
+    """The amount of training.
 
     Attributes:
         worlds: number of synthetic logs.
-        queries: of each.
-        fusion_steps: of Adam, each on a batch of one world.
-        lookahead_steps: of the regression on gains.
-        iterations: of the policy gradient.
-        renewals: how many times the windows are renewed before and while it runs.
+        queries: number of queries in each.
+        fusion_steps: steps of Adam for the Fusion, each on a batch of one log.
+        lookahead_steps: steps of the regression on gains.
+        iterations: iterations of the policy gradient.
+        renewals: how often the windows are renewed, before and during the policy gradient.
     """
 
     pools: int = 120
@@ -57,7 +57,7 @@ class ShippedSettings:
 
 
 def shipped(settings: ShippedSettings | None = None, seed: int = _SEED) -> tuple[DeciderNet, FusionNet]:
-    """The two nets. The same seed gives the same nets on the same machine."""
+    """Train the two networks; the same seed gives the same networks on the same machine."""
     settings = settings or ShippedSettings()
     with threadpool_limits(1, "blas"):
         rng = np.random.default_rng(seed)
@@ -93,12 +93,12 @@ def cold_fusion() -> FusionNet:
 
 
 def _untimed(net: DeciderNet) -> DeciderNet:
-    """The net without weights for latencies, which no synthetic log has: training leaves these at 0."""
+    """Return the network without weights for latencies, which synthetic logs do not have."""
     return replace(net, hidden_endpoint=zeroed(net.hidden_endpoint, layout.slices(layout.ENDPOINT)["latency"]))
 
 
 def synthetic_views(rng: np.random.Generator, queries: int) -> Views:
-    """A new world as the cold start would see it: no long-run record except prices."""
+    """Draw a synthetic log as the cold start would see it, without long-run records except prices."""
     log = synthetic_pool(rng, queries)
     n = len(log.names)
     unknown = LongRun(np.zeros(n), np.full(n, float(PRIOR_ASKS)), log.prices)
@@ -123,7 +123,7 @@ def _improved(
     settings: ShippedSettings,
     rng: np.random.Generator,
 ) -> DeciderNet:
-    """The Decider after the policy gradient, with windows of the endpoints that it asked itself."""
+    """Improve the Decider by policy gradient, with windows of the endpoints that it asked itself."""
     learners = [
         PolicyGradient(
             views,

@@ -1,4 +1,4 @@
-"""Log-probabilities against shares of ten samples: how well they are calibrated, and what they cost."""
+"""Compares log-probabilities with the shares of ten samples, by calibration and cost."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How good probabilities are.
+    """The quality and cost of probabilities.
 
     Attributes:
-        accuracy: of the likeliest choice.
-        brier: the mean squared distance from what was right, summed over the choices (Brier 1950); less is better.
-        log_loss: the mean of -ln of the right choice's mass, which counts as .01 at least.
+        accuracy: accuracy of the likeliest choice.
+        brier: the mean squared error, summed over the choices (Brier 1950); less is better.
+        log_loss: the mean of -ln of the right choice's probability, which counts as at least 0.01.
         error: the expected calibration error of the likeliest choice, in ten bins of equal width (Guo et al. 2017).
         seconds: of a call, the mean. ``usd``: as the endpoint bills it.
         tokens: that came back, as the endpoint counts them; the mean.
@@ -43,7 +43,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two ways on the same answers.
+    """Two ways to elicit probabilities, on the same answers.
 
     Attributes:
         answers: how many; ``questions``: to how many different questions.

@@ -1,4 +1,4 @@
-"""One seed of the whole loop: collect, train, serve warm, cold and by rewards, lose a server, gain a better one."""
+"""Runs one seed of the whole loop: collect, train, and serve warm, cold, and with changes of the pool."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BASELINES = ("best-single-train", "plurality", "weighted-vote", "log-linear-onl
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Numbers of questions: for training, in the stream, and of the training questions to ask by samples as well.
+    """The sizes of an experiment: questions for training, in the stream, and of the former also asked by samples.
 
     ``iterations`` are those of `focalroute train`. The target is ``cost`` of the mean cost of asking all
     endpoints a training question. One server is lost after ``lost`` of the stream, and a better one joins after
@@ -93,7 +93,7 @@ class Seed:
         (self.folder / "training.jsonl").write_text("".join(lines[: self.sizes.training]))
 
     def train(self) -> None:
-        """The policy of the warm start, from the training questions alone."""
+        """Train the policy of the warm start, from the training questions alone."""
         train(
             [self.folder / "training.jsonl"],
             [self.folder / "pool.toml"],
@@ -103,7 +103,7 @@ class Seed:
         )
 
     def serve(self) -> None:
-        """All streams at the same time, each with updates in the background."""
+        """Serve all streams at the same time, each with updates in the background."""
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
@@ -124,7 +124,7 @@ class Seed:
 
     @cached_property
     def table(self) -> LogTable:
-        """The table of all collected answers."""
+        """All collected answers, as a table."""
         log = self.folder / "log.jsonl"
         return join(read_log(log), load_pool(self.folder / "pool.toml"), log)
 

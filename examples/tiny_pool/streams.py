@@ -37,16 +37,16 @@ def fresh(n: int, seed: int, topics: Sequence[str], seen: set[str]) -> list[Ques
 
 @dataclass(slots=True)
 class Live:
-    """One way to serve a stream, and what came of each question.
+    """One way to serve a stream, with the result of each question.
 
     Attributes:
         names: all endpoints that ever belong to the pool.
-        folder: of its policy bundles, and of its store.
+        folder: has its policy bundles and its store.
         usd_per_query: the mean cost to hold.
         unanswered: questions for which `PoolError` was raised.
         failed_calls: calls that failed, though their questions may have been answered.
-        version: of the policy that served the last question.
-        ledger_usd: all that was paid, probes included, which are on no receipt.
+        version: the version of the policy that served the last question.
+        ledger_usd: all cost, including that of exploration, which is on no receipt.
     """
 
     names: Sequence[str]
@@ -63,7 +63,7 @@ class Live:
     ledger_usd: float = 0.0
 
     async def serve(self, pool: Sequence[Endpoint], questions: Sequence[Question]) -> None:
-        """Answer these with this pool. A later call goes on with the same store and policy, as after a restart."""
+        """Answer these with this pool; a later call continues with the same store and policy, as after a restart."""
         async with AsyncEnsemble(
             pool,
             policy=self.folder,
@@ -77,7 +77,7 @@ class Live:
             self.ledger_usd = float(ensemble.stats().cost or 0)
 
     def played(self) -> ReplayResult:
-        """The stream as a play, to compare with other strategies."""
+        """Return the results in the form of a replay, to compare with other strategies."""
         return ReplayResult(np.array(self.right), np.array(self.usd), np.array(self.asked))
 
     async def _one(self, ensemble: AsyncEnsemble, question: Question) -> None:

@@ -51,7 +51,7 @@ class _Batch(NamedTuple):
 
 
 def ready(recipe: Recipe) -> Path:
-    """The model file; trained now unless it is in the cache."""
+    """Return the model file; the model is trained now unless it is cached."""
     path = cached(recipe)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,10 +62,10 @@ def ready(recipe: Recipe) -> Path:
 
 
 def train(recipe: Recipe, beside: Beside | None = None) -> tuple[Llama, dict[str, float]]:
-    """The trained model, and its share right of the validation questions of each topic.
+    """Train a model; also return its accuracy on the validation questions of each topic.
 
     Args:
-        beside: a loss that is added in every step: of the model and the questions of the step.
+        beside: a loss to add in every step, computed from the model and the questions of the step.
     """
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
@@ -110,7 +110,7 @@ def _optimisers(model: Llama, judge: Any, rate: float) -> tuple[Any, Any]:
 
 
 def right(model: Llama) -> dict[str, float]:
-    """The model's share right of the validation questions, by topic; they are drawn apart from all others."""
+    """Return the model's accuracy on the validation questions, by topic; these are drawn separately from all others."""
     made = tokenizer(TOPICS)
     shares = {}
     model.eval()
@@ -130,7 +130,7 @@ def _first_loss(model: Llama, batch: _Batch) -> Any:
 
 
 def _loss(model: Llama, judge: Any, batch: _Batch) -> Any:
-    """Cross entropy of the letter and of the end after it.
+    """Return the cross entropy of the letter and of the end after it.
 
     Two further losses are more informative than the letter: how the answer begins, predicted where the question
     ends, before any choice is read; and for each choice, whether it is right.
@@ -146,7 +146,7 @@ def _loss(model: Llama, judge: Any, batch: _Batch) -> Any:
 
 
 def _guessed(model: Llama, hidden: Any, batch: _Batch) -> Any:
-    """Cross entropy of the answer's first token, predicted where the question ends."""
+    """Return the cross entropy of the answer's first token, predicted where the question ends."""
     return functional.cross_entropy(model.logits(hidden[torch.arange(len(batch.asked)), batch.asked]), batch.idea)
 
 

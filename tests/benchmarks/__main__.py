@@ -38,7 +38,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
     parser.add_argument("names", nargs="*", choices=[[], *NAMES], help="default: all")
-    parser.add_argument("--long", action="store_true", help="a million asks instead")
+    parser.add_argument("--long", action="store_true", help="make a run of a million asks instead")
     given = parser.parse_args()
     wanted = LONG if given.long else [(name,) for name in given.names or NAMES]
     sections = [run(*one) for one in wanted]

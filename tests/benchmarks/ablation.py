@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None, variants: Mapping[str, Variant]
     parser.add_argument("--part", choices=(*PARTS, "both"), default="validation")
     parser.add_argument("--only", nargs="+", choices=variants, default=list(variants), metavar="NAME")
     parser.add_argument("--keep", type=Path)
-    parser.add_argument("--engine", default="local", help="local, ray or ray://host:port: variants and seeds at once")
+    parser.add_argument("--engine", default="local", help="where variants and seeds run: local, ray or ray://host:port")
     asked = parser.parse_args(arguments)
     table = join(read_log(asked.log), load_pool(asked.pool), asked.log)
     log = recorded(table, np.arange(len(table.queries)))

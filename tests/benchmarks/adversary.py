@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the number of cases and every limit that was exceeded; fail if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first case")
     given = parser.parse_args(arguments)
     cases = asyncio.run(play_all(range(given.seed, given.seed + given.cases)))
     calls, ended = sum(case.calls for case in cases), sum((case.ended for case in cases), Counter[str]())

@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--concurrency", type=int, default=0, help="asks at a time in each process; 0: all of them")
+    parser.add_argument("--concurrency", type=int, default=0, help="concurrent asks in each process; 0: all")
     parser.add_argument("--work", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.work:

@@ -70,9 +70,9 @@ def _peak_mib() -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run all targets and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=1_000_000, help="of all targets together")
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="number of inputs, over all targets")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="targets whose name has this in it")
+    parser.add_argument("--only", default="", help="only targets with this in their name")
     given = parser.parse_args(arguments)
     warnings.simplefilter("error")
     print("| what reads them | inputs | crashes | hangs | slowest, ms of CPU | s |\n|---|---|---|---|---|---|")

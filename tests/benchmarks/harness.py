@@ -198,7 +198,7 @@ def _status_mb(name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
-def played_or_kept(
+def play_or_read(
     described: str | None, folder: str, cases: Mapping[str, Case], play: Callable[[Case, Path, int], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Play each case and write its results, or read the results that the command line names.

@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="begin with the shipped policy, and without training")
+    parser.add_argument("--cold", action="store_true", help="start from the shipped policy, without training")
     given = parser.parse_args()
     pool = load_pool(given.pool)
     whole = join(read_log(given.log), pool, given.log)

@@ -1,16 +1,16 @@
-"""Pacing against every fixed cost weight: recorded answers, prices that double, topics that drift by themselves.
+"""Compares pacing with fixed cost weights on recorded answers, with prices that double and topics that drift.
 
     python -m tests.benchmarks.paced_replay LOG --pool POOL [--seeds 3] [--points 0.13,0.16] [--under-way 1,64]
 
-A policy is trained on all but the last 5,000 queries of the log and serves those, prequentially and greedily, in the
-order of the log, whose topics come in blocks. After 2,000 of them every price doubles. Each point is a target in USD a
-query: that share of what asking all cost in the training part. A paced run starts at the cost weight that met
-this share in training, and is held to the target over all 5,000, probes included. With 64 under way the pacer hears of
-a cost only 63 queries later.
+A policy is trained on all but the last 5,000 queries of the log, and serves these greedily, in the order of the log,
+whose topics come in blocks. After 2,000 of them all prices double. Each point is a target in USD per query: this share
+of the cost of asking all in the training part. A paced run starts with the cost weight that met the share in training,
+and is held to the target over all 5,000 queries, exploration included. With 64 queries at a time, the pacer learns the
+cost of a query only 63 queries later.
 
-It is compared with fixed cost weights, 13 from 0.003 to 4, on the same queries and seeds: with the most accurate of
-those that cost no more than it did, and of the mixtures of two neighbouring ones that cost just as much. So the fixed
-one is chosen in hindsight, on the very queries that it is scored on. Intervals are of the paired block bootstrap.
+A paced run is compared with 13 fixed cost weights from 0.003 to 4 on the same queries and seeds: with the most accurate
+of those that cost no more, and of the mixtures of two neighbours that cost the same. So the fixed weight is chosen in
+hindsight, on the scored queries. Intervals are from a paired block bootstrap.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Runs = Sequence[ReplayResult]
 
 
 class Late(Pacer):
-    """A pacer that hears of a cost only when so many are under way."""
+    """A pacer that learns the cost of a query only after a number of later ones have begun."""
 
     def __init__(self, target: float, price: float, under_way: int) -> None:
         super().__init__(Decimal(repr(target)), price)
@@ -55,17 +55,17 @@ class Late(Pacer):
         self._most = under_way
 
     def end(self, used: float | Decimal | None) -> None:
-        """Keep it until then."""
+        """Keep the cost until then."""
         self._unreported.append(used)
         if len(self._unreported) == self._most:
             super().end(self._unreported.popleft())
 
 
 class Dollars(Serving):
-    """Serves as ever; its pacer, if it is given one, holds USD a query."""
+    """Serves as usual, with a pacer that can be replaced."""
 
     def pace(self, pacer: Pacer) -> None:
-        """Go by this pacer from now on."""
+        """Use this pacer from now on."""
         self._pacer = pacer
 
     def _paid(self, turn: Turn) -> Decimal:
@@ -73,7 +73,7 @@ class Dollars(Serving):
 
 
 def doubled(table: LogTable, pool: PoolFile, row: int) -> LogTable:
-    """The log with every price doubled from this row on."""
+    """Return the log with all costs doubled from this row on."""
     later = [
         _dearer(query, dict(zip(table.names, table.usd[at].tolist(), strict=True)))
         for at, query in enumerate(table.queries[row:], row)
@@ -89,7 +89,7 @@ def _dearer(query: LoggedQuery, usd: dict[str, float]) -> LoggedQuery:
 def served(
     policy: Policy, table: LogTable, test: I64, seed: int, price: float, pacer: Pacer | None = None
 ) -> ReplayResult:
-    """The test rows, at this cost weight; if there is a pacer, it begins with this weight."""
+    """Serve the test rows with this cost weight, which is the first one if there is a pacer."""
     serving = Dollars(policy, table.endpoints, seed=seed, explore=False, cost_weight=price)
     if pacer is not None:
         serving.pace(pacer)
@@ -97,7 +97,7 @@ def served(
 
 
 def best_fixed(fixed: Sequence[Runs], usd: float) -> Runs:
-    """The most accurate that costs no more than this: one cost weight, or two neighbouring ones, mixed."""
+    """Return the most accurate results that cost no more than this, of a cost weight or a mixture of two neighbours."""
     costs = [mean_usd(runs) for runs in fixed]
     candidates = [runs for runs, cost in zip(fixed, costs, strict=True) if cost <= usd]
     for one, other in zip(range(len(fixed) - 1), range(1, len(fixed)), strict=True):
@@ -107,17 +107,17 @@ def best_fixed(fixed: Sequence[Runs], usd: float) -> Runs:
 
 
 def mean_usd(runs: Runs) -> float:
-    """USD a query, over all seeds."""
+    """Return the mean USD per query, over all seeds."""
     return float(np.mean([run.usd.mean() for run in runs]))
 
 
 def accuracy(runs: Runs) -> float:
-    """The mean worth of an answer, over all seeds."""
+    """Return the mean worth of an answer, over all seeds."""
     return float(np.mean([run.worth.mean() for run in runs]))
 
 
 def row(point: float, under_way: int, target: float, paced: Runs, best: Runs, found: PairedDifference) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     low, high = (100 * end for end in found.ci95)
     spread = [run.usd.mean() / target for run in paced]
     cells = (
@@ -134,13 +134,15 @@ def row(point: float, under_way: int, target: float, paced: Runs, best: Runs, fo
 
 
 def main() -> None:
-    """Train, play and print."""
+    """Train, replay and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path)
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--points", default="0.13,0.16", help="targets, as shares of asking all in training")
-    parser.add_argument("--under-way", default="1,64", help="asks under way at a time")
+    parser.add_argument(
+        "--points", default="0.13,0.16", help="targets, as shares of the cost of asking all in training"
+    )
+    parser.add_argument("--under-way", default="1,64", help="numbers of concurrent asks")
     given = parser.parse_args()
     pool = load_pool(given.pool)
     recorded = join(read_log(given.log), pool, given.log)

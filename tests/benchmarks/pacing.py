@@ -1,8 +1,8 @@
-"""5,000 asks over real HTTP at a target cost per query, through a rise of prices and a drift of topics.
+"""Checks that pacing holds a target cost over 5,000 asks over HTTP, through a price rise and a drift of topics.
 
-``python -m tests.benchmarks.pacing`` prints the mean cost by phase. The policy asks fewer endpoints as the price of
-money rises, and knows nothing else: this shows the pacing, not what a trained policy makes of it. The providers report
-what they charge (OpenRouter's dialect), as no list price would follow the rise.
+``python -m tests.benchmarks.pacing`` prints the mean cost by phase. The policy only asks fewer endpoints as the cost
+weight rises, so this tests the pacing alone. The providers report what they charge (OpenRouter's dialect), as list
+prices would not follow the rise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRICES = {"a": "0.1", "b": "0.1", "c": "0.2", "d": "0.4"}
 
 
 async def run(asks: int, concurrency: int) -> tuple[list[Decimal], list[float]]:
-    """Cost and cost weight of every ask."""
+    """Make the asks; return cost and cost weight of each."""
     models = [
         SimulatedModel(name, skill=0.7, input_usd_per_1m=Decimal(usd), output_usd_per_1m=Decimal(usd))
         for name, usd in PRICES.items()
@@ -57,12 +57,12 @@ async def run(asks: int, concurrency: int) -> tuple[list[Decimal], list[float]]:
 
 
 def phases(asks: int) -> list[tuple[int, int]]:
-    """Before the rise, before the drift, after both."""
+    """Return the phases: before the rise, before the drift, after both."""
     return [(0, asks * 2 // 5), (asks * 2 // 5, asks * 7 // 10), (asks * 7 // 10, asks)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the mean cost by phase, relative to the target; fail if over 5,000 asks it is off by more than 2 %."""
+    """Print the mean cost by phase, relative to the target; fail if it is off by more than 2 % over 5,000 asks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--asks", type=int, default=5000)
     parser.add_argument("--concurrency", type=int, default=4)

@@ -1,7 +1,7 @@
-"""How asks under way impair the pacing: 5,000 queries each, over synthetic policies and changes, without calls.
+"""Measures how concurrent asks impair the pacing, on simulated policies without calls.
 
-``python -m tests.benchmarks.pacing_delay`` prints how far the mean cost is from its target, for 200 responses to the
-cost weight at random (`tests.responses`), by how many asks are under way at a time.
+``python -m tests.benchmarks.pacing_delay`` prints how far the mean cost of 5,000 queries is from its target, by the
+number of concurrent asks, for 200 random responses of a policy's cost to the cost weight (`tests.responses`).
 """
 
 from __future__ import annotations

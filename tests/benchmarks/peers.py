@@ -1,8 +1,8 @@
-"""Other ways to call a model, each in a process of its own that makes a number of calls and reports their time.
+"""Times other ways to call a model, each in its own process and environment, so that they can take turns.
 
-``python peers.py NAME URL`` in the environment of the peer: reads lines ``CALLS CONCURRENCY`` and answers each with a
-JSON line: the seconds of every call, calls a second, CPU seconds a call. So a benchmark can let peers of different
-environments take turns. Needs nothing but the peer; focalroute is one of them.
+``python peers.py NAME URL`` runs in the environment of the peer and needs nothing else; focalroute is one of the peers.
+It reads lines ``CALLS CONCURRENCY`` and answers each with a JSON line: the seconds of every call, calls per second, and
+CPU seconds per call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Call = Callable[[], Awaitable[object]]
 
 @asynccontextmanager
 async def focalroute(url: str, size: int = 1) -> AsyncIterator[Call]:
-    """An ensemble that asks all of its endpoints, with a store on disk and its policies running."""
+    """Ask an ensemble that asks all of its endpoints, with a store on disk and its policies running."""
     from tests.benchmarks.harness import ensemble
 
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,7 @@ async def focalroute(url: str, size: int = 1) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def openai(url: str) -> AsyncIterator[Call]:
-    """The bare client."""
+    """Call with the bare openai client."""
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
@@ -49,14 +49,14 @@ async def openai(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def openai3(url: str) -> AsyncIterator[Call]:
-    """Three calls of the bare client at once."""
+    """Make three concurrent calls with the bare openai client."""
     async with openai(url) as call:
         yield lambda: asyncio.gather(call(), call(), call())
 
 
 @asynccontextmanager
 async def httpx(url: str) -> AsyncIterator[Call]:
-    """A bare POST."""
+    """Send a bare POST."""
     from httpx import AsyncClient
 
     body = json.dumps({"model": "floor", "messages": MESSAGES})
@@ -73,7 +73,7 @@ async def httpx(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def aiohttp(url: str) -> AsyncIterator[Call]:
-    """A bare POST: the wire's floor."""
+    """Send a bare POST, the floor of any client."""
     from aiohttp import ClientSession, TCPConnector
 
     body = json.dumps({"model": "floor", "messages": MESSAGES}).encode()
@@ -90,7 +90,7 @@ async def aiohttp(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def litellm(url: str) -> AsyncIterator[Call]:
-    """Its Router over three deployments."""
+    """Call with LiteLLM's Router over three deployments."""
     os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR")
     from litellm import Router  # type: ignore[import-not-found]
 
@@ -101,7 +101,7 @@ async def litellm(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def routellm(url: str) -> AsyncIterator[Call]:
-    """Its controller with the cheapest router that runs on this machine without a model: chance."""
+    """Call with RouteLLM's controller and its random router, which needs no model."""
     os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR", OPENAI_API_KEY=KEY)
     from routellm.controller import Controller  # type: ignore[import-not-found]
 
@@ -122,7 +122,7 @@ PEERS: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[Call]]] 
 
 
 async def burst(call: Call, calls: int, concurrency: int) -> dict[str, Any]:
-    """So many calls, so many at a time."""
+    """Make this number of calls with this concurrency."""
     taken: list[float] = []
     left = iter(range(calls))
 
@@ -139,7 +139,7 @@ async def burst(call: Call, calls: int, concurrency: int) -> dict[str, Any]:
 
 
 async def serve(name: str, url: str) -> None:
-    """Do as standard input says."""
+    """Read lines from standard input and answer them."""
     async with PEERS[name](url) as call:
         print(json.dumps("ready"), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -148,13 +148,13 @@ async def serve(name: str, url: str) -> None:
 
 
 class Peer:
-    """A peer in its process."""
+    """A running peer."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def said(self) -> Any:
-        """Its next line; RuntimeError if it ended. What is no JSON is its own chatter."""
+        """Return its next JSON line, skipping other output; raise RuntimeError if it ended."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with contextlib.suppress(ValueError):
@@ -162,7 +162,7 @@ class Peer:
         raise RuntimeError("the peer ended")
 
     def run(self, calls: int, concurrency: int) -> dict[str, Any]:
-        """So many calls, so many at a time; see `burst`."""
+        """Let it make calls, see `burst`."""
         assert self._process.stdin is not None
         print(calls, concurrency, file=self._process.stdin, flush=True)
         found: dict[str, Any] = self.said()
@@ -171,7 +171,7 @@ class Peer:
 
 @contextmanager
 def peer(python: Path, name: str, url: str) -> Iterator[Peer]:
-    """A peer that is ready; RuntimeError if it cannot be."""
+    """Start a peer and wait until it is ready; raise RuntimeError if it does not start."""
     command = [str(python), str(Path(__file__).resolve()), name, url]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}

@@ -13,7 +13,7 @@ from typing import Any
 from focalroute.evaluate.metrics import PairedDifference
 from focalroute.evaluate.report import evaluate
 from focalroute.evaluate.table import SplitKind
-from tests.benchmarks.harness import Table, markdown_table, played_or_kept
+from tests.benchmarks.harness import Table, markdown_table, play_or_read
 
 #: The baselines that are subtracted from the curve; `_ALSO_BESIDE`: from the point held at `_HELD`.
 _BESIDE = (
@@ -37,7 +37,7 @@ CASES: Sequence[tuple[str, SplitKind, Sequence[float]]] = (
 def main() -> None:
     """Train and replay, or read reports; then print the tables."""
     cases = {f"{log}, {split_by}": (log, split_by, costs) for log, split_by, costs in CASES}
-    logs = played_or_kept(__doc__, "build/quality", cases, played)
+    logs = play_or_read(__doc__, "build/quality", cases, played)
     print("\n\n".join(markdown_table(made) for made in tables(logs)))
 
 

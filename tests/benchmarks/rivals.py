@@ -22,7 +22,7 @@ from focalroute.evaluate.training import read_table
 from focalroute.evaluate.votes import cascade
 from focalroute.learn.offline.reinforce import OfflineSettings
 from focalroute.policy.routers import ROUTERS, TextRouter
-from tests.benchmarks.harness import played_or_kept
+from tests.benchmarks.harness import play_or_read
 
 OURS = "focalroute"
 #: Log -> a method and its published results on the same test part, at the points nearest to ours: that of the log's
@@ -68,7 +68,7 @@ CASES = (
 
 def main() -> None:
     """Train and replay, or read results; then print the table."""
-    found = played_or_kept(__doc__, "build/rivals", {case.title: case for case in CASES}, measured)
+    found = play_or_read(__doc__, "build/rivals", {case.title: case for case in CASES}, measured)
     print("\n".join(table(found)))
 
 

@@ -1,9 +1,9 @@
 """Measures the CPU time that a fleet takes of its Redis and its learner, for docs/results/speed.md.
 
-``python -m tests.benchmarks.scale`` writes asks of 12 and of 200 endpoints with their bills and feedback, reserves
-under a budget, lets idle workers look for news, publishes and fetches bundles, and updates, all on one Redis of its
-own; and prints what each took of the server's processor, of the client's, and in bytes. Processor time, unlike the
-clock, hardly changes when the machine has other things to do.
+``python -m tests.benchmarks.scale`` works on a Redis of its own: it writes asks of 12 and of 200 endpoints with bills
+and feedback, reserves under a budget, lets idle workers look for changes, publishes and fetches bundles, and makes
+updates. For each it prints processor time of server and client, and bytes. Processor time, unlike wall time, hardly
+depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tests.store.made import answer, judge, trajectory
 
 WORKERS = 40  # idle ones
 ASKS = 2000
-CALLS = 3  # of an ask
+CALLS = 3  # calls of an ask
 
 
 def server_s(store: RedisStore) -> float:
-    """Processor time of the server so far."""
+    """Return the server's processor time so far."""
     said = store.run(lambda connection: connection.command("INFO", "cpu")).decode()
     values = dict(line.split(":") for line in said.splitlines() if ":" in line)
     return float(values["used_cpu_user"]) + float(values["used_cpu_sys"])
 
 
 def measured(store: RedisStore, what: str, number: int, work: Callable[[], Any]) -> None:
-    """Print what so many of something took."""
+    """Print what a number of operations took."""
     server, client, begun = server_s(store), time.process_time(), time.perf_counter()
     work()
     server, client = server_s(store) - server, time.process_time() - client
@@ -56,7 +56,7 @@ def ended(futures: list[Any]) -> None:
 
 
 def asked(store: RedisStore, endpoints: int) -> None:
-    """Asks with their bills, then their feedback, of a pool of so many endpoints."""
+    """Write asks with their bills, then their feedback, for a pool of this number of endpoints."""
     steps = trajectory(n=endpoints, decisions=2)
     names = [f"{endpoints}-{number}" for number in range(ASKS)]
     bills = [LedgerRow("x", "a", 1.5, None, Decimal("0.001"), "price", ("team",))] * CALLS
@@ -68,7 +68,7 @@ def asked(store: RedisStore, endpoints: int) -> None:
 
 
 def reserved(store: RedisStore) -> None:
-    """Reservations that are settled."""
+    """Reserve and settle amounts."""
     limits = {Account(): Decimal(1000), Account("", 86400): Decimal(1000)}
     store.open_accounts(limits)
     held = [Reservation(f"r{number}", "x", "a", Decimal("0.001")) for number in range(ASKS)]
@@ -78,7 +78,7 @@ def reserved(store: RedisStore) -> None:
 
 
 def learned(store: RedisStore, folder: Path) -> None:
-    """Updates on a full window, and what a worker fetches."""
+    """Make updates on a full window, and fetch them as a worker does."""
     put(folder, linear_learner())
     learner = FleetLearner(store, start=folder, every=1, seed=0)
     for number in range(3):

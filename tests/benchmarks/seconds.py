@@ -1,12 +1,14 @@
-"""Accuracy, money and seconds at two prices: ``python -m tests.benchmarks.seconds [LOG --pool POOL]``.
+"""Measures accuracy, cost and seconds with a price of time: ``python -m tests.benchmarks.seconds [LOG --pool POOL]``.
 
-Without a log: a made-up pool of the kind that the shipped policy is trained on, drawn anew with another seed, whose
-calls take what `focalroute.evaluate.table` models; the shipped policy serves all of it, with sampled decisions and
-labels as feedback. With a log: a policy trained on its first 80 % serves the rest greedily, once for each
-pair of a cost weight and a price of time: what a second takes from a right answer. With lambda = 0.1 and C
-the cost of asking all, a right answer is worth 10 C, so 0.05 is usd_per_second = 0.5 C. "Above" is how many points a
-method is above the best of ours that is at most as dear and, in the median, at most as slow. "Gain" is how many points
-of reward (right answers, less their cost and their seconds at that price) the price brings beside serving without it.
+Without a log, the shipped policy serves a simulated pool of the kind it was trained on, drawn with another seed; it
+samples decisions and gets labels. With a log, a policy trained on its first 80 % serves the rest greedily. Durations of
+calls are recorded, or modelled by `focalroute.evaluate.table`. There is a run for each pair of a cost weight and a
+price of time, in right answers per second. With lambda = 0.1 and C the cost of asking all, a right answer is worth
+10 C, so a price of 0.05 is usd_per_second = 0.5 C.
+
+"Above" is the accuracy of a method, in points, minus the best of our runs that cost no more and have no larger median
+time. "Gain" is the reward (right answers, less cost and seconds at that price), in points, minus that of serving
+without a price of time.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ BEFORE = 500
 
 
 def made_up(seed: int, size: int) -> LogTable:
-    """A made-up pool that answers choices, by its log."""
+    """Draw a simulated pool that answers closed questions; return its log."""
     chance = np.random.default_rng(1_000 + seed)
     made = synthetic_pool(chance, size)
     while not made.closed.all():
@@ -75,7 +77,7 @@ def made_up(seed: int, size: int) -> LogTable:
 def served(
     policy: Policy, table: LogTable, parts: tuple[I64, I64], seed: int, cost_weight: float, worth: float
 ) -> ReplayResult:
-    """The test part, for the cold start after the rows before it, where a second is worth so much of a right answer."""
+    """Serve the test part; ``worth``: right answers that a second costs. The cold start serves earlier rows first."""
     ask_all_usd = float(table.usd[parts[0]].sum(axis=1).mean())
     serving = Serving(
         policy,
@@ -92,7 +94,7 @@ def served(
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A method on the surface, in the mean over seeds: its cost is that of asking all, its times the best single's."""
+    """A method's means over seeds: accuracy, cost ratio, and p50 and p95 of seconds relative to the best single's."""
 
     accuracy: float
     cost: float
@@ -101,7 +103,7 @@ class Placed:
 
 
 def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], ask_all_usd: Sequence[float]) -> Placed:
-    """Where these runs lie."""
+    """Average these runs."""
     ratios = [
         [np.quantile(run.seconds, share) / np.quantile(one.seconds, share) for share in (0.5, 0.95)]
         for run, one in zip(runs, best, strict=True)
@@ -113,7 +115,7 @@ def placed(runs: Sequence[ReplayResult], best: Sequence[ReplayResult], ask_all_u
 
 
 def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[float]) -> Iterator[str]:
-    """The lines of a table; all beside the best single endpoint, seed by seed."""
+    """Yield the lines of a table; seconds are relative to the best single endpoint, seed by seed."""
     yield f"| {title} | accuracy | above | gain | minus the best single | minus plurality | cost | p50 | p95 |"
     yield f"|{'---|' * 9}"
     best, vote = runs["best single"], runs["plurality"]
@@ -137,7 +139,7 @@ def show(title: str, runs: dict[str, list[ReplayResult]], ask_all_usd: Sequence[
 
 
 def _as_cheap_and_quick(at: Placed, places: Mapping[str, Placed]) -> list[str]:
-    """Our points that cost no more, and take no longer."""
+    """Return our points that cost no more and take no longer."""
     return [
         name
         for name, other in places.items()
@@ -146,7 +148,7 @@ def _as_cheap_and_quick(at: Placed, places: Mapping[str, Placed]) -> list[str]:
 
 
 def _reward(runs: Sequence[ReplayResult], ask_all_usd: Sequence[float], cost_weight: float, worth: float) -> float:
-    """The mean worth of answers, less their cost and their seconds at these prices."""
+    """Return the mean worth of answers less their cost and seconds at these prices."""
     found = []
     for run, usd in zip(runs, ask_all_usd, strict=True):
         seconds = 0.0 if run.seconds is None else run.seconds.mean()
@@ -155,12 +157,12 @@ def _reward(runs: Sequence[ReplayResult], ask_all_usd: Sequence[float], cost_wei
 
 
 def main() -> None:
-    """Play and print."""
+    """Replay and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path, nargs="?")
     parser.add_argument("--pool", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--size", type=int, default=3000, help="of a made-up log")
+    parser.add_argument("--size", type=int, default=3000, help="number of queries of the simulated log")
     given = parser.parse_args()
     runs: dict[str, list[ReplayResult]] = {}
     ask_all_usd = []
@@ -189,7 +191,7 @@ def main() -> None:
 
 
 def trained(table: LogTable, rows: I64, seed: int) -> Policy:
-    """The policy that training on these rows gives."""
+    """Train a policy on these rows."""
     with tempfile.TemporaryDirectory() as folder:
         settings = OfflineSettings()
         publish_trained(folder, train_on(table, rows, seed=seed, settings=settings), settings=settings)

@@ -1,8 +1,7 @@
-"""The wire's floor for the benchmarks: a chat completion server in its own process that always gives the same reply.
+"""A chat completion server for the benchmarks, as fast as possible: it always gives the same reply.
 
-Streamed, its first piece comes at once, and `PIECES` more come 2 ms apart.
-
-Run as ``python server.py DELAY_MS``; prints its port, stops when its standard input closes.
+It runs in its own process, as ``python server.py DELAY_MS``, prints its port, and stops when its standard input closes.
+Of a streamed reply the first piece comes at once, and `PIECES` more come 2 ms apart.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ REPLY = json.dumps(
 
 
 def event(choice: object, **more: object) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     choices = [{"index": 0, **choice}] if isinstance(choice, dict) else []
     head = {"id": "chatcmpl-benchmark", "object": "chat.completion.chunk", "created": 0, "model": "floor"}
     return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n".encode()
@@ -74,7 +73,7 @@ async def serve(delay_s: float) -> None:
 
 @contextmanager
 def floor_server(delay_ms: float = 0) -> Iterator[str]:
-    """The base_url of a running server."""
+    """Start a server; yield its base_url."""
     command = [sys.executable, str(Path(__file__).resolve()), str(delay_ms)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,8 +1,8 @@
-"""`ask` over the wire, store on disk and policies running, beside the bare clients and the other routers.
+"""Compares the speed of `ask` over HTTP, with its store and policies, with bare clients and other routers.
 
-``python -m tests.benchmarks.serving``. Every side runs in a process of its own and they take turns against one local
-server, in bursts; a ratio is the median over the turns. openai 2.x, LiteLLM's Router and RouteLLM's controller have
-environments of their own in the cache folder, installed on first use.
+``python -m tests.benchmarks.serving``. Each side has its own process; they take turns, in bursts, against one local
+server. Ratios are medians over the turns. openai 2.x, LiteLLM's Router and RouteLLM's controller have their own
+environments in the cache folder, which are installed on first use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BURST, TURNS = 20, 40
 CROWD, CROWD_CALLS, CROWD_TURNS = 64, 640, 8
 SERVER_MS = 20
 
-#: Side -> its name among the peers, and its environment.
+#: Side -> its name in `tests.benchmarks.peers`, and its environment.
 SIDES: dict[str, tuple[str, Callable[[], Path]]] = {
     "aiohttp (floor)": ("aiohttp", lambda: HERE),
     "httpx": ("httpx", lambda: HERE),
@@ -58,7 +58,7 @@ Bursts = dict[str, list[dict[str, Any]]]
 
 
 def opened(stack: ExitStack, url: str, names: Sequence[str]) -> tuple[dict[str, Peer], list[str]]:
-    """Those that can be had, and why the others cannot."""
+    """Start the available peers; also return why the others are missing."""
     peers, missing = {}, []
     for name in names:
         known, environment = SIDES[name]
@@ -70,7 +70,7 @@ def opened(stack: ExitStack, url: str, names: Sequence[str]) -> tuple[dict[str, 
 
 
 def in_turns(peers: dict[str, Peer], turns: int, calls: int, concurrency: int) -> Bursts:
-    """Each side's bursts, the first two left out, the order turned every time."""
+    """Return each side's bursts, without the first two, in alternating order."""
     found: Bursts = {name: [] for name in peers}
     for number in range(turns + 2):
         for name in list(peers)[:: (-1) ** number]:
@@ -81,12 +81,12 @@ def in_turns(peers: dict[str, Peer], turns: int, calls: int, concurrency: int) -
 
 
 def medians(bursts: Sequence[dict[str, Any]]) -> list[float]:
-    """The median call of each burst, seconds."""
+    """Return the median call of each burst, seconds."""
     return [statistics.median(burst["seconds"]) for burst in bursts]
 
 
 def one_at_a_time() -> tuple[list[Target], Table, list[str]]:
-    """p50 of a call, one after the other."""
+    """Measure p50 of calls one after the other."""
     with ExitStack() as stack:
         url = stack.enter_context(floor_server())
         peers, missing = opened(stack, url, list(SIDES))
@@ -122,7 +122,7 @@ def one_at_a_time() -> tuple[list[Target], Table, list[str]]:
 
 
 def in_a_crowd() -> tuple[list[Target], Table, list[str]]:
-    """Calls a second with 64 and with 256 under way, against a server that takes 20 ms."""
+    """Measure calls per second with 64 and 256 concurrent ones, against a server that takes 20 ms."""
     with ExitStack() as stack:
         url = stack.enter_context(floor_server(SERVER_MS))
         peers, missing = opened(stack, url, CROWDED)
@@ -163,7 +163,7 @@ def in_a_crowd() -> tuple[list[Target], Table, list[str]]:
 
 
 def sync_beside_async() -> Target:
-    """`Ensemble` beside `AsyncEnsemble`, which runs in the other's own loop: calls in turn, p50."""
+    """Compare p50 of `Ensemble` with that of the `AsyncEnsemble` in its own loop, with calls in turn."""
     with tempfile.TemporaryDirectory() as name, floor_server() as url:
         folder = Path(name)
         pool, policy = harness.endpoints(url, 1), ask_all(folder / "policy")
@@ -195,7 +195,7 @@ def sync_beside_async() -> Target:
 
 
 async def under_a_budget() -> Table:
-    """What limits that are held in the store add to an ask."""
+    """Measure what limits held in the store add to an ask."""
     rows = []
     with tempfile.TemporaryDirectory() as name, floor_server() as url:
         for size in (1, 3):
@@ -212,7 +212,7 @@ async def under_a_budget() -> Table:
 
 
 def section() -> Section:
-    """Item 2 of the aims."""
+    """Measure asks over HTTP (section 2 of the page)."""
     alone, table, missing = one_at_a_time()
     crowd, crowded, others = in_a_crowd()
     tables = (table, crowded, asyncio.run(under_a_budget()))

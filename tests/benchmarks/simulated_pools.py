@@ -172,7 +172,7 @@ def main() -> None:
     """Replay the pools and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pools", type=int, default=60)
-    parser.add_argument("--first", type=int, default=1, help="number of the first pool: others are another draw")
+    parser.add_argument("--first", type=int, default=1, help="number of the first pool; each number is another draw")
     given = parser.parse_args()
     with ProcessPoolExecutor(2) as pool:
         results = list(pool.map(played, range(given.first, given.first + given.pools)))

@@ -1,9 +1,9 @@
-"""A real server, asked for minutes while its endpoints fail: ``python -m tests.benchmarks.soak --minutes 10``.
+"""Runs the server for minutes while its endpoints fail: ``python -m tests.benchmarks.soak --minutes 10``.
 
-``focalroute serve`` runs in a process of its own, over simulated endpoints of whose calls 30 % are faulted in every way
-that `focalroute.sim` knows. Callers ask questions, stream, hang up and give feedback. Printed are the server's memory,
-file descriptors and threads over time. It fails if, after the warm-up, one of them surely grows. The warm-up ends
-after a third of the time, and not before the caches are full.
+``focalroute serve`` runs in its own process, over simulated endpoints of whose calls 30 % fail in all ways that
+`focalroute.sim` offers. Callers ask questions, stream, hang up and give feedback. Prints the server's memory, file
+descriptors and threads over time, and fails if one of them grows significantly after the warm-up. The warm-up ends
+after a third of the time, but not before the caches are full.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.benchmarks.chaos import faults
 from tests.benchmarks.harness import growth
 from tests.server.running import started
 
-FILLED = 10_000  # asks after which what is kept is full: the latest 4,096 answers with feedback, the store's pages
+FILLED = 10_000  # after this many asks all caches are full: the latest 4,096 answers, the store's pages
 CALLERS = 8
-SIZE, SECONDS = 200_000, 1.0  # of large replies in characters, of slow ones
+SIZE, SECONDS = 200_000, 1.0  # characters of large replies, delay of slow ones
 SETTINGS = "\n[ensemble]\ndeadline_s = 2\n"
 
 #: Fixed thresholds make glibc give memory back. By default it raises them as larger blocks come, and then keeps more
@@ -42,7 +42,7 @@ MALLOC = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"
 
 
 class Load:
-    """Callers that ask until they are told to stop, together at most ``rate`` times a second."""
+    """Callers that ask until they are stopped, together at most ``rate`` times per second."""
 
     def __init__(self, url: str, rate: float) -> None:
         self._place = urlsplit(url).netloc
@@ -97,7 +97,7 @@ class Load:
 
 
 def measured(process: int) -> tuple[float, int, int]:
-    """Memory of its own in MiB (mapped files, such as the store, left out), open files and threads of a process."""
+    """Return a process's memory in MiB (without mapped files, such as the store), open files and threads."""
     place = Path(f"/proc/{process}")
     said = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
     return int(said["RssAnon"].split()[0]) / 1024, len(list((place / "fd").iterdir())), int(said["Threads"])
@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run it and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=math.inf, help="asks a second; without it as many as can be")
+    parser.add_argument("--rate", type=float, default=math.inf, help="asks per second; default: as many as possible")
     given = parser.parse_args(arguments)
     seconds = 60 * given.minutes
-    logging.disable(logging.ERROR)  # of the simulated services, whose clients hang up
+    logging.disable(logging.ERROR)  # the simulated services log clients that hang up
     struck = [
         replace(fault, size=SIZE, seconds=SECONDS, probability=fault.probability if fault.kind != "hang" else 0.002)
         for fault in faults(0.3)

@@ -1,8 +1,9 @@
-"""What `hedge_after` and `early_stop` do where one call in twenty is late: ``python -m tests.benchmarks.stragglers``.
+"""Measures `hedge_after` and `early_stop` with 5 % slow calls: ``python -m tests.benchmarks.stragglers``.
 
-Six simulated endpoints of 20 to 120 ms, the best of them the slowest; 5 % of their calls take a second. Each setting
-asks the same questions from a cold start; every answer gets its feedback. The last column is what the ensemble believes
-of its slowest endpoint at the end: who is heard only where the others disagree would look worse than it is.
+Six simulated endpoints have latencies of 20 to 120 ms, the best endpoint the highest; 5 % of their calls take a second.
+Each setting asks the same questions from a cold start, with feedback on every answer. The last column is the slowest
+endpoint's accuracy as the ensemble sees it at the end: if its replies were waited for only where the others disagree,
+it would look worse than it is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Outcome:
-    """What became of the asks of one setting."""
+    """The results of one setting."""
 
     seconds: list[float] = field(default_factory=list)
     right: int = 0
@@ -41,7 +42,7 @@ class Outcome:
 
 
 async def run(pool: SimulatedPool, asks: int, concurrency: int, settings: dict[str, Any]) -> Outcome:
-    """Ask so many questions."""
+    """Ask this number of questions."""
     outcome = Outcome()
     questions = iter(stream(asks, seed=3))
     async with AsyncEnsemble(pool.endpoints, seed=0, deadline_s=10, **settings) as ensemble:

@@ -1,4 +1,4 @@
-"""Time to the first token, and to the last, of a stream of one endpoint beside the bare openai client's, paired.
+"""Compares the times to a stream's first and last token with those of the bare openai client.
 
 ``python -m tests.benchmarks.streaming`` prints a Markdown table. Both sides run alternately in one process against one
 server in another; a ratio is the median over the pairs, with its quartiles.
@@ -28,7 +28,7 @@ Times = tuple[float, float]  # seconds to the first piece, and to the end
 
 
 async def timed(pieces: AsyncIterator[str]) -> Times:
-    """How long a stream takes."""
+    """Return the times of a stream."""
     started = time.perf_counter()
     first = 0.0
     async for piece in pieces:
@@ -38,7 +38,7 @@ async def timed(pieces: AsyncIterator[str]) -> Times:
 
 
 async def bare(client: openai.AsyncOpenAI) -> AsyncIterator[str]:
-    """The pieces of the bare client's stream."""
+    """Yield the pieces of the bare client's stream."""
     messages: Any = MESSAGES
     stream = await client.chat.completions.create(
         model="floor", messages=messages, stream=True, stream_options={"include_usage": True}
@@ -49,14 +49,14 @@ async def bare(client: openai.AsyncOpenAI) -> AsyncIterator[str]:
 
 
 async def ours(pool: AsyncEnsemble) -> AsyncIterator[str]:
-    """The pieces of an ensemble's; its end is when the answer is in the store."""
+    """Yield the pieces of an ensemble's stream; it ends when the answer is in the store."""
     async with pool.stream(PROMPT) as stream:
         async for piece in stream:
             yield piece
 
 
 async def paired(pairs: int) -> list[tuple[Times, Times]]:
-    """Times of focalroute and of the bare client, alternately, the order swapped every time."""
+    """Time focalroute and the bare client in alternating order."""
     taken = []
     with tempfile.TemporaryDirectory() as folder, floor_server() as url:
         async with (

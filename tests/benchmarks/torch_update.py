@@ -1,8 +1,8 @@
-"""The update of `focalroute.learn.mappo` written a second time, as one would with torch: modules, autograd, optim.
+"""The update of `focalroute.learn.mappo`, written a second time with torch: modules, autograd, optim.
 
-Nothing of the numpy learner's mathematics is used here; `tests.learn.test_torch` holds the two equal, and
-`tests.benchmarks.updates` compares their speed. Whatever was found to make this one faster is in it: modules that read
-what is shared once instead of a concatenation, and the fused Adam.
+None of the numpy learner's mathematics is used here. `tests.learn.test_torch` checks that both are equal;
+`tests.benchmarks.updates` compares their speed. This one has all optimisations that were found: modules that read
+shared inputs once instead of concatenating them, and the fused Adam.
 """
 
 from __future__ import annotations

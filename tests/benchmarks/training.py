@@ -1,7 +1,7 @@
-"""Training on a log, and evaluating on it: time, memory, and how both grow with the queries.
+"""Measures time and memory of training and evaluation on a log, and how they grow with the number of queries.
 
-``python -m tests.benchmarks.training``. The log is made up: 12 endpoints that are right on some of 8 topics more often
-than on others, 4 choices, every endpoint's answer to every query. Each run is the command, in a process of its own.
+``python -m tests.benchmarks.training``. The log is simulated: 12 endpoints with skills by topic (of 8), 4 choices, and
+every endpoint's answer to every query. Each run is the command in its own process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIB = 1024  # KiB
 
 @dataclass(frozen=True)
 class Run:
-    """One command: wall and CPU seconds, the most MiB it had."""
+    """Wall seconds, CPU seconds and peak MiB of one command."""
 
     seconds: float
     cpu_s: float
@@ -35,7 +35,7 @@ class Run:
 
 
 def write_log(path: Path, queries: int) -> None:
-    """A log of so many queries."""
+    """Write a log of this number of queries."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randrange(3, 9))) for _ in range(2000)]
     skill = [[rng.uniform(0.35, 0.9) for _ in range(TOPICS)] for _ in range(ENDPOINTS)]
@@ -54,7 +54,7 @@ def write_log(path: Path, queries: int) -> None:
 
 
 def write_pool(path: Path) -> None:
-    """The endpoints' prices."""
+    """Write the pool file."""
     path.write_text(
         "".join(
             f'[[endpoint]]\nname = "e{i}"\nmodel = "m{i}"\ninput_usd_per_1m = {0.1 * (i + 1):.1f}\n'
@@ -65,7 +65,7 @@ def write_pool(path: Path) -> None:
 
 
 def run(*arguments: object) -> Run:
-    """One command of focalroute."""
+    """Run one command of focalroute."""
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "focalroute", *map(str, arguments)], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
@@ -76,7 +76,7 @@ def run(*arguments: object) -> Run:
 
 
 def section() -> Section:
-    """Item 5 of the aims."""
+    """Measure training (section 5 of the page)."""
     trained, evaluated = {}, {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -113,7 +113,7 @@ def section() -> Section:
 
 
 def row(what: str, size: int, one: Run) -> Sequence[str]:
-    """One line of the table."""
+    """Format a row of the table."""
     return what, f"{size:,}", f"{one.seconds:.0f}", f"{one.cpu_s:.0f}", f"{one.peak_mb:.0f}"
 
 

@@ -1,10 +1,10 @@
-"""What one update of the policies costs, in numpy and in torch, and how it delays asks.
+"""Measures what an update of the policies costs, in numpy and in torch, and how it delays asks.
 
 ``python -m tests.benchmarks.updates``.
 
-All sides make the same update of the same batch (`tests.learn.test_torch` holds them equal), alternately in one process
-and each on one thread, so that the ratio means something on a noisy machine. It is CPU time: an update competes with
-serving for the processor. Medians, with the quartiles of what they are taken over.
+All sides make the same update of the same batch (`tests.learn.test_torch` checks that), alternately in one process and
+each on one thread, so that the ratio is meaningful on a noisy machine. CPU time is measured, as an update competes with
+serving for the processor. Figures are medians with quartiles.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Update = Callable[[Learner, Batch, Hyperparameters, np.random.Generator], object
 
 
 def sides() -> dict[str, Update]:
-    """By name what is compared; numpy alone where torch is not installed."""
+    """Return what is compared, by name; only numpy if torch is not installed."""
     if find_spec("torch") is None:
         return {"numpy": update}
     import torch
@@ -65,7 +65,7 @@ def sides() -> dict[str, Update]:
 
 
 def alternately(runs: dict[str, Update], learner: Learner, batch: Batch) -> dict[str, list[float]]:
-    """CPU seconds of each side's updates, the order turned every time."""
+    """Return the CPU seconds of each side's updates, in alternating order."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(ROUNDS + WARM):
         for name in list(runs)[:: (-1) ** number]:
@@ -78,13 +78,13 @@ def alternately(runs: dict[str, Update], learner: Learner, batch: Batch) -> dict
 
 
 def row(taken: dict[str, list[float]], what: str) -> tuple[str, ...]:
-    """A line of the table; the ratio is the median over the pairs."""
+    """Format a row of the table; the ratio is the median over the pairs."""
     cells = [quartiles(taken[name], 1e3) if name in taken else "-" for name in ("numpy", "modules", "engine")]
     return what, *cells, quartiles(pairs(taken), 1) if "modules" in taken else "-"
 
 
 def pairs(taken: dict[str, list[float]]) -> list[float]:
-    """Numpy's time beside torch's, update by update."""
+    """Compare numpy's time with torch's, update by update."""
     return [mine / theirs for mine, theirs in zip(taken["numpy"], taken["modules"], strict=True)]
 
 
@@ -134,7 +134,7 @@ async def beside_serving(on_disk: bool) -> dict[str, list[float]]:
 
 
 def section() -> harness.Section:
-    """Item 4 of the aims."""
+    """Measure updates (section 4 of the page)."""
     runs, rows = sides(), []
     first: dict[str, list[float]] = {}
     with threadpool_limits(1, "blas"):
