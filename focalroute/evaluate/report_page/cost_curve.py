@@ -1,7 +1,8 @@
 """Draws quality against cost, with a label beside each point.
 
-Each label is placed near its point, where it covers the least of what is drawn already. Libraries that use forces
-between labels take seconds for a drawing, are not deterministic, and let labels of close points overlap.
+Labels are placed one after another, each near its point where it overlaps least with what is already drawn. Libraries
+that move labels by simulated forces take seconds for a drawing, are not deterministic, and let labels of close points
+overlap.
 """
 
 from __future__ import annotations
@@ -23,17 +24,25 @@ if TYPE_CHECKING:
 #: Left, bottom, right, top.
 Box = tuple[float, float, float, float]
 
-_GAP = 6.0
-_POINT = 9.0
+_GAP = 6.0  # between a point and its label
+_POINT = 9.0  # size of a point
 # Penalties of a label's place: outside the axes, on another label or point, on a line, and each step further away.
 _OUTSIDE, _COVERS, _CROSSES, _FURTHER = 1000.0, 100.0, 0.4, 0.5
-# Candidate places as (distance, side, height); side 0 is centred; nearest first.
-_SPOTS = tuple(
-    (reach, side, up)
-    for reach in (0, 12, 30, 55, 85)
-    for up in (0, 11, -11, 22, -22, 36, -36, 52, -52, 70, -70)
-    for side in ((1, -1, 0) if abs(up) >= 11 and not reach else (1, -1))
-)
+
+
+def _candidate_places() -> list[tuple[int, int, int]]:
+    """List a label's places as (distance, side, height), nearest first; a label can be centred above or below."""
+    places = []
+    for reach in (0, 12, 30, 55, 85):
+        for up in (0, 11, -11, 22, -22, 36, -36, 52, -52, 70, -70):
+            sides = [1, -1]
+            if reach == 0 and up != 0:
+                sides.append(0)
+            places += [(reach, side, up) for side in sides]
+    return places
+
+
+_SPOTS = _candidate_places()
 _LETTER_WIDTH = 4.6
 _LABEL_HEIGHT = 10.0
 _LONGEST_NAME = 22
@@ -60,7 +69,13 @@ class Palette:
 
 @dataclass(frozen=True, slots=True)
 class LabelPlace:
-    """The place of a label's left end (side 1), right end (-1) or middle (0); ``far``: a line joins it to its dot."""
+    """The place of a label.
+
+    Attributes:
+        x, y: the position of its left end (``side`` 1), right end (-1) or middle (0).
+        side: the side of the point on which it is.
+        far: whether a line joins it to its point.
+    """
 
     x: float
     y: float
@@ -101,7 +116,7 @@ def place_labels(
 
 
 def _costs(boxes: Sequence[Box], taken: Sequence[Box], lines: Sequence[Box], within: Box) -> F64:
-    """The penalty of each box for a label, nearest to its point first."""
+    """Return the penalty of each box for a label; the boxes are ordered by distance from the point."""
     left, bottom, right, top = np.array(boxes).T
     outside = (left < within[0]) | (bottom < within[1]) | (right > within[2]) | (top > within[3])
     covered, crossed = (_overlaps(boxes, others) for others in (taken, lines))
@@ -110,7 +125,7 @@ def _costs(boxes: Sequence[Box], taken: Sequence[Box], lines: Sequence[Box], wit
 
 
 def _overlaps(boxes: Sequence[Box], others: Sequence[Box]) -> I64:
-    """The number of the other boxes that each box overlaps."""
+    """Count the other boxes that each box overlaps."""
     one, other = np.array(boxes)[:, None], np.array(others).reshape(-1, 4)
     apart = (one[..., :2] >= other[:, 2:]) | (other[:, :2] >= one[..., 2:])
     overlaps: I64 = np.logical_not(apart.any(axis=2)).sum(axis=1)
@@ -199,24 +214,28 @@ def _label(axes: Axes, dots: Sequence[MethodPoint], curve: int, ink: Palette) ->
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Shorten long names, ``service/owner/model`` to the model; those that look alike then begin where they differ."""
-    looks: dict[str, dict[str, str]] = {}  # name -> model of those that look alike, by how they look
+    """Shorten long names: ``service/owner/model`` to the model, and any name to `_LONGEST_NAME` characters.
+
+    If several names would be shortened to the same text, each begins where they differ.
+    """
+    by_short: dict[str, dict[str, str]] = {}  # shortened name -> (name -> model)
     for name in names:
         model = name if len(name) <= _LONGEST_NAME else name.rpartition("/")[2] or name
-        looks.setdefault(_cut(model), {})[name] = model
+        by_short.setdefault(_cut(model), {})[name] = model
     shown: dict[str, str] = {}
-    for look, models in looks.items():
-        shown |= _told_apart(models) if len(models) > 1 else dict.fromkeys(models, look)
+    for short, models in by_short.items():
+        shown |= _distinguished(models) if len(models) > 1 else dict.fromkeys(models, short)
     return [shown[name] for name in names]
 
 
-def _told_apart(models: Mapping[str, str]) -> dict[str, str]:
-    """Shorten models that look alike, given by name, so that each begins where they differ."""
+def _distinguished(models: Mapping[str, str]) -> dict[str, str]:
+    """Shorten models, given as name -> model, so that each begins where they differ."""
     if len(set(models.values())) == 1:  # one model of several services
         models = {name: name for name in models}
     letters = enumerate(zip_longest(*models.values()))
     same = next(place for place, each in letters if len(set(each)) > 1)
-    return {name: _cut("…" * (same > 0) + model[same:]) for name, model in models.items()}
+    prefix = "…" if same else ""
+    return {name: _cut(prefix + model[same:]) for name, model in models.items()}
 
 
 def _cut(name: str) -> str:

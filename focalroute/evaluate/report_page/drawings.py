@@ -1,6 +1,6 @@
-"""The drawings of a page as plain numbers, computed from arrays of n queries and N endpoints.
+"""Computes the drawings of a page as plain numbers, from arrays of n queries and N endpoints.
 
-They are also in an evaluation's JSON. None: there is no value.
+An evaluation's JSON has them, too. None stands for a missing value.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from focalroute.observe.diversity import focal_diversity
 
 #: Confidence bins of equal width.
 BINS = 15
-#: A bin with fewer answers says little, and is drawn hollow.
+#: A bin with fewer answers is imprecise, and drawn hollow.
 FEW_IN_BIN = 10
-#: The most tasks to show, those with the most queries.
+#: The number of tasks to show, those with the most queries.
 MOST_TASKS = 24
 #: How to read a calibration.
 CALIBRATION = (
-    f"Answers by their confidence, in {BINS} bins, and what those of a bin turned out to be worth; hollow: fewer than "
-    f"{FEW_IN_BIN} answers. On the dashed line it is just as sure as it is right; below it is too sure. Expected "
-    "calibration error, the mean distance from that line: "
+    f"Answers in {BINS} bins by their confidence, with the mean worth of each bin; hollow: fewer than {FEW_IN_BIN} "
+    "answers. On the dashed line, confidence equals worth; below it, answers are overconfident. Expected calibration "
+    "error, the mean distance from that line: "
 )
 #: An answer counts as right if it is worth at least this.
 RIGHT = 0.5
 _MOST_POINTS = 400
 
 Value = float | None
-#: Cost as a share of asking every endpoint, as USD for 1,000 queries, or (if all is free, or of unknown cost) as calls
-#: per query.
+#: The unit of cost: the share of asking every endpoint, USD per 1,000 queries, or calls per query (if all calls are
+#: free, or of unknown cost).
 CostAxis = Literal["share", "usd", "calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class MethodPoint:
-    """A method: its cost and quality, with the ends of the quality's 95 % interval.
+    """A method's cost and quality, with the quality's 95 % interval from ``low`` to ``high``.
 
     Attributes:
         ours: whether it is one of focalroute's operating points, which are joined by a line.
-        hollow: whether it cannot be compared at face value; the caption says why.
+        hollow: whether a comparison with it would not be fair; the caption says why.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """An event after ``at`` queries, in words; numbered if it was detected (``found``), not caused."""
+    """An event after ``at`` queries, described by ``what``; it gets a number if it was detected (``found``)."""
 
     at: float
     what: str
@@ -106,12 +106,12 @@ class OverTime:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCorrection:
-    """The errors of another method that focalroute corrects and spoils, as shares of the queries both answered.
+    """How focalroute's errors differ from another method's, as shares of the queries that both answered.
 
     Attributes:
-        corrected: focalroute is right, the other wrong.
-        spoilt: focalroute is wrong, the other right.
-        errors: the other is wrong.
+        corrected: share on which focalroute is right and the other wrong.
+        spoilt: share on which focalroute is wrong and the other right.
+        errors: share on which the other is wrong.
         queries: number of queries that both answered.
     """
 
@@ -123,7 +123,7 @@ class ErrorCorrection:
 
 @dataclass(frozen=True, slots=True)
 class ErrorComparison:
-    """Error corrections by the other method's name."""
+    """Method -> how focalroute's errors differ from the method's."""
 
     found: Mapping[str, ErrorCorrection]
 
@@ -164,7 +164,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class AskedByRound:
-    """Share of the queries on which each endpoint is asked; ``shares`` has one row for each round."""
+    """The share of the queries on which each endpoint is asked; ``shares`` has one row for each round."""
 
     names: Sequence[str]
     shares: Sequence[Sequence[float]]
@@ -172,7 +172,7 @@ class AskedByRound:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """Values in [0, 1], row by row; ``digits`` 0: shown as percent."""
+    """Values in [0, 1], row by row, shown with this number of ``digits``; 0: as percent."""
 
     rows: Sequence[str]
     columns: Sequence[str]
@@ -182,7 +182,7 @@ class Heatmap:
 
 @dataclass(frozen=True, slots=True)
 class VersionHistories:
-    """Several values, each on its own axis, over the same versions of a policy."""
+    """Several figures of an update, each with its value for each version of a policy."""
 
     versions: Sequence[int]
     lines: Sequence[Series]
@@ -202,7 +202,7 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class AskTimeline:
-    """The calls of one answer, which came after ``ended`` seconds."""
+    """The calls of one answer, which was complete after ``ended`` seconds."""
 
     title: str
     calls: Sequence[CallSpan]
@@ -300,17 +300,20 @@ def measure_diversity(names: Sequence[str], known: Bools, right: Bools, least: i
 
 
 def measure_tasks(tasks: Sequence[str], asked: F64, names: Sequence[str]) -> tuple[Heatmap | None, int]:
-    """The share of each task's queries on which an endpoint was asked, and how many tasks are left out.
+    """Return the share of each task's queries on which each endpoint was asked, and the number of tasks left out.
 
     Args:
         tasks: the tasks of the n queries that have one.
         asked: (n, N) whether an endpoint was asked, or in which share of all runs.
+        names: the names of the N endpoints.
     """
     counts = Counter(tasks)
+    if not counts:
+        return None, 0
     kept = tuple(sorted(task for task, _ in counts.most_common(MOST_TASKS)))
-    of = np.array(tasks, object)
-    rows = tuple(plain_values(asked[of == task].mean(axis=0)) for task in kept)
-    return (Heatmap(kept, names, rows, 0) if kept else None), len(counts) - len(kept)
+    task_of = np.array(tasks, object)
+    rows = tuple(plain_values(asked[task_of == task].mean(axis=0)) for task in kept)
+    return Heatmap(kept, names, rows, 0), len(counts) - len(kept)
 
 
 def measure_when_right(number: I64, methods: Mapping[str, F64], most: int, *, scored: str, members: str) -> WhenRight:
@@ -330,7 +333,7 @@ def measure_when_right(number: I64, methods: Mapping[str, F64], most: int, *, sc
 
 
 def compare_errors(ours: F64, theirs: F64) -> ErrorCorrection:
-    """Compare answers, shape (..., n): 1 right, 0 wrong; in between the probability of being right."""
+    """Compare answers, (..., n): 1 is right, 0 wrong, and a value between is the probability of being right."""
     return ErrorCorrection(
         round(float((ours * (1 - theirs)).mean()), 6),
         round(float((theirs * (1 - ours)).mean()), 6),
@@ -340,7 +343,7 @@ def compare_errors(ours: F64, theirs: F64) -> ErrorCorrection:
 
 
 def measure_calibration(confidence: F64, worth: F64, scored: str) -> Calibration:
-    """Bin answers by their confidence, leaving out those without (NaN)."""
+    """Bin answers by their confidence; those without (NaN) are left out."""
     answered: Bools = ~np.isnan(confidence)
     confidence, worth = confidence[answered], worth[answered]
     at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

@@ -15,12 +15,12 @@ from focalroute.evaluate.report_page import drawings
 from focalroute.evaluate.report_page.history import EndpointRecord, History
 from focalroute.evaluate.report_page.page import Page, Section, TextTable, tasks_section
 
-#: With fewer rated answers nothing is drawn, as an interval would span everything.
+#: With fewer rated answers nothing is drawn, as intervals would be too wide.
 FEW = 10
-_LEAST_TOGETHER = 20
-_LEAST_OF_VERSION = 50
-_MORE_DISPUTED = 0.1
-_MOST_BESIDE = 5
+_LEAST_TOGETHER = 20  # labelled answers of two endpoints, to show their diversity
+_LEAST_OF_VERSION = 50  # rated answers of a policy's version, to show it
+_MORE_DISPUTED = 0.1  # how much more often rated answers are disputed than all, to say so
+_MOST_COMPARED = 5  # endpoints whose errors are compared
 _VOTE = "vote of those asked"
 _OURS = "focalroute"
 
@@ -106,7 +106,10 @@ def _lead(history: History) -> str:
     rated, every = history.disputed
     harder = ""
     if rated > every + _MORE_DISPUTED:
-        harder = f" Members differ on {rated:.0%} of these, on {every:.0%} of all: all answers are probably better."
+        harder = (
+            f" Members differ on {rated:.0%} of these, but only on {every:.0%} of all answers, so these are probably "
+            "harder than average."
+        )
     return (
         f"Of {len(history.worth):,} answers with feedback focalroute has {_scored(history)} "
         f"{history.worth.mean():.3f} (95 % interval {span(interval([history.worth]))}), {paid} and with "
@@ -135,15 +138,15 @@ def _axis(history: History) -> drawings.CostAxis:
 def _curve(history: History) -> Section:
     axis, scored = _axis(history), _scored(history)
     everything = np.ones(len(history.worth), np.bool_)
-    dots, vote, versions = [_ours(history, _OURS, history.worth, everything, axis, ours=True)], "", ""
+    dots, vote, versions = [_point(history, _OURS, history.worth, everything, axis, ours=True)], "", ""
     if history.labelled.all():
-        dots.append(_ours(history, _VOTE, history.vote, everything, axis))
+        dots.append(_point(history, _VOTE, history.vote, everything, axis))
         vote = f" The “{_VOTE}” is what a plain vote of the same replies is worth."
     counts = Counter(history.version.tolist())
     if len(counts) > 1:
-        versions = " A version of the policy is on the queries of its own time."
+        versions = " Each version of the policy is shown for the queries that it answered."
         dots += [
-            _ours(history, _version(number), history.worth, history.version == number, axis)
+            _point(history, _version(number), history.worth, history.version == number, axis)
             for number, count in counts.items()
             if count >= _LEAST_OF_VERSION
         ]
@@ -153,15 +156,15 @@ def _curve(history: History) -> Section:
             dots.append(drawings.MethodPoint(name, cost, *_quality(right[known].astype(np.float64)), hollow=True))
     return Section(
         f"{scored.capitalize()} against cost; up and to the left is better. Bars are 95 % intervals. Hollow: an "
-        "endpoint alone, only on queries for which it was asked or probed and the right answer is known; endpoints "
-        f"asked later get the harder ones, so this is not a fair comparison between endpoints.{vote}{versions} For "
-        "baselines on the same queries let every endpoint answer them (focalroute collect) and replay that (focalroute "
-        "eval).",
+        "endpoint alone, on the queries for which it was asked or probed and the right answer is known. Endpoints that "
+        "are asked in later rounds get harder queries, so this is not a fair comparison between endpoints."
+        f"{vote}{versions} To compare with baselines on the same queries, let every endpoint answer them (focalroute "
+        "collect) and replay that log (focalroute eval).",
         drawings.CostQuality(tuple(dots), scored, axis),
     )
 
 
-def _ours(
+def _point(
     history: History, name: str, worth: F64, rows: Bools, axis: drawings.CostAxis, *, ours: bool = False
 ) -> drawings.MethodPoint:
     cost = 1000 * (_known_mean(history.usd[rows]) or 0.0)
@@ -226,7 +229,7 @@ def _errors(history: History) -> Section:
     rows, ours = history.labelled, (history.worth >= drawings.RIGHT).astype(np.float64)
     found = {_VOTE: drawings.compare_errors(ours[rows], history.vote[rows])}
     most = sorted(_by_endpoint(history), key=lambda one: -int(one[2].sum()))
-    for name, _, known, right in most[:_MOST_BESIDE]:
+    for name, _, known, right in most[:_MOST_COMPARED]:
         if known.sum() >= FEW:
             found[name] = drawings.compare_errors(ours[known], right[known].astype(np.float64))
     on = ", ".join(f"{name} {one.queries:,}" for name, one in found.items())
@@ -269,7 +272,7 @@ def _diversity(history: History) -> Section:
     if all(value is None for row in found.values for value in row):
         return Section(
             f"Needs {_LEAST_TOGETHER} labelled answers for which two endpoints were both asked or probed; no two "
-            "endpoints have as many."
+            "endpoints have that many."
         )
     return Section(
         f"Focal diversity of every two endpoints over the labelled answers for which both were asked or probed, where "
@@ -300,8 +303,8 @@ def _timeline(history: History) -> Section:
         return Section("Needs answers whose receipts have a timeline, as those since 24 November 2026 do.")
     return Section(
         "The answers at the median and the 95th percentile of time. Thin: the call waited to be sent. Pale: until the "
-        "first token, if it was streamed. The vertical line: the answer came. Bars one after the other are rounds; "
-        "with usd_per_second, the answer need not wait for one that is much longer than the others.",
+        "first token, if it was streamed. The vertical line: the answer was complete. Bars that begin "
+        "later belong to later rounds; with usd_per_second, an answer need not wait for a call that takes much longer.",
         drawings.Timelines(history.timelines),
     )
 
@@ -334,8 +337,8 @@ def _figures(history: History) -> Section:
         asked = f"{sum(record.by_round):,}"
         rows.append((name, asked, f"{int(known.sum()):,}", *shares, _amount(record.usd), *_seconds(record.seconds)))
     return Section(
-        "Known: answers with feedback; for an endpoint, labelled answers for which it was asked or probed. Costs are "
-        "of an answer, or of a call, where known; seconds until it came are the mean and the 95th percentile. The "
+        "Known: answers with feedback; for an endpoint, labelled answers for which it was asked or probed. Costs, "
+        "where known, are per answer, for an endpoint per call; seconds are the mean and the 95th percentile. The "
         "total paid to each endpoint, including probes and failures, is in focalroute ledger.",
         table=TextTable(columns, rows, frozenset((0,))),
     )
