@@ -1,4 +1,4 @@
-"""Without users' feedback: a judge endpoint grades every other answer in the background, and that is learned from."""
+"""Learn without users' feedback: a judge endpoint grades every other answer in the background."""
 
 from focalroute import Ensemble, Judge
 from focalroute.sim import SimulatedModel, SimulatedPool, prose_requests

@@ -1,4 +1,4 @@
-"""Ask many questions at a time under a budget, with a progress bar; stop cleanly when the money is used up."""
+"""Ask many questions concurrently under a budget, with a progress bar; stop cleanly when the budget is spent."""
 
 import asyncio
 

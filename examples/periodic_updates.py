@@ -1,4 +1,4 @@
-"""One process serves; now and then another updates the policy, and the first adopts it between two asks."""
+"""One process serves; another updates the policy from time to time, and the first adopts it between two asks."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A support bot on a budget: a cap for each customer, one for the hour, and a mean cost a question to hold."""
+"""A support bot on a budget: caps for each customer and each hour, and a target for the mean cost of a question."""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""DER beside self-correction, a fixed route and each endpoint alone, on five simulated tasks.
+"""Compares DER with self-correction, a fixed route and each endpoint alone, on five simulated tasks.
 
 python -m examples.paper.der [--task qa ...] [--seeds 5] [--train 800] [--test 300] [--json FILE]
 
@@ -34,7 +34,7 @@ FIRST_SEED = 1
 
 
 def small_models(seed: int) -> tuple[SimulatedModel, ...]:
-    """Three small models: each is good at one kind of fact, and none far ahead at sentiment."""
+    """Make three small models: each is good at one kind of fact, and none is far ahead at sentiment."""
 
     def model(name: str, usd: str, **skills: float) -> SimulatedModel:
         price = Decimal(usd)
@@ -54,10 +54,10 @@ class Task:
     """One task.
 
     Attributes:
-        topics: of its questions, mixed.
-        models: those of a seed; their names end in their size, in billions of parameters.
+        topics: the topics of its questions.
+        models: makes the models of a seed; their names end in their size, in billions of parameters.
         answer: the kind of free-form answers; None: choices are given.
-        quality: the metric of these; None: accuracy.
+        quality: the metric of free-form answers; None: accuracy.
     """
 
     topics: Sequence[str | Family]
@@ -76,7 +76,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def played(task: Task, train: int, test: int, seed: int, plan: LiveOptions) -> dict[str, LiveResult]:
-    """Every strategy on the test queries of one seed."""
+    """Run every strategy on the test queries of one seed."""
     questions = list(stream(train + test, seed=1000 + seed, topics=task.topics))
     asked = of_questions(questions, answer=task.answer, quality=metric(task.quality) if task.quality else None)
     with SimulatedPool(task.models(seed)) as pool:
@@ -85,13 +85,13 @@ def played(task: Task, train: int, test: int, seed: int, plan: LiveOptions) -> d
 
 
 def tera_flops(run: LiveResult) -> float:
-    """2 x parameters x tokens of a query, the mean, in 10^12."""
+    """Return the mean of 2 x parameters x tokens over queries, in 10^12 operations."""
     billions = {name: float(name.rpartition("-")[2].removesuffix("b")) for name in run.tokens}
     return sum(2e-3 * billions[name] * float(tokens.mean()) for name, tokens in run.tokens.items())
 
 
 def rows_of(parts: Sequence[Mapping[str, LiveResult]]) -> list[list[str]]:
-    """A row for each strategy, means and standard errors over the seeds, the best first."""
+    """Make a row for each strategy, best first, with means and standard errors over the seeds."""
     rows = []
     best_first = sorted(parts[0], key=lambda name: -float(np.mean([part[name].worth.mean() for part in parts])))
     for name in best_first:

@@ -33,7 +33,7 @@ _BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one model's replies: share right, Brier, ECE, and mean USD a question."""
+    """One model's accuracy, Brier score, ECE, and mean USD per question."""
 
     right: float
     brier: float
@@ -42,7 +42,7 @@ class Found:
 
 
 def measured(model: SimulatedModel, questions: Sequence[Question], way: Capabilities) -> Found:
-    """One model, asked in one way."""
+    """Ask one model in one way."""
     right, errors, confidence, usd = [], [], [], 0.0
     for question in questions:
         put = plan(make_query(question.text, choices=question.choices), way)

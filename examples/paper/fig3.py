@@ -23,7 +23,7 @@ _POINTS = 40
 
 
 def run(benchmark: Benchmark, metrics: tuple[str, ...], seed: int) -> tuple[ReplayResult, NDArray[np.float64]]:
-    """Return what it plays on the test part, and (`_POINTS`,) its share right in equal parts of its training."""
+    """Return the run on the test part, and the accuracy in equal parts of the training, (`_POINTS`,)."""
     settings, training = benchmark.options.rl_focal(metrics=metrics), benchmark.training(seed)
 
     def watched() -> dict[str, NDArray[Any]]:

@@ -33,7 +33,7 @@ _COPIES = (1, 2, 4, 8)
 
 
 def timed(benchmark: Benchmark, seed: int) -> dict[str, NDArray[Any]]:
-    """One run, and the seconds of CPU that its training took."""
+    """Return one run, and the CPU seconds of its training."""
     began = time.process_time()
     strategy = rl_focal(benchmark.training(seed), benchmark.options.rl_focal())
     seconds = time.process_time() - began

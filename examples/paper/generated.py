@@ -42,9 +42,9 @@ class Shape:
     """The shape of a benchmark.
 
     Attributes:
-        choices: of each task.
-        train: queries of a task to train on; ``test``: to test on.
-        skill: the most that s_mt can be.
+        choices: number of choices in each task.
+        train: training queries for each task; ``test``: test queries.
+        skill: the largest s_mt.
     """
 
     choices: Sequence[int]
@@ -60,7 +60,7 @@ GPQA = Shape((4,), train=954, test=238, skill=0.6)
 
 
 def biased_log(seed: int, folder: Path, shape: Shape = BBH) -> LogTable:
-    """The log of one seed, written as the format says, and read again."""
+    """Generate the log of one seed, write it in the log format, and read it again."""
     rng = np.random.default_rng(seed)
     count = shape.train + shape.test
     each = [_task(rng, task, choices, count, shape.skill) for task, choices in enumerate(shape.choices)]

@@ -62,7 +62,7 @@ def _question(report: str, fact: str) -> str:
 
 
 def questions_behind(request: str) -> dict[str, str]:
-    """The questions on the report, by topic of `FACTS`, that the requested summary must answer."""
+    """Return the questions that the requested summary must answer, by topic of `FACTS`."""
     return {fact: _question(_asked(request)["report"], fact) for fact in FACTS}
 
 
@@ -73,7 +73,7 @@ def fact_in(summary: str, fact: str) -> str | None:
 
 
 def summed_up(request: str, said: Mapping[str, str]) -> str:
-    """The requested summary with these answers to each of `FACTS`."""
+    """Write the requested summary with these answers to each of `FACTS`."""
     thing = _read(_asked(request))["thing"]
     return f"{said['who']} opened a {thing} in {said['where']} for {said['cost']} pounds."
 
@@ -102,7 +102,7 @@ def _solve_fact(match: Match) -> str | None:
 
 
 def _wrong_fact(match: Match, right: str, rng: Random) -> Iterator[str]:
-    """First what the report says about other persons, places or things, then slips of half a name or a number."""
+    """Yield wrong facts: first what the report says about another person, place or thing, then half-right ones."""
     fact = _fact_of(match)
     yield _read(match)[_BESIDE[fact]]
     yield from near(match, right, rng) if fact == "cost" else _half_right(fact, right, rng)

@@ -40,7 +40,7 @@ class Rerank:
         )
 
     def answer(self, turn: Turn) -> int:
-        """The reply with the highest predicted worth; of equals the better endpoint's."""
+        """Return the reply with the highest predicted worth; ties go to the better endpoint."""
         text = self._vectors(turn.query.text)
         best = (-math.inf, -1)
         for i in (i for i in self._rank if i in turn.available):
@@ -52,7 +52,7 @@ class Rerank:
         return best[1]
 
     def learn(self, turn: Turn, revealed: Revealed) -> None:
-        """It stays as trained."""
+        """Learn nothing: it stays as trained."""
 
     def _fitted(self, text: F64, length: F64, value: F64, i: int) -> F64:
         x = np.column_stack([text, (length - self._centre[i]) / self._scale[i]])

@@ -23,7 +23,7 @@ _POOLS = {"rl-focal, pools drawn": True, "rl-focal, likeliest pool": False}
 
 
 def members_of(benchmark: Benchmark) -> list[list[str]]:
-    """A row for each member alone, the most accurate first."""
+    """Make a row for each member alone, the most accurate first."""
     table, test = benchmark.table, benchmark.parts.test
     alone = table.accuracy(test)
     share = table.usd[test].sum(axis=0) / benchmark.ask_all_usd

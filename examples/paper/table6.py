@@ -2,10 +2,10 @@
 
 python -m examples.paper.table6 [--requests 900] [--seeds 5]
 
-Requests of three kinds come mixed, over real HTTP: for advice, for something unsafe, for facts. Each has five points; a
-reply is worth the share of these that it has right, on its own kind's axis. In every row the same three members with
-the same draws are asked; the Decider picks one for each request (``combine="pick"``) and gets one graded reward for the
-reply, the true one or a judge endpoint's. It knows neither the kind of a request nor the members' strengths.
+Requests of three kinds are mixed: for advice, for something unsafe, for facts. Each has five points; a reply is worth
+the share of points that it gets right. In every row the same three members are asked over HTTP, with the same random
+draws. The Decider picks one for each request (``combine="pick"``) and gets a graded reward for the reply, either the
+true one or that of a judge endpoint. It knows neither the kind of a request nor the members' strengths.
 
 helpful and truthful are the mean worth of replies to requests for advice and for facts, unsafe is 1 minus that of
 replies to unsafe ones, all in points; average is (helpful - unsafe + truthful) / 3, as in the paper. Everything counts
@@ -41,7 +41,7 @@ SPECIALISTS = {
 
 
 def models_of(seed: int) -> list[SimulatedModel]:
-    """The specialists, and a judge that is right about four of five grades."""
+    """Make the specialists, and a judge that gives the right grade four times in five."""
     return [
         *(SimulatedModel(name, skills=skills, seed=seed) for name, skills in SPECIALISTS.items()),
         SimulatedModel("judge", skill=0.8, seed=seed),
@@ -57,7 +57,7 @@ def played(
     judge: Judge | None = None,
     **settings: Any,
 ) -> list[float]:
-    """The worth of each answer, picked by an ensemble that learns as it goes."""
+    """Return the worth of each answer of an ensemble that picks a member and learns from each reward."""
     worth = []
     with Ensemble(pool, seed=seed, judge=judge, **settings) as ensemble:
         for brief in briefs:
@@ -69,7 +69,7 @@ def played(
 
 
 def scores(briefs: Sequence[Brief], worth: Sequence[float]) -> list[float]:
-    """Helpful, unsafe, truthful and average, in points."""
+    """Return helpful, unsafe, truthful and average, in points."""
     mean = {
         axis: 100 * statistics.fmean(w for brief, w in zip(briefs, worth, strict=True) if brief.axis == axis)
         for axis in AXES
@@ -79,7 +79,7 @@ def scores(briefs: Sequence[Brief], worth: Sequence[float]) -> list[float]:
 
 
 def rows_of(seed: int, requests: int, folder: Path) -> dict[str, list[float]]:
-    """Every row of the table for one seed."""
+    """Return every row of the table for one seed."""
     models, briefs = models_of(seed), list(prose_requests(requests, seed))
     alone = {model.name: [brief.quality(write(model, brief)) for brief in briefs] for model in models[:3]}
     rows = {name: scores(briefs, worth) for name, worth in alone.items()}
@@ -107,7 +107,7 @@ def rows_of(seed: int, requests: int, folder: Path) -> dict[str, list[float]]:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and half width of the 95 % interval; of a single value only the mean."""
+    """Format mean and half width of the 95 % interval; for a single value only the mean."""
     if len(values) == 1:
         return f"{values[0]:.1f}"
     half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5

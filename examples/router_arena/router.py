@@ -35,7 +35,7 @@ class ArenaRouter:
     Args:
         pool: the endpoints, or a pool file; ``model`` of each is its name in RouterArena. It needs no address.
         policy: as `focalroute.Ensemble`.
-        cost_weight: likewise.
+        cost_weight: as in `focalroute.Ensemble`.
 
     Raises:
         ConfigError: the pool or the policy is wrong, two endpoints have one model, or the policy asks in a sequence.
@@ -59,7 +59,7 @@ class ArenaRouter:
         self._observer.adopt(self._policy.experience)
 
     def choose(self, prompt: str) -> str:
-        """The name of the model to ask this prompt.
+        """Return the name of the model to ask this prompt.
 
         Raises:
             ConfigError: the prompt is empty.
@@ -119,7 +119,7 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The entries of a split, each with an index of its own and a prompt."""
+    """Read the entries of a split, and check that each has a unique index and a prompt."""
     try:
         rows = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
