@@ -56,8 +56,8 @@ class HttpSessions:
         Raises:
             CallFailed: it was closed.
         """
-        of_loop = self._sessions.here()
-        return of_loop.session or await of_loop.open()
+        loop_session = self._sessions.here()
+        return loop_session.session or await loop_session.open()
 
     async def aclose(self) -> None:
         """Close the running loop's session and its connections for good. Idempotent."""

@@ -222,9 +222,9 @@ def _aiohttp_sender(
     proxy_url = None if proxy is None else URL(proxy)
 
     async def send(method: str, url: str, headers: CIMultiDict[str], body: bytes) -> Any:
-        of_loop = await session()
+        loop_session = await session()
         try:
-            response = await of_loop.request(
+            response = await loop_session.request(
                 method,
                 URL(url, encoded=True),
                 data=body if len(body) < _LARGE else BytesIO(body),
@@ -243,7 +243,7 @@ def _aiohttp_sender(
             raise httpx.ReadError(type(error).__name__) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise httpx.RemoteProtocolError(type(error).__name__) from error
-        cast("_Connector", of_loop.connector).responses.add(response)
+        cast("_Connector", loop_session.connector).responses.add(response)
         on_headers(response.raw_headers)
         return _Response(response)
 
