@@ -1,7 +1,7 @@
 """Checks a total budget shared by several processes on one store: ``python -m tests.benchmarks.budgets``.
 
-The budget covers about half of the asks. The benchmark prints what the simulated providers billed, and what ledger and
-receipts have. It fails unless
+The budget is half of what all asks would cost if each cost as much as the first 100 on average. The benchmark prints
+what the simulated providers billed, and what ledger and receipts have. It fails unless
 
 - asks are refused with BudgetExceeded, and billed <= spent + reserved <= limit;
 - if every call was completed, ledger = receipts = billed, to the last digit, streamed calls included;
@@ -178,7 +178,7 @@ def run(*, asks: int, processes: int, concurrency: int, kill: bool, limit: Decim
         processes: number of processes.
         concurrency: concurrent asks in each process; 0: all.
         kill: whether the first process is killed halfway, and asks are cancelled in all of them.
-        limit: the total budget; None: half of what the asks would cost.
+        limit: the total budget; None: half of what the asks would cost, by `mean_cost`.
     """
     models = [replace(model, latency_s=0.02 if kill else 0.0) for model in MODELS]
     with tempfile.TemporaryDirectory() as name, SimulatedPool(models) as pool, ExitStack() as stack:
