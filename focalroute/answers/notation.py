@@ -87,7 +87,7 @@ def plain_digits(text: str) -> str:
 
 
 def _with_scale_in_full(match: re.Match[str]) -> str:
-    """Write "$5M" as "$5 million", but leave a letter that only money has as a scale where there is no currency."""
+    """Write "$5M" as "$5 million". Without a currency, letters that are scales only of money, as in "5M", stay."""
     if match["of_money"] and not (match["money"] or match["after"]):
         return match[0]
     scale = _ABBREVIATIONS[match["scale"].lstrip()[0].casefold()]

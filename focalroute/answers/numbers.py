@@ -36,7 +36,7 @@ _SCALE_CHARACTER = f"[{''.join(_ZEROS)}]"
 #: Digits that are not a number. These rules come first; in each table the first rule that matches counts.
 _NOT_NUMBERS = {
     "exponent or index: m^2, x_1": r"(?:\^|_|\*\*)\s*\{?\s*[-+]?\d+",
-    "date, time or version: 2024-05-13, 1.2.3": (r"(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+(?:\.\d+)?"),
+    "date, time or version: 2024-05-13, 1.2.3": r"(?<![\d.,])\d++(?P<joint>[-:/.])\d++(?:(?P=joint)\d++)+(?:\.\d+)?",
     "ratio, or time of day: 3:30": r"(?<![\d.,])\d++:\d++",
     "hexadecimal or binary: 0x1F": r"0[xb][\da-f]+\b",
     "root: 2\\sqrt{3}, √2/2": (
@@ -82,7 +82,7 @@ _UNCLEAR = {
         rf"{_AMOUNT}(?![\d.,]|\s+(?!(?:in|inch\w*|min\w*|sec\w*|s|o\w*|cents?|pence)\b)[^\W\d_])"
     ),
     "alternative: 41 or 42, not 3/4 or 0.75": r"\s+or\s+-?\d+(?!\d|[.,]\d|\s?[%/])",
-    "odds: 1 in 6, not 1 in 2019": (r"(?<=(?<![\d.,])1)\s+(?:in|out\s+of)(?:\s+every)?\s+(?!(?:19|20)\d\d\b)\d[\d,]*"),
+    "odds: 1 in 6, not 1 in 2019": r"(?<=(?<![\d.,])1)\s+(?:in|out\s+of)(?:\s+every)?\s+(?!(?:19|20)\d\d\b)\d[\d,]*",
     "remainder: 3 with a remainder of 2, 7 each, with 2 left; not left with 2 remaining": (
         r"[^\d.;\n]{0,40}(?<!up|er|im|em|ft),?\s+with\s"
         r"(?:a\sremainder\sof\s\d|\d+(?:\s[a-z]+)?\s(?:left|remaining)\b)"

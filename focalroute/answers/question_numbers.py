@@ -18,7 +18,7 @@ _BEFORE = {
     "as of 2023, 42 out of 50, instead of 7, each of 4 suits": r"\b(?:as|out|instead|each)\s+of(?:\s+[a-z]+)?\s+$",
     "from 10 to 52": r"\bfrom\s\S{1,8}\s+to\s+$",
     "ways to seat 5 people, from a group of 10": r"\b(?:ways\s+to\s+[a-z]+|from\s+an?\s+[a-z]+\s+of)\s+$",
-    "early 2024, fiscal year 2024, Q3 2024": (r"\b(?:(?:early|mid|late|fiscal|financial)(?:\s+year)?|Q[1-4]|FY)\s+$"),
+    "early 2024, fiscal year 2024, Q3 2024": r"\b(?:(?:early|mid|late|fiscal|financial)(?:\s+year)?|Q[1-4]|FY)\s+$",
     "Tom's 20": rf"{_POSSESSOR}['\u2019]s\s+$",
     "42 of 100, 10% of 50": r"\d%?\s+of\s+$",
     "in 2020, in 2 weeks": rf"{_OUTCOME}?\b(?P<in>in(?:\s+\d{{4}},?\s+and)?|en|em)\s+$",

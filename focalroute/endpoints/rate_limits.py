@@ -294,7 +294,7 @@ class Throttle:
         self.limit = max(1.0, min(self.limit, self._peak) / 2)
 
     def _raise_limit(self) -> None:
-        """Raise the limit a little; beyond twice the peak there is no adapted limit any more."""
+        """Raise the limit a little; beyond twice the peak, remove the adapted limit."""
         self.limit += 1 / self.limit
         if self.limit >= self._most or self.limit > 2 * self._peak:
             self.limit = self._most

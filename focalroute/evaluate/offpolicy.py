@@ -109,7 +109,7 @@ class PolicyComparison:
     Attributes:
         rewarded: number of answers of a policy that have feedback.
         episodes: number of answers used: all their decisions were sampled, with the current layout of observations.
-        greedy: number of answers left out because a decision was not sampled, so there is no propensity.
+        greedy: number of answers left out because a decision was not sampled and so has no propensity.
         unread: number of answers left out because another version of this package observed them in another layout.
         labelled: number of answers used whose right answer is known.
         a: the first policy.

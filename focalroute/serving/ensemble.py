@@ -385,7 +385,7 @@ class AsyncEnsemble:
             view=self._observer.begin(
                 query,
                 text.features,
-                self._embedding.reader(ask_budget, deadline),
+                self._embedding.batch_embedder(ask_budget, deadline),
                 self._warm_caches.factors(query),
             ),
             ask_budget=ask_budget,

@@ -91,7 +91,7 @@ class TextEmbedding:
             ask_budget.write()
             raise
 
-    def reader(self, ask_budget: AskBudget, deadline: float) -> BatchEmbedder | None:
+    def batch_embedder(self, ask_budget: AskBudget, deadline: float) -> BatchEmbedder | None:
         """Return a function that embeds several texts at once; None with the built-in features, which need no call.
 
         If the function raises, the ask has to write its bills.
